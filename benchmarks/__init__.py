@@ -1,0 +1,1 @@
+"""gpustore beside its peers, on pytest-benchmark; see README.md."""

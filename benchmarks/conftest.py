@@ -1,0 +1,91 @@
+"""Options, and the fixtures that every benchmark shares."""
+
+import os
+
+import numpy as np
+import pytest
+
+from benchmarks.formats import FORMATS, SHAPE
+from benchmarks.peers import PEERS, TensorStorePeer
+from gpustore.cli.volume import make_volume
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("gpustore benchmarks")
+    group.addoption("--threads", type=int, default=2, help="threads for every peer (default: 2)")
+    group.addoption("--peer", action="append", choices=[*PEERS], help="only this one; repeatable")
+
+
+def pytest_configure(config):
+    threads = config.getoption("--threads")
+    # Read once, when zarrs is first imported.
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, allowed[:threads])
+
+
+def pytest_generate_tests(metafunc):
+    if "peer" in metafunc.fixturenames:
+        names = metafunc.config.getoption("--peer") or [*PEERS]
+        metafunc.parametrize("peer", names, indirect=True)
+    if "array_format" in metafunc.fixturenames:
+        metafunc.parametrize("array_format", FORMATS, ids=str)
+
+
+@pytest.fixture
+def peer(request):
+    made = PEERS[request.param](request.config.getoption("--threads"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def volume():
+    """What a microscope would take, as in `gpustore demo`."""
+    return make_volume(SHAPE, 0, advance=lambda nbytes: None)
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory, volume):
+    """Give the folder of the volume in a format, written by TensorStore once."""
+    folder = tmp_path_factory.mktemp("stored")
+    writer = TensorStorePeer(threads=2)
+
+    def path_of(array_format):
+        path = folder / str(array_format)
+        if not path.exists():
+            writer.write(writer.create(path, array_format, volume.shape), volume)
+        return path
+
+    return path_of
+
+
+@pytest.fixture
+def measure(benchmark, request):
+    """Run in rounds, note the speed, and return the last result."""
+
+    def run(function, *, nbytes, setup=None, rounds=5):
+        # One table for each operation and format, one row for each peer.
+        parts = request.node.callspec.params
+        rest = [str(value) for name, value in parts.items() if name != "peer"]
+        benchmark.group = " ".join([request.function.__name__, *rest])
+        result = benchmark.pedantic(
+            function, setup=setup, rounds=rounds, iterations=1, warmup_rounds=1
+        )
+        benchmark.extra_info["nbytes"] = nbytes
+        if benchmark.stats is not None:
+            benchmark.extra_info["GB_per_s"] = nbytes / benchmark.stats.stats.median / 1e9
+        return result
+
+    return run
+
+
+def random_boxes(shape, extent, count):
+    """Boxes inside `shape`, the same in every run, seldom aligned with chunks."""
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, np.subtract(shape, extent) + 1, (count, len(shape)))
+    return [
+        tuple(slice(int(a), int(a) + e) for a, e in zip(start, extent, strict=True))
+        for start in starts
+    ]

@@ -1,0 +1,20 @@
+"""Writing a whole new array."""
+
+import itertools
+
+import numpy as np
+
+from benchmarks.peers import TensorStorePeer
+
+
+def test_full_write(measure, peer, array_format, volume, tmp_path):
+    number = itertools.count()
+
+    def new_array():
+        path = tmp_path / str(next(number))
+        return (peer.create(path, array_format, volume.shape),), {}
+
+    measure(lambda handle: peer.write(handle, volume), nbytes=volume.nbytes, setup=new_array)
+    last = max(tmp_path.iterdir(), key=lambda path: int(path.name))
+    reader = TensorStorePeer(threads=2)
+    assert np.array_equal(reader.read(reader.open(last, array_format), ...), volume)

@@ -1,0 +1,158 @@
+"""Chunked, compressed arrays that live on the GPU: Zarr behind TensorStore's front end.
+
+>>> import gpustore
+>>> store = gpustore.open(
+...     "memory://a|zarr3:", create=True, dtype="uint16", shape=[100, 100]
+... ).result()
+>>> store[10:20, :] = 3
+>>> int(store[10:12, :2].read().result().sum())
+12
+"""
+
+from __future__ import annotations
+
+from gpustore.array import array
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.context import Context
+from gpustore.drivers.base import OpenMode
+from gpustore.dtype import DTYPES as _DTYPES
+from gpustore.dtype import dtype
+from gpustore.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptChunkError,
+    DeviceError,
+    ForkError,
+    GpustoreError,
+    InvalidKeyError,
+    LimitError,
+    MetadataError,
+    MismatchError,
+    NotFoundError,
+    OutOfBoundsError,
+    StoreIOError,
+    UnsupportedError,
+)
+from gpustore.future import Future, Promise, WriteFutures
+from gpustore.index_space import (
+    Dim,
+    IndexDomain,
+    IndexTransform,
+    OutputIndexMap,
+    OutputIndexMaps,
+    OutputIndexMethod,
+    inf,
+    newaxis,
+)
+from gpustore.kvstore import KvStore
+from gpustore.open import open
+from gpustore.schema import Schema
+from gpustore.spec import Spec
+from gpustore.statistics import STATISTICS as statistics
+from gpustore.store import TensorStore
+from gpustore.unit import Unit
+
+__version__ = "0.1.0"
+
+bool = _DTYPES["bool"]
+char = _DTYPES["char"]
+byte = _DTYPES["byte"]
+int2 = _DTYPES["int2"]
+int4 = _DTYPES["int4"]
+int8 = _DTYPES["int8"]
+uint8 = _DTYPES["uint8"]
+int16 = _DTYPES["int16"]
+uint16 = _DTYPES["uint16"]
+int32 = _DTYPES["int32"]
+uint32 = _DTYPES["uint32"]
+int64 = _DTYPES["int64"]
+uint64 = _DTYPES["uint64"]
+float4_e2m1fn = _DTYPES["float4_e2m1fn"]
+float8_e3m4 = _DTYPES["float8_e3m4"]
+float8_e4m3fn = _DTYPES["float8_e4m3fn"]
+float8_e4m3fnuz = _DTYPES["float8_e4m3fnuz"]
+float8_e4m3b11fnuz = _DTYPES["float8_e4m3b11fnuz"]
+float8_e5m2 = _DTYPES["float8_e5m2"]
+float8_e5m2fnuz = _DTYPES["float8_e5m2fnuz"]
+float8_e8m0fnu = _DTYPES["float8_e8m0fnu"]
+float16 = _DTYPES["float16"]
+bfloat16 = _DTYPES["bfloat16"]
+float32 = _DTYPES["float32"]
+float64 = _DTYPES["float64"]
+complex64 = _DTYPES["complex64"]
+complex128 = _DTYPES["complex128"]
+string = _DTYPES["string"]
+ustring = _DTYPES["ustring"]
+json = _DTYPES["json"]
+
+__all__ = [
+    "AlreadyExistsError",
+    "ChunkLayout",
+    "CodecSpec",
+    "ConflictError",
+    "Context",
+    "CorruptChunkError",
+    "DeviceError",
+    "Dim",
+    "ForkError",
+    "Future",
+    "GpustoreError",
+    "IndexDomain",
+    "IndexTransform",
+    "InvalidKeyError",
+    "KvStore",
+    "LimitError",
+    "MetadataError",
+    "MismatchError",
+    "NotFoundError",
+    "OpenMode",
+    "OutOfBoundsError",
+    "OutputIndexMap",
+    "OutputIndexMaps",
+    "OutputIndexMethod",
+    "Promise",
+    "Schema",
+    "Spec",
+    "StoreIOError",
+    "TensorStore",
+    "Unit",
+    "UnsupportedError",
+    "WriteFutures",
+    "array",
+    "bfloat16",
+    "bool",
+    "byte",
+    "char",
+    "complex128",
+    "complex64",
+    "dtype",
+    "float16",
+    "float32",
+    "float4_e2m1fn",
+    "float64",
+    "float8_e3m4",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "inf",
+    "int16",
+    "int2",
+    "int32",
+    "int4",
+    "int64",
+    "int8",
+    "json",
+    "newaxis",
+    "open",
+    "statistics",
+    "string",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+    "ustring",
+]

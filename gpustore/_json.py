@@ -1,0 +1,600 @@
+"""Strict JSON: bytes to values, values to bytes, and validation of what they hold.
+
+:func:`parse` refuses what :func:`json.loads` lets through: duplicate members, ``NaN``, numbers
+beyond float64, a byte order mark, lone surrogates. It looks at the size and the nesting before
+any recursive code runs. :class:`Members` and the ``expect_*`` functions validate a parsed value;
+their messages are worded as TensorStore words them, nested outside-in::
+
+    Error parsing object member "codecs": Error parsing value at position 0: Expected object, ...
+
+:func:`pretty` prints a JSON value as TensorStore prints its ``Spec``, ``Schema`` and so on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from gpustore.errors import GpustoreError, MetadataError
+
+# None, bool, int, float, str, or a list or a dict (with str keys) of them. Not a recursive union:
+# Members and the expect functions are what narrows, and lists are invariant.
+JsonValue: TypeAlias = Any
+
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+
+# User attributes may hold integers beyond 64 bits, but Python converts no more than 4300 digits.
+_MAX_INT_DIGITS = 1000
+
+# A value of a hostile file may be megabytes long; this much of it goes into a message.
+_MAX_QUOTED = 1000
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Required(Enum):
+    """Type of :data:`REQUIRED`, the default that means there is none."""
+
+    REQUIRED = "required"
+
+
+REQUIRED: Final = Required.REQUIRED
+
+
+def parse(
+    data: bytes | bytearray | memoryview,
+    *,
+    where: str,
+    max_nbytes: int = 16 << 20,
+    max_depth: int = 64,
+    status: str = "",
+) -> JsonValue:
+    """Parse one JSON document strictly.
+
+    Parameters
+    ----------
+    data : bytes-like
+        UTF-8 without a byte order mark.
+    where : str
+        What the bytes are, for messages: ``local file "/p/zarr.json"``.
+    max_nbytes : int
+        Longest document accepted, in bytes.
+    max_depth : int
+        Deepest nesting of arrays and objects accepted.
+    status : str
+        Status name of the error; TensorStore has one for each format.
+
+    Raises
+    ------
+    MetadataError
+        For everything :rfc:`8259` does not allow, and for what is listed above.
+    """
+    try:
+        return _parse(bytes(data), max_nbytes, max_depth)
+    except _InvalidJsonError as error:
+        raise MetadataError(f"Invalid JSON: {error} (in {where})", status=status) from None
+
+
+class _InvalidJsonError(Exception):
+    """The reason, before :func:`parse` says where."""
+
+
+def _parse(data: bytes, max_nbytes: int, max_depth: int) -> JsonValue:
+    if len(data) > max_nbytes:
+        raise _InvalidJsonError(f"{len(data)} bytes, the limit is {max_nbytes} bytes")
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise _InvalidJsonError("byte order mark at byte 0")
+    try:
+        document = data.decode()
+    except UnicodeDecodeError as error:
+        raise _InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
+    _check_depth(data, max_depth)
+    try:
+        value = _DECODER.decode(document)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise _InvalidJsonError(f"{error.msg} at {place}") from None
+    if re.search(r"\\u[dD][89a-fA-F]", document):
+        # Pairs have become one character.
+        lone = re.search(r"[\ud800-\udfff]", json.dumps(value, ensure_ascii=False))
+        if lone:
+            raise _InvalidJsonError(f"lone surrogate \\u{ord(lone[0]):04x} in a string")
+    return value
+
+
+# Only brackets survive, as steps of the depth: +1 and -1 in int8.
+_BRACKETS = bytes(1 if c in b"[{" else 255 for c in range(256))
+_NOT_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
+
+
+def _check_depth(data: bytes, max_depth: int) -> None:
+    if data.count(b"[") + data.count(b"{") <= max_depth:
+        return
+    if b"\\" in data:
+        data = re.sub(rb"\\.", b"", data, flags=re.DOTALL)
+    steps = re.sub(rb'"[^"]*"', b"", data).translate(_BRACKETS, _NOT_BRACKETS)
+    depth = np.frombuffer(steps, np.int8).cumsum(dtype=np.int32)
+    deepest = int(depth.max(initial=0))
+    if deepest > max_depth:
+        raise _InvalidJsonError(f"values nested {deepest} deep, the limit is {max_depth}")
+
+
+def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise _InvalidJsonError(f"duplicate member {quote(counts.most_common(1)[0][0])}")
+    return value
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _MAX_INT_DIGITS:
+        raise _InvalidJsonError(f"integer of {len(digits)} digits, limit is {_MAX_INT_DIGITS}")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _InvalidJsonError(f"not a finite float64: {digits[:40]}")
+    return value
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float
+)
+
+
+def dump(value: JsonValue, *, indent: int | None = None, sort_keys: bool = False) -> bytes:
+    """Encode `value` as UTF-8 JSON, compact unless `indent` (spaces a level) is given.
+
+    NaN, infinities, strings that are not Unicode and other objects raise MetadataError.
+
+    >>> dump({"b": [1, 2], "a": None}, sort_keys=True)
+    b'{"a":null,"b":[1,2]}'
+    """
+    encoder = json.JSONEncoder(
+        ensure_ascii=False,
+        allow_nan=False,
+        indent=indent,
+        separators=(",", ":" if indent is None else ": "),
+        sort_keys=sort_keys,
+    )
+    try:
+        return encoder.encode(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MetadataError(f"Cannot be written as JSON: {error}") from error
+
+
+_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=repr)
+
+
+def text(value: object) -> str:
+    """Compact JSON of `value` with sorted members for a message, cut when very long.
+
+    Unlike :func:`dump` it never fails: what is not JSON is shown as its repr.
+    """
+    try:
+        encoded = _TEXT.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        encoded = f"<{type(value).__name__}>"
+    if len(encoded) > _MAX_QUOTED:
+        return f"{encoded[:_MAX_QUOTED]}... ({len(encoded)} characters)"
+    return encoded
+
+
+def quote(string: str) -> str:
+    """`string` in double quotes, escaped and cut, as it stands in an error message."""
+    if len(string) > _MAX_QUOTED:
+        return f'"{escape(string[:_MAX_QUOTED])}"... ({len(string)} characters)'
+    return f'"{escape(string)}"'
+
+
+def escape(string: str) -> str:
+    r"""`string` with C escapes for quotes, backslashes and UTF-8 bytes outside printable ASCII.
+
+    As in TensorStore's messages and reprs, a hexadecimal digit after a ``\x..`` is escaped too,
+    since C would read it as part of the escape.
+
+    >>> print(escape("é or éa"))
+    \xc3\xa9 or \xc3\xa9\x61
+    """
+    if _PLAIN.fullmatch(string):
+        return string
+    pieces = []
+    after_hex = False
+    for byte in string.encode("utf-8", "surrogatepass"):
+        piece = _ESCAPES[byte]
+        if after_hex and byte in b"0123456789abcdefABCDEF":
+            piece = f"\\x{byte:02x}"
+        after_hex = piece.startswith("\\x")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+_PLAIN = re.compile(r"[ -!#-&(-\[\]-~]*")
+_ESCAPES = [chr(c) if 32 <= c < 127 else f"\\x{c:02x}" for c in range(256)]
+for _char, _name in {'"': '"', "'": "'", "\\": "\\", "\n": "n", "\r": "r", "\t": "t"}.items():
+    _ESCAPES[ord(_char)] = "\\" + _name
+
+
+def from_python(value: object) -> JsonValue:
+    """JSON of a value that a caller typed in Python.
+
+    Sequences and NumPy arrays become lists, NumPy scalars Python ones, and objects with a
+    ``to_json`` method what that returns. The result shares no mutable object with `value`.
+
+    Anything else raises TypeError.
+
+    >>> from_python({"shape": (np.int64(3), 4)})
+    {'shape': [3, 4]}
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for plain in (int, float, str):
+        # Not a subclass such as an enumeration or numpy.float64.
+        if isinstance(value, plain):
+            return plain(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("Names of JSON members must be strings")
+        return {str(name): from_python(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return [from_python(item) for item in value]
+    if isinstance(value, (np.ndarray, np.number, np.bool_)):
+        return from_python(value.tolist())
+    to_json = getattr(value, "to_json", None)
+    if callable(to_json) and not isinstance(value, type):
+        return from_python(to_json())
+    raise TypeError(f"Object '{type(value).__name__}' does not support conversion to JSON")
+
+
+def in_member(name: str) -> AbstractContextManager[None]:
+    """Prefix errors of the block with ``Error parsing object member "name": ``."""
+    return _prefixing(_member_context(name))
+
+
+def at_position(index: int) -> AbstractContextManager[None]:
+    """Prefix errors of the block with ``Error parsing value at position index: ``."""
+    return _prefixing(_position_context(index))
+
+
+@contextmanager
+def _prefixing(context: str) -> Iterator[None]:
+    try:
+        yield
+    except GpustoreError as error:
+        raise error.prefixed(context) from error.__cause__
+
+
+def _member_context(name: str) -> str:
+    return f"Error parsing object member {quote(name)}"
+
+
+def _position_context(index: int) -> str:
+    return f"Error parsing value at position {index}"
+
+
+def _unexpected(expected: str, value: object) -> MetadataError:
+    found = "member is missing" if value is REQUIRED else f"received: {text(value)}"
+    return MetadataError(f"Expected {expected}, but {found}")
+
+
+def expect_object(value: JsonValue) -> dict[str, JsonValue]:
+    """`value` itself if it is a JSON object, MetadataError otherwise."""
+    if not isinstance(value, dict):
+        raise _unexpected("object", value)
+    return value
+
+
+def expect_list(value: JsonValue, *, length: int | None = None) -> list[JsonValue]:
+    """`value` as a list if it is a JSON array (of `length` elements), MetadataError otherwise."""
+    if not isinstance(value, (list, tuple)):
+        raise _unexpected("array", value)
+    if length is not None and len(value) != length:
+        raise MetadataError(f"Array has length {len(value)} but should have length {length}")
+    return list(value)
+
+
+def expect_bool(value: JsonValue) -> bool:
+    """`value` itself if it is true or false, MetadataError otherwise."""
+    if not isinstance(value, bool):
+        raise _unexpected("boolean", value)
+    return value
+
+
+def expect_int(
+    value: JsonValue,
+    minimum: int = INT64_MIN,
+    maximum: int = INT64_MAX,
+    *,
+    integral_floats: bool = False,
+) -> int:
+    """`value` if it is an integer in ``[minimum, maximum]``, MetadataError otherwise.
+
+    With `integral_floats`, ``3.0`` counts as 3, as TensorStore has it in specs.
+    """
+    number = value
+    if isinstance(value, float) and integral_floats and value.is_integer():
+        number = int(value)
+    if isinstance(number, int) and not isinstance(number, bool) and minimum <= number <= maximum:
+        return number
+    raise _unexpected(_describe_int(minimum, maximum), value)
+
+
+def _describe_int(minimum: int, maximum: int) -> str:
+    if (minimum, maximum) == (INT64_MIN, INT64_MAX):
+        return "64-bit signed integer"
+    if (minimum, maximum) == (0, 2**64 - 1):
+        return "64-bit unsigned integer"
+    return f"integer in the range [{minimum}, {maximum}]"
+
+
+def expect_float(value: JsonValue) -> float:
+    """`value` as a float if it is a number, MetadataError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _unexpected("64-bit floating-point number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _unexpected("64-bit floating-point number", value) from None
+
+
+def expect_str(value: JsonValue, *, choices: Sequence[str] | None = None) -> str:
+    """`value` itself if it is a string (one of `choices`), MetadataError otherwise."""
+    if isinstance(value, str) and (choices is None or value in choices):
+        return value
+    if choices is None:
+        raise _unexpected("string", value)
+    expected = ", ".join(map(text, choices))
+    raise _unexpected(expected if len(choices) == 1 else f"one of {expected}", value)
+
+
+class Members:
+    """Cursor over the members of a JSON object: take each once, then :meth:`finish`.
+
+    What is not as expected raises MetadataError, starting with a `value` that is no object.
+
+    Parameters
+    ----------
+    value : JsonValue
+        The object.
+    where : str
+        The document, added to messages as ``(in <where>)`` if not empty.
+    pointer : str
+        JSON pointer of `value` in the document; messages begin with it, in TensorStore's words.
+    status : str
+        Status name of the errors.
+    integral_floats : bool
+        Whether ``3.0`` counts as an integer.
+
+    Examples
+    --------
+    >>> Members({"level": 4}).take_int("level", 0, 9)
+    4
+    """
+
+    __slots__ = ("_contexts", "_integral_floats", "_rest", "_status", "_where", "pointer")
+
+    def __init__(
+        self,
+        value: JsonValue,
+        where: str = "",
+        pointer: str = "",
+        *,
+        status: str = "",
+        integral_floats: bool = False,
+    ) -> None:
+        self._where = where
+        self._status = status
+        self._integral_floats = integral_floats
+        self.pointer = pointer
+        self._contexts = tuple(map(_pointer_context, pointer.split("/")[1:]))
+        try:
+            self._rest = dict(expect_object(value))
+        except MetadataError as error:
+            raise self._located(error) from error.__cause__
+
+    def __contains__(self, name: str) -> bool:
+        """Whether `name` is there and has not been taken."""
+        return name in self._rest
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the members not taken yet."""
+        return tuple(self._rest)
+
+    def take(self, name: str, default: JsonValue = REQUIRED) -> JsonValue:
+        """Any value of member `name`, or `default` if it is missing."""
+        return self.take_with(name, lambda value: value, default)
+
+    # With the default Required, T is inferred as nothing at all: take_int("a") is an int.
+
+    def take_with(
+        self, name: str, convert: Callable[[JsonValue], V], default: T | Required = REQUIRED
+    ) -> V | T:
+        """``convert(value)`` of member `name`, its errors located, or `default` if missing.
+
+        Without a default, `convert` is given :data:`REQUIRED` for a missing member and is to
+        raise what it raises for any wrong value; the ``expect_*`` functions do.
+        """
+        value = self._rest.pop(name, REQUIRED)
+        if value is REQUIRED and not isinstance(default, Required):
+            return default
+        try:
+            converted = convert(value)
+        except GpustoreError as error:
+            raise self.error(error, name) from error.__cause__
+        if value is REQUIRED:
+            raise self.error(_unexpected("value", value), name)
+        return converted
+
+    def take_int(
+        self,
+        name: str,
+        minimum: int = INT64_MIN,
+        maximum: int = INT64_MAX,
+        default: T | Required = REQUIRED,
+    ) -> int | T:
+        """An integer in ``[minimum, maximum]``; see :func:`expect_int`."""
+
+        def convert(value: JsonValue) -> int:
+            return expect_int(value, minimum, maximum, integral_floats=self._integral_floats)
+
+        return self.take_with(name, convert, default)
+
+    def take_float(self, name: str, default: T | Required = REQUIRED) -> float | T:
+        """A number."""
+        return self.take_with(name, expect_float, default)
+
+    def take_bool(self, name: str, default: T | Required = REQUIRED) -> bool | T:
+        """A boolean."""
+        return self.take_with(name, expect_bool, default)
+
+    def take_str(
+        self,
+        name: str,
+        default: T | Required = REQUIRED,
+        *,
+        choices: Sequence[str] | None = None,
+    ) -> str | T:
+        """A string, one of `choices` if they are given."""
+        return self.take_with(name, lambda value: expect_str(value, choices=choices), default)
+
+    def take_list(
+        self, name: str, default: T | Required = REQUIRED, *, length: int | None = None
+    ) -> list[JsonValue] | T:
+        """An array as a new list, of `length` elements if that is given."""
+        return self.take_with(name, lambda value: expect_list(value, length=length), default)
+
+    def take_elements(
+        self,
+        name: str,
+        convert: Callable[[JsonValue], V],
+        default: T | Required = REQUIRED,
+        *,
+        length: int | None = None,
+    ) -> list[V] | T:
+        """An array as a list of ``convert(element)``, errors naming the position."""
+
+        def convert_all(value: JsonValue) -> list[V]:
+            converted = []
+            for index, element in enumerate(expect_list(value, length=length)):
+                with at_position(index):
+                    converted.append(convert(element))
+            return converted
+
+        return self.take_with(name, convert_all, default)
+
+    def take_object(self, name: str, default: T | Required = REQUIRED) -> Members | T:
+        """An object as a cursor that knows where it stands."""
+        return self.take_with(name, lambda value: self._child(expect_object(value), name), default)
+
+    def _child(self, value: JsonValue, name: str) -> Members:
+        child = Members(
+            value,
+            self._where,
+            f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}",
+            status=self._status,
+            integral_floats=self._integral_floats,
+        )
+        # Taken for a position if it came from the pointer: a member named "0".
+        child._contexts = (*self._contexts, _member_context(name))
+        return child
+
+    def finish(self) -> None:
+        """Raise MetadataError if members are left that nobody took."""
+        if self._rest:
+            names = ",".join(map(quote, sorted(self._rest)))[:_MAX_QUOTED]
+            raise self.error(MetadataError(f"Object includes extra members: {names}"))
+
+    def error(self, error: GpustoreError | str, name: str | None = None) -> GpustoreError:
+        """`error` with its place: this object, or its member `name`."""
+        if isinstance(error, str):
+            error = MetadataError(error)
+        return self._located(error if name is None else error.prefixed(_member_context(name)))
+
+    def _located(self, error: GpustoreError) -> GpustoreError:
+        for context in reversed(self._contexts):
+            error = error.prefixed(context)
+        suffix = f" (in {self._where})" if self._where else ""
+        located = type(error)(
+            error.text + suffix,
+            status=error.status or self._status,
+            key=error.key,
+            codec=error.codec,
+        )
+        located.__cause__ = error.__cause__
+        return located
+
+
+def _pointer_context(segment: str) -> str:
+    name = segment.replace("~1", "/").replace("~0", "~")
+    return _position_context(int(name)) if name.isdecimal() else _member_context(name)
+
+
+# ---- printing
+
+_WIDTH = 80
+_INDENT = 2
+
+
+def pretty(name: str, value: JsonValue) -> str:
+    """Repr of an object of class `name` that is the JSON `value`, laid out as TensorStore does.
+
+    Members are sorted and written as Python literals. The whole goes on one line if it has at
+    most 80 characters, `name` not counted, else on one line a member with a trailing comma;
+    the same holds for each member, with one character less a level.
+
+    >>> pretty("Spec", {"driver": "zarr3", "rank": 3})
+    "Spec({'driver': 'zarr3', 'rank': 3})"
+    """
+    return f"{name}({_pretty(value, _WIDTH, 0, 0)})"
+
+
+def _pretty(value: JsonValue, width: int, column: int, indent: int) -> str:
+    line = _literal(value)
+    if column + len(line) <= width or not isinstance(value, (dict, list, tuple)) or not value:
+        return line
+    inner = indent + _INDENT
+    if isinstance(value, dict):
+        opening, closing = "{", "}"
+        items = [(f"{_str_literal(name)}: ", value[name]) for name in sorted(value)]
+    else:
+        opening, closing = "[", "]"
+        items = [("", element) for element in value]
+    lines = [opening]
+    for label, item in items:
+        printed = _pretty(item, width - 1, inner + len(label), inner)
+        lines.append(f"{' ' * inner}{label}{printed},")
+    lines.append(" " * indent + closing)
+    return "\n".join(lines)
+
+
+def _literal(value: JsonValue) -> str:
+    if isinstance(value, dict):
+        members = (f"{_str_literal(name)}: {_literal(value[name])}" for name in sorted(value))
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        return _str_literal(value)
+    if isinstance(value, float) and 1e15 <= abs(value) < 1e16:
+        # Python has an exponent from 1e16 on, TensorStore from 1e15.
+        sign = "-" if value < 0 else ""
+        digits = repr(abs(value)).replace(".", "").rstrip("0")
+        return f"{sign}{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e+15"
+    return repr(value)
+
+
+def _str_literal(value: str) -> str:
+    return f"'{escape(value)}'"

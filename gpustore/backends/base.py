@@ -1,0 +1,116 @@
+"""The seam between pipelines and memory: what every backend offers.
+
+A backend owns arrays in one memory space. :meth:`Backend.scatter` decodes the values of a window
+and puts their elements where they belong; :meth:`Backend.gather` does the reverse. Both work on
+whole windows, so that a device backend can launch one kernel for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpustore.chunk_plan import PlanWindow
+from gpustore.codecs.chain import CodecChain
+from gpustore.errors import GpustoreError
+from gpustore.index_space import IndexDomain
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["Backend", "Memory"]
+
+
+class Memory(Protocol):
+    """An array a backend reads from or writes to.
+
+    Attributes
+    ----------
+    array : object
+        The array as the user holds it; it must stay alive as long as this object.
+    strides : tuple of int, one a dimension
+        Bytes between neighbours.
+    """
+
+    @property
+    def array(self) -> Any: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+
+
+class Backend(Protocol):
+    """How the elements of chunks move between stored bytes and arrays."""
+
+    name: str
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> Memory:
+        """A new array of undefined contents, in `order` ``"C"`` or ``"F"``."""
+
+    def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
+        """The memory of an array the caller wants filled.
+
+        Raises
+        ------
+        MismatchError
+            If its shape or data type differs.
+        TypeError
+            If it is not writable memory of this backend.
+        """
+
+    def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> Memory:
+        """The memory of an array to be written, cast to `dtype` and broadcast to `domain`.
+
+        Raises
+        ------
+        TypeError
+            If the cast is not safe.
+        MismatchError
+            If the shape does not broadcast.
+        """
+
+    def scatter(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        out: Memory,
+    ) -> dict[int, GpustoreError]:
+        """Decode `values`, one a row (None: a missing chunk), into `out`.
+
+        Returns
+        -------
+        dict
+            The error of each row that failed; the others are in place.
+        """
+
+    def gather(
+        self,
+        rows: PlanWindow,
+        stored: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        source: Memory,
+        *,
+        keep_fill: bool,
+    ) -> list[Buffer | None]:
+        """Lay the elements of `source` over the chunks and encode them.
+
+        Parameters
+        ----------
+        stored : sequence of buffer or None
+            The present, encoded contents of each chunk that is not covered whole.
+        keep_fill : bool
+            Encode chunks that equal the fill value bit for bit too.
+
+        Returns
+        -------
+        list of buffer or None
+            The encoded chunks; None where the chunk equals the fill value.
+
+        Raises
+        ------
+        CorruptChunkError
+            If a stored chunk does not decode; names its key.
+        """

@@ -1,0 +1,195 @@
+"""Hard and soft constraints on the dimensions of a chunk grid, and how they merge.
+
+Each constraint is *hard* (must hold) or *soft* (a wish). Merging follows one rule everywhere: a
+hard value replaces a soft one, a soft value fills only what is empty, and two different hard
+values of the same dimension are an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gpustore._json import JsonValue, at_position, expect_int, expect_list
+from gpustore.errors import MetadataError
+
+__all__ = [
+    "MAX_INDEX",
+    "MAX_RANK",
+    "SOFT",
+    "ConstraintVector",
+    "aspect_ratio_vector",
+    "check_rank",
+    "origin_vector",
+    "parse_int",
+    "parse_vector",
+    "shape_vector",
+    "vector_to_json",
+]
+
+MAX_RANK = 32
+SOFT = "_soft_constraint"
+
+# The largest finite index of TensorStore; also the largest size of a chunk.
+MAX_INDEX = 2**62 - 2
+
+N = TypeVar("N", int, float)
+T = TypeVar("T")
+
+
+def check_rank(rank: int, existing: int | None) -> int:
+    """`rank` if it is legal and does not contradict `existing`, MetadataError otherwise."""
+    if not 0 <= rank <= MAX_RANK:
+        raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
+    if existing is not None and existing != rank:
+        raise MetadataError(f"Rank {rank} does not match existing rank {existing}")
+    return rank
+
+
+# ------------------------------------------------------------------------ vectors
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[N]):
+    """What the values of a vector are; `unset` is the number that means "no constraint"."""
+
+    unset: N
+    is_valid: Callable[[N], bool]
+    is_wish: Callable[[N], bool]
+
+
+_SHAPE: _Kind[int] = _Kind(0, lambda x: -1 <= x <= MAX_INDEX, lambda x: x == -1)
+_ORIGIN: _Kind[int] = _Kind(-(2**63), lambda x: abs(x) <= MAX_INDEX, lambda x: False)
+_ASPECT_RATIO: _Kind[float] = _Kind(0.0, lambda x: x >= 0 and math.isfinite(x), lambda x: False)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintVector(Generic[N]):
+    """Constraints on each dimension.
+
+    Attributes
+    ----------
+    values : tuple, length rank
+        The value of each dimension, None where there is no constraint.
+    hard : tuple of bool, length rank
+        Whether it is a hard constraint; False where there is none.
+    """
+
+    kind: _Kind[N]
+    values: tuple[N | None, ...]
+    hard: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any dimension has a constraint."""
+        return any(value is not None for value in self.values)
+
+    def select(self, *, hard: bool) -> tuple[N | None, ...]:
+        """Only the hard, or only the soft, values."""
+        return tuple(
+            value if is_hard is hard else None
+            for value, is_hard in zip(self.values, self.hard, strict=True)
+        )
+
+    def softened(self) -> ConstraintVector[N]:
+        """The same values, all soft."""
+        return ConstraintVector(self.kind, self.values, (False,) * len(self.values))
+
+    def merged(self, other: ConstraintVector[N]) -> ConstraintVector[N]:
+        """These constraints and those of `other`.
+
+        Raises
+        ------
+        MetadataError
+            If both have different hard values for one dimension.
+        """
+        values, hard = list(self.values), list(self.hard)
+        for i, (value, is_hard) in enumerate(zip(other.values, other.hard, strict=True)):
+            existing = values[i]
+            if value is None:
+                continue
+            if is_hard and hard[i] and value != existing:
+                raise MetadataError(
+                    f"New hard constraint ({_number(value)}) for dimension {i} does not match "
+                    f"existing hard constraint ({_number(existing)})"
+                )
+            if is_hard or existing is None:
+                values[i] = value
+                hard[i] = is_hard or hard[i]
+        return ConstraintVector(self.kind, tuple(values), tuple(hard))
+
+
+def _number(value: float | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _vector(
+    kind: _Kind[N], values: Iterable[N | None], hard: bool | Sequence[bool]
+) -> ConstraintVector[N]:
+    numbers = [kind.unset if value is None else value for value in values]
+    is_hard = [hard] * len(numbers) if isinstance(hard, bool) else hard
+    cleaned: list[N | None] = []
+    for i, number in enumerate(numbers):
+        if number != kind.unset and not kind.is_valid(number):
+            shown = ", ".join(map(_number, numbers))
+            raise MetadataError(f"Invalid value for dimension {i}: {{{shown}}}")
+        cleaned.append(None if number == kind.unset else number)
+    flags = tuple(
+        h and value is not None and not kind.is_wish(value)
+        for value, h in zip(cleaned, is_hard, strict=True)
+    )
+    return ConstraintVector(kind, tuple(cleaned), flags)
+
+
+def shape_vector(
+    values: Iterable[int | None], *, hard: bool | Sequence[bool] = True
+) -> ConstraintVector[int]:
+    """Chunk sizes: None and 0 are unset, -1 (the full extent) is always soft."""
+    return _vector(_SHAPE, values, hard)
+
+
+def origin_vector(
+    values: Iterable[int | None], *, hard: bool | Sequence[bool] = True
+) -> ConstraintVector[int]:
+    """Origin of the chunk grid: None is unset."""
+    return _vector(_ORIGIN, values, hard)
+
+
+def aspect_ratio_vector(
+    values: Iterable[float | None], *, hard: bool | Sequence[bool] = True
+) -> ConstraintVector[float]:
+    """Relative chunk sizes: None and 0 are unset."""
+    return _vector(_ASPECT_RATIO, values, hard)
+
+
+def parse_vector(
+    value: JsonValue, convert: Callable[[JsonValue], T], *, nullable: bool = True
+) -> list[T | None]:
+    """A JSON array of numbers (and nulls), at most 32 long."""
+    elements = expect_list(value)
+    check_rank(len(elements), None)
+    converted: list[T | None] = []
+    for i, element in enumerate(elements):
+        with at_position(i):
+            converted.append(None if element is None and nullable else convert(element))
+    return converted
+
+
+def parse_int(value: JsonValue) -> int:
+    """A 64-bit integer; 3.0 counts as 3."""
+    return expect_int(value, integral_floats=True)
+
+
+def vector_to_json(name: str, vector: ConstraintVector[N]) -> dict[str, JsonValue]:
+    """Members ``name`` and ``name_soft_constraint``, those that hold anything."""
+    json: dict[str, JsonValue] = {}
+    for member, hard in ((name, True), (f"{name}{SOFT}", False)):
+        values = vector.select(hard=hard)
+        if any(value is not None for value in values):
+            json[member] = list(values)
+    return json

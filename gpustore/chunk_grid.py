@@ -1,0 +1,335 @@
+"""One level of chunks as constraints: shape, aspect ratio and number of elements."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+from gpustore._json import REQUIRED, JsonValue, Members, expect_float, from_python, pretty
+from gpustore.chunk_constraint import (
+    MAX_INDEX,
+    SOFT,
+    ConstraintVector,
+    aspect_ratio_vector,
+    check_rank,
+    parse_int,
+    parse_vector,
+    shape_vector,
+    vector_to_json,
+)
+from gpustore.errors import MetadataError
+from gpustore.keyword_argument import (
+    as_floats,
+    as_int,
+    as_ints,
+    expect_type,
+    set_keywords,
+    when_known,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["ChunkGrid"]
+
+
+class ChunkGridKeywords(TypedDict, total=False):
+    """Keywords of :class:`ChunkGrid`."""
+
+    rank: int | None
+    shape: Iterable[int | None] | None
+    shape_soft_constraint: Iterable[int | None] | None
+    aspect_ratio: Iterable[float | None] | None
+    aspect_ratio_soft_constraint: Iterable[float | None] | None
+    elements: int | None
+    elements_soft_constraint: int | None
+    grid: ChunkGrid | None
+    grid_soft_constraint: ChunkGrid | None
+
+
+class ChunkGrid:
+    """Constraints on one level of chunks; public as ``ChunkLayout.Grid``.
+
+    Parameters
+    ----------
+    json : object, optional
+        ``{"shape": [...], "aspect_ratio": [...], "elements": n}`` and each name with
+        ``_soft_constraint``. Excludes the keywords.
+    rank : int, optional
+        Number of dimensions.
+    shape : iterable of int or None, length rank, optional
+        Chunk size in elements; None or 0 is no constraint, -1 (always soft) the full extent.
+    aspect_ratio : iterable of float or None, length rank, optional
+        Relative size; None or 0 is no constraint.
+    elements : int, optional
+        Target number of elements of a chunk.
+    shape_soft_constraint, aspect_ratio_soft_constraint, elements_soft_constraint
+        The same as wishes.
+    grid : ChunkGrid, optional
+        Other constraints to merge in.
+    grid_soft_constraint : ChunkGrid, optional
+        Other constraints to merge in, all as wishes. (TensorStore 0.1.86 merges them as hard.)
+
+    Raises
+    ------
+    MetadataError
+        For values out of range and hard constraints that contradict each other.
+    TypeError
+        For values of the wrong type.
+
+    Examples
+    --------
+    >>> grid = ChunkGrid(shape=[100, None, -1], elements=1000)
+    >>> grid.shape
+    (100, None, None)
+    >>> grid.update(shape=[None, 50, None], elements_soft_constraint=1)
+    >>> grid
+    ChunkLayout.Grid({
+      'elements': 1000,
+      'shape': [100, 50, None],
+      'shape_soft_constraint': [None, None, -1],
+    })
+    """
+
+    __slots__ = ("_aspect_ratio", "_elements", "_elements_hard", "_rank", "_shape")
+    __hash__ = None  # type: ignore[assignment]
+
+    _rank: int | None
+    _shape: ConstraintVector[int] | None
+    _aspect_ratio: ConstraintVector[float] | None
+    _elements: int | None
+    _elements_hard: bool
+
+    def __init__(self, json: Any = REQUIRED, **keywords: Unpack[ChunkGridKeywords]) -> None:
+        given = cast("dict[str, Any]", keywords)
+        self._clear()
+        if json is not REQUIRED:
+            if given:
+                raise TypeError("ChunkGrid() takes either json or keywords, not both")
+            self.load(from_python(json))
+        self.update(**given)
+
+    def _clear(self) -> None:
+        self._rank = None
+        self._shape = None
+        self._aspect_ratio = None
+        self._elements = None
+        self._elements_hard = False
+
+    def copy(self) -> ChunkGrid:
+        """An independent copy."""
+        other = ChunkGrid.__new__(ChunkGrid)
+        other._assign(self)
+        return other
+
+    def _assign(self, other: ChunkGrid) -> None:
+        self._rank = other._rank
+        self._shape = other._shape
+        self._aspect_ratio = other._aspect_ratio
+        self._elements = other._elements
+        self._elements_hard = other._elements_hard
+
+    def update(self, **keywords: Unpack[ChunkGridKeywords]) -> None:
+        """Merge in more constraints; the keywords are those of the constructor.
+
+        If a keyword is refused, nothing changes.
+        """
+        new = self.copy()
+        set_keywords(
+            {
+                "rank": lambda v: when_known(as_int(v), new.set_rank),
+                "shape": partial(new._set_shape, hard=True),
+                "shape_soft_constraint": partial(new._set_shape, hard=False),
+                "aspect_ratio": partial(new._set_aspect_ratio, hard=True),
+                "aspect_ratio_soft_constraint": partial(new._set_aspect_ratio, hard=False),
+                "elements": lambda v: new.merge_elements(as_int(v), hard=True),
+                "elements_soft_constraint": lambda v: new.merge_elements(as_int(v), hard=False),
+                "grid": lambda v: new.merge(expect_type(ChunkGrid, v)),
+                "grid_soft_constraint": lambda v: new.merge(expect_type(ChunkGrid, v).softened()),
+            },
+            cast("dict[str, Any]", keywords),
+        )
+        self._assign(new)
+
+    def _set_shape(self, values: Any, *, hard: bool) -> None:
+        vector = shape_vector(as_ints(values), hard=hard)
+        if len(vector):
+            self.merge_shape(vector)
+
+    def _set_aspect_ratio(self, values: Any, *, hard: bool) -> None:
+        vector = aspect_ratio_vector(as_floats(values), hard=hard)
+        if len(vector):
+            self.merge_aspect_ratio(vector)
+
+    # ---- merging, one constraint each; the parts of ChunkLayout that act on its grids
+
+    def set_rank(self, rank: int) -> None:
+        """Fix the number of dimensions."""
+        if check_rank(rank, self._rank) != self._rank:
+            self._rank = rank
+            self._shape = shape_vector([None] * rank)
+            self._aspect_ratio = aspect_ratio_vector([None] * rank)
+
+    def merge_shape(self, vector: ConstraintVector[int]) -> None:
+        """Merge in chunk sizes."""
+        self.set_rank(len(vector))
+        self._shape = vector if self._shape is None else self._shape.merged(vector)
+
+    def merge_aspect_ratio(self, vector: ConstraintVector[float]) -> None:
+        """Merge in relative chunk sizes."""
+        self.set_rank(len(vector))
+        old = self._aspect_ratio
+        self._aspect_ratio = vector if old is None else old.merged(vector)
+
+    def merge_elements(self, elements: int, *, hard: bool) -> None:
+        """Merge in the target number of elements."""
+        if elements == -(2**63):
+            return
+        if not 0 <= elements <= MAX_INDEX:
+            raise MetadataError(f"Invalid value: {elements}")
+        if self._elements is not None:
+            if not hard:
+                return
+            if self._elements_hard and self._elements != elements:
+                raise MetadataError(
+                    f"New hard constraint ({elements}) does not match "
+                    f"existing hard constraint ({self._elements})"
+                )
+        self._elements = elements
+        self._elements_hard = hard
+
+    def merge(self, other: ChunkGrid) -> None:
+        """Merge in all constraints of `other`."""
+        if other._shape is not None:
+            self.merge_shape(other._shape)
+        if other._aspect_ratio is not None:
+            self.merge_aspect_ratio(other._aspect_ratio)
+        if other._elements is not None:
+            self.merge_elements(other._elements, hard=other._elements_hard)
+
+    def softened(self) -> ChunkGrid:
+        """The same constraints, all as wishes."""
+        other = self.copy()
+        if self._shape is not None and self._aspect_ratio is not None:
+            other._shape = self._shape.softened()
+            other._aspect_ratio = self._aspect_ratio.softened()
+        other._elements_hard = False
+        return other
+
+    def mapped(
+        self,
+        rank: int,
+        map_shape: Callable[[ConstraintVector[int]], ConstraintVector[int]],
+        map_aspect_ratio: Callable[[ConstraintVector[float]], ConstraintVector[float]],
+    ) -> ChunkGrid:
+        """The constraints in another index space of `rank` dimensions."""
+        new = self.copy()
+        new._rank = rank
+        if self._shape is not None:
+            new._shape = map_shape(self._shape)
+        if self._aspect_ratio is not None:
+            new._aspect_ratio = map_aspect_ratio(self._aspect_ratio)
+        return new
+
+    def load(self, json: JsonValue) -> None:
+        """Merge in the constraints of a JSON object."""
+        members = Members(json, integral_floats=True)
+        for name, hard in (("shape", True), ("shape_soft_constraint", False)):
+            members.take_with(name, partial(self._load_shape, hard=hard), None)
+        for name, hard in (("aspect_ratio", True), ("aspect_ratio_soft_constraint", False)):
+            members.take_with(name, partial(self._load_aspect_ratio, hard=hard), None)
+        for name, hard in (("elements", True), ("elements_soft_constraint", False)):
+            members.take_with(name, partial(self._load_elements, hard=hard), None)
+        members.finish()
+
+    def _load_shape(self, json: JsonValue, *, hard: bool) -> None:
+        self.merge_shape(shape_vector(parse_vector(json, parse_int), hard=hard))
+
+    def _load_aspect_ratio(self, json: JsonValue, *, hard: bool) -> None:
+        self.merge_aspect_ratio(aspect_ratio_vector(parse_vector(json, expect_float), hard=hard))
+
+    def _load_elements(self, json: JsonValue, *, hard: bool) -> None:
+        self.merge_elements(parse_int(json), hard=hard)
+
+    # ---- reading
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if not known."""
+        return self._rank
+
+    ndim = rank
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Hard constraints on the chunk size, in elements."""
+        return None if self._shape is None else self._shape.select(hard=True)
+
+    @property
+    def shape_soft_constraint(self) -> tuple[int | None, ...] | None:
+        """Soft constraints on the chunk size, in elements."""
+        return None if self._shape is None else self._shape.select(hard=False)
+
+    @property
+    def aspect_ratio(self) -> tuple[float | None, ...] | None:
+        """Hard constraints on the relative size."""
+        return None if self._aspect_ratio is None else self._aspect_ratio.select(hard=True)
+
+    @property
+    def aspect_ratio_soft_constraint(self) -> tuple[float | None, ...] | None:
+        """Soft constraints on the relative size."""
+        return None if self._aspect_ratio is None else self._aspect_ratio.select(hard=False)
+
+    @property
+    def elements(self) -> int | None:
+        """Hard constraint on the target number of elements."""
+        return self._elements if self._elements_hard else None
+
+    @property
+    def elements_soft_constraint(self) -> int | None:
+        """Soft constraint on the target number of elements."""
+        return None if self._elements_hard else self._elements
+
+    @property
+    def shape_constraint(self) -> ConstraintVector[int] | None:
+        """Hard and soft sizes together, as the chunk shape selection takes them."""
+        return self._shape
+
+    @property
+    def aspect_ratio_constraint(self) -> ConstraintVector[float] | None:
+        """Hard and soft aspect ratios together."""
+        return self._aspect_ratio
+
+    @property
+    def elements_constraint(self) -> int | None:
+        """Target number of elements, hard or soft."""
+        return self._elements
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a dimension has a constraint."""
+        vectors = (self._shape, self._aspect_ratio)
+        return any(vector is not None and vector.is_set for vector in vectors)
+
+    def to_json(self, include_defaults: bool = False) -> JsonValue:
+        """JSON of the constraints; the rank alone is not in it."""
+        json: dict[str, JsonValue] = {}
+        if self._shape is not None:
+            json |= vector_to_json("shape", self._shape)
+        if self._aspect_ratio is not None:
+            json |= vector_to_json("aspect_ratio", self._aspect_ratio)
+        if self._elements is not None:
+            suffix = "" if self._elements_hard else SOFT
+            json[f"elements{suffix}"] = self._elements
+        return json
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChunkGrid):
+            return NotImplemented
+        return self._state() == other._state()
+
+    def _state(self) -> tuple[object, ...]:
+        return self._rank, self._shape, self._aspect_ratio, self._elements, self._elements_hard
+
+    def __repr__(self) -> str:
+        return pretty("ChunkLayout.Grid", self.to_json())

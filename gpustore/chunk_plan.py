@@ -1,0 +1,470 @@
+"""Which part of which chunk goes where, as columns of numbers.
+
+:func:`plan_chunks` turns an affine index transform and a regular chunk grid into a
+:class:`ChunkPlan`:
+
+1. The input dimensions that share no output dimension are independent of each other, so each
+   makes a :class:`PlanTable` of its own: the runs of its interval during which no cell index
+   changes. A constant output dimension makes a table of one row.
+2. The rows of the plan are the product of the tables in C order. They are never all written
+   down: a plan of ten million chunks is a few small tables.
+3. :meth:`ChunkPlan.window` writes down the rows of one task: a start in the decoded chunk, a
+   start in the array, a count for each input dimension, and the cell each row touches. The byte
+   strides are constants of the plan.
+
+Below ``SCALAR_ROWS`` rows the columns are Python lists made by a scalar loop, because NumPy's
+fixed cost per call would dominate a read of a few chunks; above, they are int64 arrays. Both
+hold the same numbers.
+
+The theory is that of TensorStore's ``internal/grid_partition.h`` (connected sets of input
+dimensions), restricted to strided sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.errors import LimitError, UnsupportedError
+from gpustore.index_space import IndexTransform, OutputIndexMethod
+
+__all__ = ["SCALAR_ROWS", "WINDOW_ROWS", "ChunkPlan", "PlanTable", "PlanWindow", "plan_chunks"]
+
+SCALAR_ROWS = 500
+"""Largest number of rows whose columns are made by the scalar loop."""
+
+WINDOW_ROWS = 65_536
+"""Largest number of rows a window may have."""
+
+Column = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """The runs of one connected set: one input dimension (or none) and the outputs that use it.
+
+    Attributes
+    ----------
+    input_dimension : int or None
+        None for a constant output dimension.
+    output_dimensions : tuple of int
+        Array dimensions whose cell index the rows of this table determine.
+    cells : tuple of columns, one an output dimension
+        Index of the chunk in the grid.
+    src_start, dst_start : column
+        Bytes this table adds to the start in the decoded chunk and in the array.
+    count : column
+        Elements of the run.
+    whole : list of bool
+        Whether the run covers all of the chunk that lies inside the array, as far as the
+        dimensions of this table go.
+    """
+
+    input_dimension: int | None
+    output_dimensions: tuple[int, ...]
+    cells: tuple[Column, ...]
+    src_start: Column
+    dst_start: Column
+    count: Column
+    whole: Sequence[bool] | NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+
+@dataclass(slots=True)
+class PlanWindow:
+    """Consecutive rows of a plan, one part of one chunk each.
+
+    Attributes
+    ----------
+    cells : tuple of columns, one an array dimension
+        Grid index of the chunk.
+    src_start, dst_start : column
+        First byte of the row in the decoded chunk (relative to ``byte_start`` once a refiner has
+        set it) and in the array.
+    count : tuple of columns, one an input dimension
+        Elements of the row.
+    whole : column of bool
+        Whether the row covers all of the chunk that lies inside the array.
+    src_stride, dst_stride : tuple of int, one an input dimension
+        Bytes between neighbours in the decoded chunk and in the array; the same for all rows.
+    keys : list of str
+        kvstore key of each chunk.
+    byte_start, byte_stop : list of int, optional
+        Range of the stored value that holds the row; None where the whole value is needed. Set by
+        refiners.
+    """
+
+    cells: tuple[Column, ...]
+    src_start: Column
+    dst_start: Column
+    count: tuple[Column, ...]
+    whole: Sequence[bool] | NDArray[np.bool_]
+    src_stride: tuple[int, ...]
+    dst_stride: tuple[int, ...]
+    keys: list[str]
+    byte_start: list[int] | None = None
+    byte_stop: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, lo: int, hi: int) -> PlanWindow:
+        """Rows `lo` to `hi` of this window."""
+        cut = slice(lo, hi)
+        return PlanWindow(
+            cells=tuple(column[cut] for column in self.cells),
+            src_start=self.src_start[cut],
+            dst_start=self.dst_start[cut],
+            count=tuple(column[cut] for column in self.count),
+            whole=self.whole[cut],
+            src_stride=self.src_stride,
+            dst_stride=self.dst_stride,
+            keys=self.keys[cut],
+        )
+
+    def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
+        counts = [_as_list(column) for column in self.count]
+        shapes = list(zip(*counts)) if counts else [()] * len(self)
+        return _as_list(self.src_start), _as_list(self.dst_start), shapes
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """A plan of all the rows one transform touches, kept as one table a connected set.
+
+    Attributes
+    ----------
+    tables : tuple of PlanTable
+        In order of their first output dimension; rows are their product in C order.
+    src_stride, dst_stride : tuple of int, one an input dimension
+        Bytes between neighbours in the decoded chunk and in the array.
+    input_shape : tuple of int
+        Shape of the transform's domain, and so of the array read or written.
+    key_prefix, key_separator : str
+        A key is the prefix and the cell indices joined by the separator.
+    """
+
+    tables: tuple[PlanTable, ...]
+    src_stride: tuple[int, ...]
+    dst_stride: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    key_prefix: str
+    key_separator: str
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each table."""
+        return tuple(len(table) for table in self.tables)
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes) if 0 not in self.input_shape else 0
+
+    def window(self, lo: int, hi: int) -> PlanWindow:
+        """Write down rows `lo` to `hi`, with their keys.
+
+        Raises
+        ------
+        ValueError
+            If the range is not inside the plan or is longer than ``WINDOW_ROWS``.
+        """
+        if not 0 <= lo <= hi <= len(self) or hi - lo > WINDOW_ROWS:
+            raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
+        scalar = len(self) <= SCALAR_ROWS
+        index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
+        return PlanWindow(
+            cells=self._cells(index, scalar=scalar),
+            src_start=_sum_columns([t.src_start for t in self.tables], index, hi - lo, scalar),
+            dst_start=_sum_columns([t.dst_start for t in self.tables], index, hi - lo, scalar),
+            count=self._counts(index, hi - lo, scalar=scalar),
+            whole=self._whole(index, hi - lo, scalar=scalar),
+            src_stride=self.src_stride,
+            dst_stride=self.dst_stride,
+            keys=self._keys(index, hi - lo),
+        )
+
+    def _scalar_index(self, lo: int, hi: int) -> list[Sequence[int]]:
+        if len(self.tables) == 1:
+            return [range(lo, hi)]
+        rows = itertools.islice(itertools.product(*map(range, self.sizes)), lo, hi)
+        return list(zip(*rows)) or [()] * len(self.tables)
+
+    def _vector_index(self, lo: int, hi: int) -> list[Any]:
+        return list(np.unravel_index(np.arange(lo, hi), self.sizes))
+
+    def _cells(self, index: list[Any], *, scalar: bool) -> tuple[Column, ...]:
+        columns: dict[int, Column] = {}
+        for table, rows in zip(self.tables, index):
+            for dimension, cells in zip(table.output_dimensions, table.cells):
+                columns[dimension] = _take(cells, rows, scalar)
+        return tuple(columns[dimension] for dimension in sorted(columns))
+
+    def _counts(self, index: list[Any], n: int, *, scalar: bool) -> tuple[Column, ...]:
+        columns: list[Column] = [[size] * n for size in self.input_shape]
+        for table, rows in zip(self.tables, index):
+            if table.input_dimension is not None:
+                columns[table.input_dimension] = _take(table.count, rows, scalar)
+        return tuple(columns)
+
+    def _whole(
+        self, index: list[Any], n: int, *, scalar: bool
+    ) -> Sequence[bool] | NDArray[np.bool_]:
+        if scalar:
+            taken = [[table.whole[i] for i in rows] for table, rows in zip(self.tables, index)]
+            return [all(row) for row in zip(*taken)] if taken else [True] * n
+        whole = np.ones(n, np.bool_)
+        for table, rows in zip(self.tables, index):
+            whole &= np.asarray(table.whole)[rows]
+        return whole
+
+    @cached_property
+    def _key_parts(self) -> list[tuple[int, list[str]]]:
+        """For each array dimension in order: its table, and the text each row adds to a key."""
+        found: dict[int, tuple[int, list[str]]] = {}
+        for position, table in enumerate(self.tables):
+            for dimension, cells in zip(table.output_dimensions, table.cells):
+                lead = self.key_separator if dimension else ""
+                found[dimension] = (position, [f"{lead}{cell}" for cell in cells])
+        return [found[dimension] for dimension in sorted(found)]
+
+    def _keys(self, index: list[Any], n: int) -> list[str]:
+        columns = []
+        for position, parts in self._key_parts:
+            rows = index[position]
+            columns.append([parts[i] for i in (rows if isinstance(rows, range) else list(rows))])
+        if not columns:
+            return [self.key_prefix] * n
+        return list(map("".join, zip(itertools.repeat(self.key_prefix), *columns)))
+
+
+def plan_chunks(
+    transform: IndexTransform,
+    *,
+    shape: Sequence[int],
+    chunk_shape: Sequence[int],
+    src_stride: Sequence[int],
+    dst_stride: Sequence[int],
+    key_prefix: str,
+    key_separator: str,
+    max_chunks: int,
+) -> ChunkPlan:
+    """Plan which chunks `transform` touches.
+
+    Parameters
+    ----------
+    transform : IndexTransform
+        From the domain of the array to be read or written to the chunked array; its output ranges
+        must lie inside `shape`.
+    shape, chunk_shape : sequence of int, length output_rank
+        Of the chunked array, in elements.
+    src_stride : sequence of int, length output_rank
+        Bytes between neighbours in a decoded chunk.
+    dst_stride : sequence of int, length input_rank
+        Bytes between neighbours in the array read or written.
+    key_prefix, key_separator : str
+        How chunk keys are written.
+    max_chunks : int
+        Limit ``chunks_per_request``.
+
+    Returns
+    -------
+    ChunkPlan
+        Each chunk appears in at most one row.
+
+    Raises
+    ------
+    UnsupportedError
+        If an output index map is an index array.
+    LimitError
+        If more than `max_chunks` chunks are touched.
+    """
+    domain = transform.domain
+    low = domain.inclusive_min
+    input_shape = tuple(domain.shape)
+    used_by: dict[int, list[int]] = {}
+    tables: list[PlanTable] = []
+    strides = [0] * len(input_shape)
+    outputs = transform.output
+    empty = 0 in input_shape
+    for o in range(transform.output_rank):
+        map_ = outputs[o]
+        if map_.method == OutputIndexMethod.array:
+            raise UnsupportedError(
+                f"Reading or writing through an index array (output dimension {o}) is not supported"
+            )
+        if map_.method == OutputIndexMethod.constant:
+            if not empty:
+                tables.append(_constant_table(o, map_.offset, shape, chunk_shape, src_stride))
+        else:
+            used_by.setdefault(map_.input_dimension, []).append(o)
+    rows = 1
+    if not empty:
+        # Refused before it is built: a set with more rows than that cannot be planned at all.
+        rows = math.prod(
+            _table_rows(input_shape[d], outputs, o, chunk_shape) for d, o in used_by.items()
+        )
+    if rows > max_chunks:
+        raise LimitError(
+            f"A read or write of {rows} chunks exceeds the limit chunks_per_request of "
+            f"{max_chunks}; select less, or raise it with Context({{'limits': "
+            f"{{'chunks_per_request': {rows}}}}})"
+        )
+    for d, dimensions in used_by.items():
+        strides[d] = sum(src_stride[o] * outputs[o].stride for o in dimensions)
+        if not empty:
+            maps = [(o, outputs[o].offset, outputs[o].stride) for o in dimensions]
+            tables.append(
+                _strided_table(
+                    d, low[d], input_shape[d], maps, shape, chunk_shape, src_stride, dst_stride[d]
+                )
+            )
+    tables.sort(key=lambda table: table.output_dimensions[0])
+    return ChunkPlan(
+        tuple(tables), tuple(strides), tuple(dst_stride), input_shape, key_prefix, key_separator
+    )
+
+
+def _constant_table(
+    o: int, offset: int, shape: Sequence[int], chunk_shape: Sequence[int], stride: Sequence[int]
+) -> PlanTable:
+    cell, position = divmod(offset, chunk_shape[o])
+    extent = min(chunk_shape[o], shape[o] - cell * chunk_shape[o])
+    return PlanTable(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
+
+
+def _table_rows(n: int, outputs: Any, dimensions: list[int], chunk_shape: Sequence[int]) -> int:
+    """Upper bound of the runs of an interval of `n` indices, without building them."""
+    runs = sum(1 + (n - 1) * abs(outputs[o].stride) // chunk_shape[o] for o in dimensions)
+    return max(1, min(n, runs))
+
+
+def _run_starts(i: int, n: int, offset: int, stride: int, chunk: int, *, scalar: bool) -> Any:
+    """Indices in [i, i+n) at which the cell of ``offset + stride * index`` changes, and `i`."""
+    if abs(stride) >= chunk:
+        return range(i, i + n) if scalar else np.arange(i, i + n)
+    first = (offset + stride * i) // chunk
+    last = (offset + stride * (i + n - 1)) // chunk
+    if stride > 0:
+        # The first index whose position reaches cell c: ceil((c * chunk - offset) / stride).
+        edges = (range if scalar else np.arange)(first + 1, last + 1)
+        if scalar:
+            return [i, *(-((offset - c * chunk) // stride) for c in edges)]
+        return np.concatenate(([i], -((offset - edges * chunk) // stride)))
+    # Falling: the first index whose position drops below the start of cell c + 1.
+    edges = (range if scalar else np.arange)(first - 1, last - 1, -1)
+    if scalar:
+        return [i, *(-(((c + 1) * chunk - 1 - offset) // -stride) for c in edges)]
+    return np.concatenate(([i], -(((edges + 1) * chunk - 1 - offset) // -stride)))
+
+
+def _strided_table(
+    d: int,
+    low: int,
+    n: int,
+    maps: list[tuple[int, int, int]],
+    shape: Sequence[int],
+    chunk_shape: Sequence[int],
+    src_stride: Sequence[int],
+    dst_stride: int,
+) -> PlanTable:
+    scalar = _is_small(n, maps, chunk_shape)
+    starts: Any
+    if len(maps) == 1:
+        o, offset, stride = maps[0]
+        starts = _run_starts(low, n, offset, stride, chunk_shape[o], scalar=scalar)
+    else:
+        # A diagonal: a run ends where any of the outputs changes its cell.
+        every = [_run_starts(low, n, a, b, chunk_shape[o], scalar=scalar) for o, a, b in maps]
+        starts = sorted(set().union(*every)) if scalar else np.unique(np.concatenate(every))
+    if scalar:
+        return _scalar_table(
+            d, low, n, list(starts), maps, shape, chunk_shape, src_stride, dst_stride
+        )
+    count = np.diff(starts, append=low + n)
+    extent = np.ones(len(starts), np.int64)
+    src = np.zeros(len(starts), np.int64)
+    cells = []
+    for o, offset, stride in maps:
+        position = offset + stride * starts
+        cell = position // chunk_shape[o]
+        src += src_stride[o] * (position - cell * chunk_shape[o])
+        extent *= np.minimum(chunk_shape[o], shape[o] - cell * chunk_shape[o])
+        cells.append(cell)
+    return PlanTable(
+        d,
+        tuple(o for o, _, _ in maps),
+        tuple(cells),
+        src,
+        dst_stride * (starts - low),
+        count,
+        count == extent,
+    )
+
+
+def _is_small(n: int, maps: list[tuple[int, int, int]], chunk_shape: Sequence[int]) -> bool:
+    runs = sum(1 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps)
+    return min(n, runs) <= SCALAR_ROWS
+
+
+def _scalar_table(
+    d: int,
+    low: int,
+    n: int,
+    starts: list[int],
+    maps: list[tuple[int, int, int]],
+    shape: Sequence[int],
+    chunk_shape: Sequence[int],
+    src_stride: Sequence[int],
+    dst_stride: int,
+) -> PlanTable:
+    count = [b - a for a, b in zip(starts, [*starts[1:], low + n])]
+    extent = [1] * len(starts)
+    src = [0] * len(starts)
+    cells = []
+    for o, offset, stride in maps:
+        chunk, size, byte_stride = chunk_shape[o], shape[o], src_stride[o]
+        column = []
+        for row, start in enumerate(starts):
+            cell, position = divmod(offset + stride * start, chunk)
+            src[row] += byte_stride * position
+            extent[row] *= min(chunk, size - cell * chunk)
+            column.append(cell)
+        cells.append(column)
+    return PlanTable(
+        d,
+        tuple(o for o, _, _ in maps),
+        tuple(cells),
+        src,
+        [dst_stride * (start - low) for start in starts],
+        count,
+        [c == e for c, e in zip(count, extent)],
+    )
+
+
+def _as_list(column: Column) -> list[int]:
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
+
+
+def _take(column: Any, rows: Any, scalar: bool) -> Column:
+    if scalar:
+        return [column[i] for i in rows]
+    taken: NDArray[np.int64] = np.asarray(column)[rows]
+    return taken
+
+
+def _sum_columns(columns: list[Any], index: list[Any], n: int, scalar: bool) -> Column:
+    if not columns:
+        return [0] * n
+    taken = [_take(column, rows, scalar) for column, rows in zip(columns, index)]
+    if scalar:
+        return taken[0] if len(taken) == 1 else [sum(row) for row in zip(*taken)]
+    return np.sum(taken, axis=0, dtype=np.int64)

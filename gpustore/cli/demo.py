@@ -1,0 +1,253 @@
+"""``gpustore demo``: the main job, on data made for it, in half a minute.
+
+1. Make a volume as a microscope would take it.
+2. Write it in each format of :data:`FORMATS`, slab by slab.
+3. Read it back whole and by random crops, and compare every value.
+4. Save a picture of a slice; say what was measured, what lies where, and what to type next.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import gpustore
+from gpustore.cli.failure import CommandError
+from gpustore.cli.screen import Screen, format_nbytes, missing_library
+from gpustore.cli.volume import make_volume, volume_shape
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["FORMATS", "Format", "run"]
+
+CHUNK = (32, 128, 128)
+CROP = (32, 96, 96)
+NCROPS = 100
+PICTURE = "gpustore-demo.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way to store the volume.
+
+    Attributes
+    ----------
+    title : str
+        How the table calls it.
+    folder : str
+        Name of the array inside the demo's folder.
+    driver : str
+        The driver of its spec.
+    codec : dict
+        Its codec spec.
+    """
+
+    title: str
+    folder: str
+    driver: str
+    codec: dict[str, Any]
+
+
+FORMATS = (
+    Format(
+        "Zarr v2, Blosc (LZ4, bit shuffle)",
+        "gpustore-demo-blosc.zarr",
+        "zarr",
+        {
+            "driver": "zarr",
+            "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 2},
+        },
+    ),
+    Format(
+        "Zarr v3, zstd + crc32c",
+        "gpustore-demo-zstd.zarr",
+        "zarr3",
+        {
+            "driver": "zarr3",
+            "codecs": [{"name": "zstd", "configuration": {"level": 1}}, {"name": "crc32c"}],
+        },
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one format took; times in seconds, sizes in bytes."""
+
+    stored_nbytes: int
+    write_s: float
+    read_s: float
+    crops_s: float
+    crops_nbytes: int
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return the exit code.
+
+    Raises
+    ------
+    CommandError
+        The folder cannot be used, or what was read is not what was written.
+    """
+    screen = Screen()
+    _check_pillow()
+    folder = _prepare_folder(arguments.folder, arguments.size * 1_000_000)
+    shape = volume_shape(arguments.size * 1_000_000)
+    nbytes = int(np.prod(shape)) * 2
+    screen.line(
+        f"gpustore {gpustore.__version__}: a uint16 volume of {' x '.join(map(str, shape))}, "
+        f"{format_nbytes(nbytes)}, in chunks of {' x '.join(map(str, CHUNK))}",
+        style="bold",
+    )
+    with screen.step("make the volume", nbytes) as advance:
+        volume = make_volume(shape, arguments.seed, advance=advance)
+    measured = [_measure(screen, folder, format_, volume, arguments.seed) for format_ in FORMATS]
+    _save_picture(folder / PICTURE, volume[shape[0] // 2])
+    _report(screen, folder, volume, measured)
+    return 0
+
+
+def _prepare_folder(name: str | None, nbytes: int) -> Path:
+    """The folder to work in; nothing that lies there is overwritten."""
+    if name is None:
+        folder = Path(tempfile.mkdtemp(prefix="gpustore-demo-"))
+    else:
+        folder = Path(name)
+        if folder.exists() and not folder.is_dir():
+            raise CommandError(f"{folder} is a file: name a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for output in (*(format_.folder for format_ in FORMATS), PICTURE):
+            if (folder / output).exists():
+                raise CommandError(
+                    f"{folder / output} exists already: remove it or name another folder"
+                )
+    free = shutil.disk_usage(folder).free
+    if free < len(FORMATS) * nbytes:
+        raise CommandError(
+            f"{folder} has {format_nbytes(free)} free and may need "
+            f"{format_nbytes(len(FORMATS) * nbytes)}: name another folder or a smaller --size"
+        )
+    return folder
+
+
+def _measure(
+    screen: Screen, folder: Path, format_: Format, volume: npt.NDArray[np.uint16], seed: int
+) -> Measured:
+    """Write, read and crop in one format."""
+    path = folder / format_.folder
+    store = gpustore.open(
+        {
+            "driver": format_.driver,
+            "kvstore": {"driver": "file", "path": str(path)},
+        },
+        create=True,
+        dtype="uint16",
+        shape=volume.shape,
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=CHUNK),
+        codec=gpustore.CodecSpec(format_.codec),
+    ).result()
+    short = format_.title.partition(" (")[0]
+
+    begin = time.perf_counter()
+    with screen.step(f"write {short}", volume.nbytes) as advance:
+        for z in range(0, len(volume), CHUNK[0]):
+            slab = volume[z : z + CHUNK[0]]
+            store[z : z + len(slab)].write(slab).result()
+            advance(slab.nbytes)
+    write_s = time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    with screen.step("  read it whole", volume.nbytes):
+        whole = store.read().result()
+    read_s = time.perf_counter() - begin
+    if not np.array_equal(whole, volume):
+        raise CommandError(f"{path}: what was read is not what was written")
+    del whole
+
+    places = _crops(volume.shape, seed)
+    crops_nbytes = sum(volume[place].nbytes for place in places)
+    crops_s = 0.0
+    with screen.step(f"  read {NCROPS} random crops", crops_nbytes) as advance:
+        for place in places:
+            begin = time.perf_counter()
+            crop = store[place].read().result()
+            crops_s += time.perf_counter() - begin
+            if not np.array_equal(crop, volume[place]):
+                raise CommandError(
+                    f"{folder / format_.folder}: a crop at {place} is not what was written"
+                )
+            advance(crop.nbytes)
+    stored = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return Measured(stored, write_s, read_s, crops_s, crops_nbytes)
+
+
+def _crops(shape: Sequence[int], seed: int) -> list[tuple[slice, ...]]:
+    """Random boxes inside `shape`, seldom aligned with chunks."""
+    rng = np.random.default_rng(seed)
+    extents = [min(c, n) for c, n in zip(CROP, shape, strict=True)]
+    starts = rng.integers(0, [n - c + 1 for n, c in zip(shape, extents, strict=True)], (NCROPS, 3))
+    return [
+        tuple(slice(int(a), int(a) + c) for a, c in zip(start, extents, strict=True))
+        for start in starts
+    ]
+
+
+def _check_pillow() -> None:
+    """Miss the library for the picture now, not after all the work."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise missing_library(error) from error
+
+
+def _save_picture(path: Path, plane: npt.NDArray[np.uint16]) -> None:
+    """An 8-bit PNG, contrast stretched from the 1st to the 99.8th percentile."""
+    from PIL import Image
+
+    dark, bright = np.percentile(plane, (1, 99.8))
+    stretched = (plane - dark) / max(1.0, bright - dark)
+    Image.fromarray((stretched.clip(0, 1) * 255).astype(np.uint8)).save(path)
+
+
+def _report(
+    screen: Screen, folder: Path, volume: npt.NDArray[np.uint16], measured: Sequence[Measured]
+) -> None:
+    """The table, what lies where, and the next command."""
+    rows = [
+        (
+            format_.title,
+            format_nbytes(m.stored_nbytes),
+            f"{volume.nbytes / m.stored_nbytes:.2f}",
+            f"{volume.nbytes / m.write_s / 1e9:.2f}",
+            f"{volume.nbytes / m.read_s / 1e9:.2f}",
+            f"{m.crops_nbytes / m.crops_s / 1e9:.2f}",
+        )
+        for format_, m in zip(FORMATS, measured, strict=True)
+    ]
+    screen.line()
+    screen.table(("format", "stored", "ratio", "write GB/s", "read GB/s", "crops GB/s"), rows)
+    screen.line(
+        f"GB/s of decoded data on {os.cpu_count()} CPU cores, files in the page cache; "
+        f"crops of up to {' x '.join(map(str, CROP))}."
+    )
+    screen.line(f"All {volume.size:,} values and {NCROPS} crops came back equal, in every format.")
+    screen.line()
+    left = [(f.folder, f.title) for f in FORMATS]
+    left.append((PICTURE, f"slice {len(volume) // 2}, contrast stretched"))
+    screen.facts(f"Left in {folder}", left)
+    screen.line()
+    screen.line(
+        f"Next: gpustore info {shlex.quote(str(folder / FORMATS[-1].folder))}", style="bold"
+    )

@@ -1,0 +1,165 @@
+"""``gpustore info``: what an array is, for people or, with ``--json``, for programs.
+
+1. Open the array: only its metadata is read.
+2. List what is stored of it, with sizes where the kvstore is a folder of files.
+3. Print the facts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import gpustore
+from gpustore.cli.screen import Screen, format_nbytes
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+__all__ = ["describe", "run"]
+
+_FORMATS = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
+_METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    store = gpustore.open(arguments.array).result()
+    facts = describe(store)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        Screen().facts(arguments.array, _for_people(facts))
+    return 0
+
+
+def describe(store: gpustore.TensorStore) -> dict[str, Any]:
+    """Everything the command knows about an array, as JSON.
+
+    Parameters
+    ----------
+    store : TensorStore
+        An opened array.
+
+    Returns
+    -------
+    dict
+        Sizes in bytes. ``shard`` is None unless several chunks share a stored value;
+        ``stored_nbytes`` is None where the kvstore does not tell sizes.
+    """
+    shape = [int(n) for n in store.shape]
+    chunk = _extents(store.chunk_layout.read_chunk.shape, shape)
+    written = _extents(store.chunk_layout.write_chunk.shape, shape)
+    spec = store.spec().to_json()
+    codec = store.codec.to_json() if store.codec is not None else {}
+    nstored, nbytes = _stored(store)
+    return {
+        "format": _FORMATS.get(spec["driver"], spec["driver"]),
+        "kvstore": spec.get("kvstore"),
+        "shape": shape,
+        "labels": list(store.domain.labels),
+        "dtype": store.dtype.name,
+        "chunk": chunk,
+        "shard": written if written != chunk else None,
+        "codec": {name: value for name, value in codec.items() if name != "driver"},
+        "fill_value": _plain(store.fill_value),
+        "nbytes": math.prod(shape) * store.dtype.numpy_dtype.itemsize,
+        "values_possible": math.prod(-(-n // max(1, c)) for n, c in zip(shape, written)),
+        "values_stored": nstored,
+        "stored_nbytes": nbytes,
+    }
+
+
+def _extents(chunk: Any, shape: list[int]) -> list[int]:
+    """Chunk extents as ints; a dimension without one is not divided."""
+    if chunk is None:
+        return shape
+    return [int(c) if c else n for c, n in zip(chunk, shape)]
+
+
+def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
+    """Number of stored values below the array, and their size in bytes if the kvstore tells."""
+    kvstore = store.kvstore
+    if kvstore is None:
+        return 0, None
+    keys = [key.decode() for key in kvstore.list().result()]
+    values = [key for key in keys if _is_value(key.rpartition("/")[2])]
+    try:
+        located = kvstore.locate_many(values)
+    except gpustore.UnsupportedError:
+        return len(values), None
+    located.raise_first()
+    # -1 stands for a value that was deleted since it was listed.
+    return len(values), sum(max(0, size) for size in located.nbytes)
+
+
+def _is_value(name: str) -> bool:
+    """Whether a key that ends so holds data, not metadata."""
+    return name not in _METADATA
+
+
+def _plain(value: Any) -> Any:
+    """A fill value as JSON: what JSON has no number for becomes text."""
+    if value is None:
+        return None
+    item = np.asarray(value).tolist()
+    if isinstance(item, bool | int | str) or (isinstance(item, float) and math.isfinite(item)):
+        return item
+    return str(np.asarray(value))
+
+
+def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The facts as pairs of short texts."""
+    labels = [label or str(n) for n, label in enumerate(facts["labels"])]
+    named = f"  ({', '.join(labels)})" if any(facts["labels"]) else ""
+    ratio = ""
+    if facts["stored_nbytes"]:
+        share = min(1.0, facts["values_stored"] / max(1, facts["values_possible"]))
+        ratio = f", ratio {facts['nbytes'] * share / facts['stored_nbytes']:.2f}"
+    stored = f"{facts['values_stored']:,} of {facts['values_possible']:,}"
+    if facts["stored_nbytes"] is not None:
+        stored += f", {format_nbytes(facts['stored_nbytes'])}{ratio}"
+    pairs = [
+        ("format", facts["format"]),
+        ("shape", _times(facts["shape"]) + named),
+        ("type", facts["dtype"]),
+        ("decoded size", format_nbytes(facts["nbytes"])),
+        ("chunk", _times(facts["chunk"])),
+        ("codecs", _codecs(facts["codec"])),
+        ("fill value", "none" if facts["fill_value"] is None else str(facts["fill_value"])),
+        ("shards stored" if facts["shard"] else "chunks stored", stored),
+    ]
+    if facts["shard"]:
+        pairs.insert(5, ("shard", _times(facts["shard"])))
+    return pairs
+
+
+def _times(extents: list[int]) -> str:
+    return " x ".join(map(str, extents)) if extents else "a single value"
+
+
+def _codecs(codec: Mapping[str, Any]) -> str:
+    """One codec a line, the innermost of a shard indented."""
+    if "codecs" in codec:
+        return "\n".join(line for one in codec["codecs"] for line in _codec_lines(one))
+    chain = [*(codec.get("filters") or []), codec.get("compressor")]
+    lines = [_with_options(c["id"], {k: v for k, v in c.items() if k != "id"}) for c in chain if c]
+    return "\n".join(lines) or "none"
+
+
+def _codec_lines(codec: Mapping[str, Any]) -> list[str]:
+    options = dict(codec.get("configuration", {}))
+    inner = options.pop("codecs", [])
+    options.pop("index_codecs", None)
+    lines = [_with_options(codec["name"], options)]
+    return lines + [f"  {line}" for one in inner for line in _codec_lines(one)]
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    if not options:
+        return name
+    return f"{name} ({', '.join(f'{k} {json.dumps(v)}' for k, v in options.items())})"

@@ -1,0 +1,115 @@
+"""The entry point: reads the command line, runs one command, turns failures into one line.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Never
+
+import gpustore
+from gpustore.cli import demo, info
+from gpustore.cli.failure import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["main"]
+
+_LARGEST_MB = 100_000
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage on one line."""
+
+    def error(self, message: str) -> Never:
+        self.exit(2, f"gpustore: error: {message} (see `{self.prog} --help`)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``gpustore`` with `argv`, by default the process's own; return the exit code."""
+    try:
+        try:
+            arguments = _parser().parse_args(argv)
+            code: int = arguments.run(arguments)
+        finally:
+            # Here, because at exit nobody could catch what this raises.
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): end quietly, also at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CommandError, gpustore.GpustoreError, OSError, MemoryError) as error:
+        return _fail(f"error: {error or type(error).__name__}", 1)
+    return code
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"gpustore: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="gpustore",
+        description="Chunked, compressed Zarr arrays behind TensorStore's front end.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpustore {gpustore.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = commands.add_parser(
+        "demo",
+        help="write, read and check a microscopy-like volume, and show how fast",
+        description="Makes a volume as a microscope would take it, writes it as Zarr v2 and v3, "
+        "reads it back whole and by crops, checks it, and saves a picture of a slice.",
+    )
+    command.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="where to work (default: a new temporary one)"
+    )
+    command.add_argument(
+        "--size",
+        type=_integer(1, _LARGEST_MB),
+        default=200,
+        metavar="MB",
+        help="decoded size in megabytes (default: %(default)s)",
+    )
+    command.add_argument(
+        "--seed",
+        type=_integer(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="the same seed makes the same volume (default: %(default)s)",
+    )
+    command.set_defaults(run=demo.run)
+
+    command = commands.add_parser(
+        "info",
+        help="say what an array is",
+        description="Says what an array is: shape, type, chunks, codecs, and what is stored of it.",
+    )
+    command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
+    command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    command.set_defaults(run=info.run)
+    return parser
+
+
+def _integer(smallest: int, largest: int) -> Callable[[str], int]:
+    """Argument type: a whole number in a range."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if not smallest <= number <= largest:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from {smallest} to {largest}, got {text!r}"
+            )
+        return number
+
+    return parse

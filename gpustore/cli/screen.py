@@ -1,0 +1,115 @@
+"""What the commands show: lines, tables and progress bars, through rich, imported on use.
+
+On a terminal there are colours and moving bars; elsewhere (a file, a pipe, CI) one plain line for
+each step. rich itself honours ``NO_COLOR``.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpustore.cli.failure import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Screen", "format_nbytes", "missing_library"]
+
+_PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def missing_library(error: ModuleNotFoundError) -> CommandError:
+    """The error for a library that only the extra ``cli`` installs."""
+    library = {"PIL": "pillow"}.get(str(error.name).partition(".")[0], "rich")
+    return CommandError(f"{library} is not installed: python -m pip install 'gpustore[cli]'")
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Decimal size with three digits.
+
+    >>> format_nbytes(999), format_nbytes(1_234_567), format_nbytes(200_000_000)
+    ('999 B', '1.23 MB', '200 MB')
+    """
+    value = float(nbytes)
+    for unit in _PREFIXES:
+        # What rounds up to four digits belongs to the next unit.
+        if value < 999.5 or unit == _PREFIXES[-1]:
+            break
+        value /= 1000
+    return f"{nbytes} B" if unit == "B" else f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
+
+
+class Screen:
+    """The user's terminal, or whatever standard output is instead.
+
+    Raises
+    ------
+    CommandError
+        rich is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from rich.console import Console
+        except ModuleNotFoundError as error:
+            raise missing_library(error) from error
+        self._console = Console(highlight=False, emoji=False, markup=False)
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """One line, never folded: paths stay whole, for copying."""
+        self._console.print(text, style=style, soft_wrap=True)
+
+    def facts(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
+        """A title, then a name and a value on each line."""
+        width = max(len(name) for name, _ in facts)
+        self.line(title, style="bold")
+        for name, value in facts:
+            # Continuation lines stand below the first.
+            lines = value.split("\n")
+            self._console.print(f"  {name:<{width}}  ", style="cyan", end="", soft_wrap=True)
+            self.line(lines[0])
+            for more in lines[1:]:
+                self.line(" " * (width + 4) + more)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A small table; all columns but the first are numbers."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+
+    @contextmanager
+    def step(self, label: str, total_nbytes: int) -> Iterator[Callable[[int], None]]:
+        """A progress bar for one step; call what it gives with the bytes just done."""
+        if not self._console.is_terminal:
+            begin = time.perf_counter()
+            yield lambda nbytes: None
+            self.line(f"{label:<34} {time.perf_counter() - begin:6.2f} s")
+            return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        columns = (
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description:<34}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task(label, total=total_nbytes)
+            yield lambda nbytes: progress.advance(task, nbytes)
+            progress.update(task, completed=total_nbytes)

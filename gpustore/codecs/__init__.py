@@ -1,0 +1,1 @@
+"""Codecs, one file an algorithm; `chain` resolves the codecs of an array into one chain."""

@@ -1,0 +1,319 @@
+"""What a codec is: named options, and the bytes -> bytes stage they prepare.
+
+Three things carry the word:
+
+:class:`Codec` and :class:`LayoutCodec`
+    What a module of this folder registers as ``CODEC``: an algorithm's options in Zarr v3 and in
+    Zarr v2 (a :class:`Face` each), their defaults, and how to prepare it.
+:class:`BytesCodec`
+    One prepared bytes -> bytes stage of a chain.
+:class:`ChunkBytes`
+    What everything before those stages comes to. The ``bytes`` codec, Zarr v2's ``order`` and its
+    byte order do no work per chunk: they only say where the bytes of which element are, and the
+    copy between chunk and array does the rest.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from gpustore._json import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    Required,
+    expect_bool,
+    expect_int,
+    expect_str,
+)
+from gpustore.errors import CorruptChunkError
+from gpustore.kvstores.base import Buffer
+
+__all__ = [
+    "ABSENT",
+    "BytesCodec",
+    "ChunkBytes",
+    "Codec",
+    "Face",
+    "LayoutCodec",
+    "Option",
+    "Options",
+    "boolean",
+    "choice",
+    "deliver",
+    "fill_defaults",
+    "integer",
+    "parse_options",
+    "too_long",
+    "too_short",
+]
+
+Options = Mapping[str, JsonValue]
+"""Validated options of one codec, by name; those not given are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBytes:
+    """Where the elements of a decoded chunk are in its bytes.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the stored elements, with the stored byte order.
+    shape : tuple of int
+        Elements of a whole chunk along each array dimension.
+    strides : tuple of int
+        Bytes between neighbours along each array dimension.
+    nbytes : int
+        Bytes of a whole chunk.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def contiguous(
+        cls, dtype: np.dtype[Any], shape: tuple[int, ...], *, order: str = "C"
+    ) -> ChunkBytes:
+        """Elements without gaps, the last dimension innermost, or the first if `order` is F.
+
+        >>> ChunkBytes.contiguous(np.dtype("<u2"), (3, 4)).strides
+        (8, 2)
+        >>> ChunkBytes.contiguous(np.dtype("<u2"), (3, 4), order="F").strides
+        (2, 6)
+        """
+        strides = []
+        nbytes = dtype.itemsize
+        for size in shape if order == "F" else reversed(shape):
+            strides.append(nbytes)
+            nbytes *= size
+        return cls(dtype, shape, tuple(strides if order == "F" else reversed(strides)), nbytes)
+
+
+class BytesCodec(abc.ABC):
+    """One prepared bytes -> bytes stage. Any number of threads may use it at once."""
+
+    __slots__ = ()
+
+    name: str
+    """What errors call it: the registered name."""
+
+    overhead: ClassVar[int | None] = None
+    """Bytes it adds to any input, None if that depends on the input."""
+
+    @abc.abstractmethod
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""
+
+    @abc.abstractmethod
+    def encode(self, decoded: Buffer) -> Buffer:
+        """Encode one chunk. `decoded` must be contiguous; it is not kept."""
+
+    @abc.abstractmethod
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """Decode one chunk in memory bounded by `decoded_max`, whatever `encoded` claims.
+
+        Parameters
+        ----------
+        encoded : bytes-like
+            The whole stored value: nothing may be missing from it, nothing may follow.
+        decoded_max : int
+            Most bytes the result may have.
+        exact : bool
+            Whether it must have exactly that many.
+        out : memoryview, optional
+            Writable host memory of `decoded_max` bytes. If given, the result is a view of it.
+
+        Raises
+        ------
+        CorruptChunkError
+            If `encoded` is no complete encoding of an acceptable size.
+        """
+
+
+def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:
+    """The error for a value that has `found` instead of `expected` bytes."""
+    return CorruptChunkError(
+        f"Not enough data: expected at least {expected} or {expected - found} more; "
+        f"at byte {found}",
+        codec=codec,
+    )
+
+
+def too_long(expected: int, found: int | None = None, *, codec: str) -> CorruptChunkError:
+    """The error for a value of more than `expected` bytes; `found` is None if nobody counted."""
+    remaining = "" if found is None else f"; remaining length: {found - expected}"
+    return CorruptChunkError(f"End of data expected{remaining}; at byte {expected}", codec=codec)
+
+
+def deliver(decoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None) -> Buffer:
+    """Bring what a library returned to where :meth:`BytesCodec.decode` promises it.
+
+    `decoded` is known to be no longer than `decoded_max`, and exactly that long if `exact`.
+    """
+    if out is None:
+        return decoded
+    nbytes = decoded_max if exact else len(decoded)
+    out[:nbytes] = decoded
+    return out[:nbytes]
+
+
+# --------------------------------------------------------------------------- options
+
+ABSENT: Final = object()
+"""Default of an option that stays away if nobody gives it."""
+
+Convert = Callable[[JsonValue], JsonValue]
+
+
+def integer(minimum: int, maximum: int) -> Convert:
+    """Options that are integers; ``3.0`` is one, as in TensorStore."""
+
+    def convert(value: JsonValue) -> int:
+        return expect_int(value, minimum, maximum, integral_floats=True)
+
+    return convert
+
+
+def boolean(value: JsonValue) -> bool:
+    """Options that are true or false."""
+    return expect_bool(value)
+
+
+def choice(*choices: str) -> Convert:
+    """Options that are one of some words."""
+
+    def convert(value: JsonValue) -> str:
+        return expect_str(value, choices=choices)
+
+    return convert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a codec.
+
+    Attributes
+    ----------
+    name : str
+        The member of the codec's JSON object.
+    convert : callable
+        Validates a value, returns it normalised or raises MetadataError.
+    default : JsonValue
+        What a new array gets; :data:`ABSENT` for nothing.
+    stored_default : JsonValue
+        What stored metadata mean that lack it; ``REQUIRED`` if that is an error, `ABSENT` if
+        they mean nothing.
+    convert_stored : callable, optional
+        A more lenient `convert` for stored metadata: what other libraries write is read.
+    """
+
+    name: str
+    convert: Convert
+    default: JsonValue
+    stored_default: JsonValue | Required = REQUIRED
+    convert_stored: Convert | None = None
+
+
+def fill_defaults(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
+    """Give every option that has a fixed default its value."""
+    del itemsize
+    defaults = {o.name: o.default for o in face.options if o.default is not ABSENT}
+    return {**defaults, **options}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Face:
+    """The options of one codec in one version of the format.
+
+    Attributes
+    ----------
+    options : tuple of Option
+    prepare : callable
+        ``prepare(options, itemsize)`` makes the stage from complete options. `itemsize`, in
+        bytes, is that of the elements the stage is given, None if those are no longer elements.
+    complete : callable
+        ``complete(face, options, itemsize)`` fills in the defaults of a new array.
+    check_stored : callable, optional
+        Raises MetadataError if stored options, each valid, do not go together.
+    """
+
+    options: tuple[Option, ...]
+    prepare: Callable[[Options, int | None], BytesCodec]
+    complete: Callable[[Face, Options, int | None], dict[str, JsonValue]] = fill_defaults
+    check_stored: Callable[[Options], None] | None = None
+
+    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
+        """Validate options: those of stored metadata (strict), or constraints (all optional)."""
+        options = parse_options(self.options, members, stored=stored)
+        if stored and self.check_stored is not None:
+            self.check_stored(options)
+        return options
+
+
+def parse_options(
+    options: tuple[Option, ...], members: Members, *, stored: bool
+) -> dict[str, JsonValue]:
+    """Take each of `options` from `members` and refuse what is left."""
+    parsed = {}
+    for option in options:
+        convert = (stored and option.convert_stored) or option.convert
+        default = option.stored_default if stored else ABSENT
+        value = members.take_with(option.name, convert, default)
+        if value is not ABSENT:
+            parsed[option.name] = value
+    members.finish()
+    return parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """A registered bytes -> bytes codec.
+
+    Attributes
+    ----------
+    name : str
+        Name in Zarr v3 and id in Zarr v2.
+    v3, v2 : Face or None
+        None where that version does not have the codec.
+    """
+
+    kind: ClassVar[str] = "bytes -> bytes"
+    name: str
+    v3: Face | None = None
+    v2: Face | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCodec:
+    """A registered array -> bytes codec that only says where the bytes are.
+
+    Attributes
+    ----------
+    name : str
+        Name in Zarr v3. Zarr v2 has no such codecs.
+    options : tuple of Option
+    layout : callable
+        ``layout(options, dtype, shape)`` from complete options.
+    complete : callable
+        ``complete(options, itemsize)`` fills in the defaults of a new array.
+    """
+
+    kind: ClassVar[str] = "array -> bytes"
+    name: str
+    options: tuple[Option, ...]
+    layout: Callable[[Options, np.dtype[Any], tuple[int, ...]], ChunkBytes]
+    complete: Callable[[Options, int], dict[str, JsonValue]]
+
+    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
+        """Validate options: those of stored metadata (strict), or constraints (all optional)."""
+        return parse_options(self.options, members, stored=stored)

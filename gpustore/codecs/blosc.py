@@ -1,0 +1,301 @@
+"""The ``blosc`` codec.
+
+============  ====================================================================
+what          Blosc 1 frames: shuffled blocks, each compressed on its own
+specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/blosc/index.html
+frame format  https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+v3 name       ``blosc``
+v2 id         ``blosc``
+============  ====================================================================
+
+Zarr v3::
+
+    {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle",
+                                        "typesize": 4, "blocksize": 0}}
+
+Zarr v2::
+
+    {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": -1, "blocksize": 0}
+
+``shuffle`` is a word in v3 and a number in v2: 0 none, 1 bytes, 2 bits, -1 by the element size.
+``typesize`` is required in v3 unless nothing is shuffled; in v2 it is the element size, and a
+``typesize`` member (null or a number) is read because numcodecs writes it. A ``blocksize`` of 0
+lets Blosc choose. Blosc 2 frames are not Blosc 1 frames and are refused.
+
+Frames compressed with Snappy are not decoded: numcodecs is built without it.
+
+The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numcodecs.blosc
+
+from gpustore._json import REQUIRED, JsonValue, expect_int, expect_str, in_member, text
+from gpustore.codecs.base import (
+    ABSENT,
+    BytesCodec,
+    Codec,
+    Face,
+    Option,
+    Options,
+    choice,
+    deliver,
+    fill_defaults,
+    integer,
+    too_long,
+    too_short,
+)
+from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC", "BloscHeader", "read_header"]
+
+# numcodecs' default is Blosc's own threads when called from the main thread, behind one global
+# lock. Chunks are what this library runs in parallel. zarr-python sets the same.
+numcodecs.blosc.use_threads = False
+
+_HEADER: Final = struct.Struct("<BBBBiii")
+_VERSION: Final = 2
+_MEMCPYED: Final = 0x02
+# Byte and bit shuffle at once marks an extended header of Blosc 2; 0x08 is reserved.
+_SHUFFLES: Final = 0x05
+_RESERVED: Final = 0x08
+_CNAMES: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_FRAME_CNAMES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
+_SNAPPY: Final = _FRAME_CNAMES.index("snappy")
+
+_MAX_NBYTES: Final = 2**31 - 1 - 16
+_MAX_BLOCKSIZE: Final = (2**31 - 1 - 4 * 255) // 3
+_MAX_TYPESIZE: Final = 255
+
+# Below this a new bytes object that is then copied costs less than numcodecs' checks of `out`.
+_SMALL_NBYTES: Final = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class BloscHeader:
+    """The first 16 bytes of a frame, found consistent with its length.
+
+    Attributes
+    ----------
+    flags : int
+        Bits: 0 byte shuffle, 1 stored as it is, 2 bit shuffle, 4 not split, 5-7 compressor.
+    typesize, nbytes, blocksize, cbytes : int
+        Bytes of an element, of the decoded chunk, of a decoded block, of the whole frame.
+    """
+
+    flags: int
+    typesize: int
+    nbytes: int
+    blocksize: int
+    cbytes: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the bytes follow the header as they are, not even shuffled."""
+        return bool(self.flags & _MEMCPYED)
+
+
+def read_header(encoded: Buffer) -> BloscHeader:
+    """Read and check the header of a frame.
+
+    Raises
+    ------
+    CorruptChunkError
+        ``Invalid blosc-compressed data: ...`` if it is not that of a Blosc 1 frame of exactly
+        ``len(encoded)`` bytes.
+    """
+    found = len(encoded)
+    if found < _HEADER.size:
+        raise _invalid(f"{found} bytes, expected a header of {_HEADER.size}")
+    version, _, flags, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(encoded)
+    header = BloscHeader(flags, typesize, nbytes, blocksize, cbytes)
+    if version != _VERSION:
+        raise _invalid(f"format version {version}, expected {_VERSION}")
+    if flags & _RESERVED or flags & _SHUFFLES == _SHUFFLES or flags >> 5 >= len(_FRAME_CNAMES):
+        raise _invalid(f"flags 0x{flags:02x}")
+    if cbytes != found:
+        raise _invalid(f"{found} bytes, but the header says {cbytes}")
+    if typesize == 0 or nbytes < 0:
+        raise _invalid(f"typesize {typesize}, nbytes {nbytes}")
+    if nbytes == 0:
+        return header
+    if not 0 < blocksize <= nbytes:
+        raise _invalid(f"blocksize {blocksize} of {nbytes} bytes")
+    if header.is_stored:
+        if cbytes != nbytes + _HEADER.size:
+            raise _invalid(f"{cbytes} bytes hold {nbytes} uncompressed ones")
+    elif -(-nbytes // blocksize) > (cbytes - _HEADER.size) // 4:
+        raise _invalid(f"blocks of {blocksize} bytes leave no room for {nbytes} bytes")
+    return header
+
+
+def _invalid(reason: str) -> CorruptChunkError:
+    return CorruptChunkError(f"Invalid blosc-compressed data: {reason}", codec="blosc")
+
+
+@dataclass(frozen=True, slots=True)
+class _Blosc(BytesCodec):
+    name = "blosc"
+    cname: str
+    clevel: int
+    shuffle: int
+    typesize: int
+    blocksize: int
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Blosc stores what does not compress; some room for encoders that do not."""
+        return decoded_nbytes + (decoded_nbytes >> 8) + 4096
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """One frame."""
+        if self.cname == "snappy":
+            raise UnsupportedError('blosc: encoding with cname "snappy" is not supported')
+        if len(decoded) > _MAX_NBYTES:
+            raise LimitError(
+                f"blosc: a chunk of {len(decoded)} bytes exceeds the format's limit of "
+                f"{_MAX_NBYTES}: choose smaller chunks"
+            )
+        encoded: bytes = numcodecs.blosc.compress(
+            decoded,
+            self.cname.encode(),
+            self.clevel,
+            self.shuffle,
+            self.blocksize,
+            self.typesize,
+        )
+        return encoded
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """One frame, whatever compressor it names."""
+        header = read_header(encoded)
+        nbytes = header.nbytes
+        if nbytes > decoded_max:
+            raise too_long(decoded_max, nbytes, codec="blosc")
+        if exact and nbytes < decoded_max:
+            raise too_short(decoded_max, nbytes, codec="blosc")
+        if header.is_stored or nbytes == 0:
+            view = memoryview(encoded)[_HEADER.size : _HEADER.size + nbytes]
+            return deliver(view, decoded_max, exact=exact, out=out)
+        if header.flags >> 5 == _SNAPPY:
+            raise UnsupportedError('blosc: decoding frames of cname "snappy" is not supported')
+        try:
+            if out is None or nbytes <= _SMALL_NBYTES:
+                decoded = numcodecs.blosc.decompress(encoded)
+                return deliver(decoded, decoded_max, exact=exact, out=out)
+            numcodecs.blosc.decompress(encoded, out[:nbytes])
+        except (RuntimeError, ValueError) as error:
+            raise _invalid(str(error)) from error
+        return out[:nbytes]
+
+
+# --------------------------------------------------------------------------- options
+
+_SHUFFLE_WORDS: Final = ("noshuffle", "shuffle", "bitshuffle")
+
+
+def _cname(separator: str) -> Callable[[JsonValue], str]:
+    def convert(value: JsonValue) -> str:
+        if isinstance(value, str) and value not in _CNAMES:
+            expected = ",".join(_CNAMES)
+            raise MetadataError(
+                f"Expected one of {expected}{separator} but received: {text(value)}"
+            )
+        return expect_str(value)
+
+    return convert
+
+
+def _typesize_v2(value: JsonValue) -> int | None:
+    return None if value is None else expect_int(value, 1, 2**31 - 1)
+
+
+def _check_v3(options: Options) -> None:
+    if options["shuffle"] != "noshuffle" and "typesize" not in options:
+        with in_member("typesize"):
+            _TYPESIZE(REQUIRED)
+
+
+def _complete_v3(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
+    """Shuffle elements if the stage is given elements; the typesize tells how long they are."""
+    completed = fill_defaults(face, options, itemsize)
+    typesize = options.get("typesize")
+    shuffle = options.get("shuffle")
+    if typesize is None and shuffle != "noshuffle":
+        if itemsize is not None and itemsize <= _MAX_TYPESIZE:
+            typesize = itemsize
+        elif shuffle is None:
+            shuffle = "noshuffle"
+        else:
+            found = "unknown" if itemsize is None else itemsize
+            raise MetadataError(
+                f"typesize must be specified explicitly because inferred itemsize {found} is not "
+                f"supported by Blosc"
+            )
+    if shuffle is None:
+        shuffle = "bitshuffle" if typesize == 1 else "shuffle"
+    completed["shuffle"] = shuffle
+    completed.pop("typesize", None)
+    if shuffle != "noshuffle":
+        completed["typesize"] = typesize
+    return completed
+
+
+def _prepare_v3(options: Options, itemsize: int | None) -> _Blosc:
+    del itemsize
+    return _Blosc(
+        options["cname"],
+        options["clevel"],
+        _SHUFFLE_WORDS.index(options["shuffle"]),
+        options.get("typesize", 1),
+        options["blocksize"],
+    )
+
+
+def _prepare_v2(options: Options, itemsize: int | None) -> _Blosc:
+    typesize = options.get("typesize") or itemsize or 1
+    if typesize > _MAX_TYPESIZE:
+        typesize = 1  # What Blosc itself makes of it.
+    shuffle = options["shuffle"]
+    if shuffle < 0:
+        shuffle = 2 if typesize == 1 else 1
+    blocksize = min(options["blocksize"], _MAX_BLOCKSIZE)
+    return _Blosc(options["cname"], options["clevel"], shuffle, typesize, blocksize)
+
+
+_CLEVEL: Final = integer(0, 9)
+_TYPESIZE: Final = integer(1, _MAX_TYPESIZE)
+
+CODEC = Codec(
+    name="blosc",
+    v3=Face(
+        options=(
+            Option(name="cname", convert=_cname(""), default="lz4"),
+            Option(name="clevel", convert=_CLEVEL, default=5),
+            Option(name="shuffle", convert=choice(*_SHUFFLE_WORDS), default=ABSENT),
+            Option(name="typesize", convert=_TYPESIZE, default=ABSENT, stored_default=ABSENT),
+            Option(name="blocksize", convert=integer(0, _MAX_BLOCKSIZE), default=0),
+        ),
+        check_stored=_check_v3,
+        complete=_complete_v3,
+        prepare=_prepare_v3,
+    ),
+    v2=Face(
+        options=(
+            Option(name="cname", convert=_cname(","), default="lz4", stored_default="lz4"),
+            Option(name="clevel", convert=_CLEVEL, default=5, stored_default=5),
+            Option(name="shuffle", convert=integer(-1, 2), default=-1, stored_default=-1),
+            Option(name="blocksize", convert=integer(0, 2**64 - 1), default=0, stored_default=0),
+            Option(name="typesize", convert=_typesize_v2, default=ABSENT, stored_default=ABSENT),
+        ),
+        prepare=_prepare_v2,
+    ),
+)

@@ -1,0 +1,112 @@
+"""The ``bytes`` codec, and which bytes are legal elements.
+
+============  ====================================================================
+what          The elements in C order, each in its own bytes, little or big endian
+specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/index.html
+v3 name       ``bytes``
+v2 id         none: ``order`` and the byte order of ``dtype`` say the same
+============  ====================================================================
+
+Zarr v3::
+
+    {"name": "bytes", "configuration": {"endian": "little"}}
+
+``endian`` is required in stored metadata if elements have more than one byte, and means nothing
+otherwise; new arrays get the byte order of this machine. Elements narrower than a byte take a
+whole one each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from gpustore._json import JsonValue
+from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
+from gpustore.dtype import float4_e2m1fn, int2, int4
+from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC", "checker", "normalizer"]
+
+# The bits that count. ml_dtypes holds the value there and zeros above, also for negative ones.
+_MASKS: Final = {
+    int2.numpy_dtype: 0x03,
+    int4.numpy_dtype: 0x0F,
+    float4_e2m1fn.numpy_dtype: 0x0F,
+}
+
+
+def checker(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
+    r"""What decoded bytes of elements of `dtype` have to go through, None if all are legal.
+
+    The callable raises CorruptChunkError for bools other than 0 and 1, and clears what other
+    writers left in the unused bits of types narrower than a byte: in place if it may, else in a
+    copy, which it returns.
+
+    >>> checker(int4.numpy_dtype)(b"\xff\x71")
+    b'\x0f\x01'
+    """
+    return _check_bools if dtype == np.bool_ else normalizer(dtype)
+
+
+def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
+    """The part of :func:`checker` that encoding needs too: unused bits are stored as zeros."""
+    mask = _MASKS.get(dtype)
+    return None if mask is None else partial(_clear_unused_bits, mask)
+
+
+def _check_bools(decoded: Buffer) -> Buffer:
+    elements = np.frombuffer(decoded, np.uint8)
+    if elements.size and elements.max() > 1:
+        position = int(np.argmax(elements > 1))
+        raise CorruptChunkError(
+            f"Invalid bool value: {elements[position]}; at byte {position}", codec="bytes"
+        )
+    return decoded
+
+
+def _clear_unused_bits(mask: int, decoded: Buffer) -> Buffer:
+    elements = np.frombuffer(decoded, np.uint8)
+    if not elements.size or elements.max() <= mask:
+        return decoded
+    if elements.flags.writeable:
+        np.bitwise_and(elements, np.uint8(mask), out=elements)
+        return decoded
+    return (elements & np.uint8(mask)).tobytes()
+
+
+def _complete(options: Options, itemsize: int) -> dict[str, JsonValue]:
+    if itemsize == 1:
+        return {}
+    return {"endian": options.get("endian", sys.byteorder)}
+
+
+def _layout(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ChunkBytes:
+    if dtype.itemsize == 1:
+        return ChunkBytes.contiguous(dtype, shape)
+    endian = options.get("endian")
+    if endian is None:
+        raise MetadataError(
+            f'"bytes" codec requires that "endian" option is specified for data type {dtype.name}'
+        )
+    return ChunkBytes.contiguous(dtype.newbyteorder("<" if endian == "little" else ">"), shape)
+
+
+CODEC = LayoutCodec(
+    name="bytes",
+    options=(
+        Option(
+            name="endian",
+            convert=choice("little", "big"),
+            default=sys.byteorder,
+            stored_default=ABSENT,
+        ),
+    ),
+    layout=_layout,
+    complete=_complete,
+)

@@ -1,0 +1,298 @@
+"""The codecs of an array, resolved: how chunks become bytes and bytes chunks.
+
+A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus bytes -> bytes stages.
+:func:`resolve_v3` and :func:`resolve_v2` make one from stored metadata:
+
+1. Validate the codecs strictly (:mod:`gpustore.codecs.merge`).
+2. Lay out the elements of a chunk, in Python integers, under the limits.
+3. Prepare the stages, and work out how many bytes each may see.
+
+Decoding knows how many bytes must come out, so no stage is ever asked to allocate what a chunk
+merely claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpustore._json import JsonValue, in_member, text
+from gpustore.codecs.base import BytesCodec, ChunkBytes, too_long, too_short
+from gpustore.codecs.bytes import checker, normalizer
+from gpustore.codecs.merge import (
+    choose_v2,
+    complete_v2,
+    complete_v3,
+    merge_v2,
+    merge_v3,
+    parse_chain,
+    parse_v2,
+    parse_v3,
+    resolving,
+)
+from gpustore.dtype import dtype as DataType
+from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.kvstores.base import Buffer
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.named_configuration import NamedConfiguration
+
+__all__ = [
+    "CodecChain",
+    "complete_v2",
+    "complete_v3",
+    "merge_v2",
+    "merge_v3",
+    "parse_v2",
+    "parse_v3",
+    "resolve_v2",
+    "resolve_v3",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One stage, and how many bytes it must or may decode to."""
+
+    stage: BytesCodec
+    decoded_max: int
+    exact: bool
+
+
+class CodecChain:
+    """How one chunk is encoded. Immutable; any number of threads may use it at once.
+
+    Parameters
+    ----------
+    layout : ChunkBytes
+        Where the elements are in the decoded bytes.
+    stages : sequence of BytesCodec
+        In the order of encoding.
+    json : JsonValue
+        What :meth:`to_json` returns.
+
+    Attributes
+    ----------
+    layout : ChunkBytes
+    stages : tuple of BytesCodec
+        In the order of encoding.
+    encoded_bound : int
+        Most bytes a stored chunk may have; longer ones are refused unseen.
+    is_raw : bool
+        Whether stored bytes are the decoded bytes, so that parts of them can be read.
+    is_view : bool
+        Whether decoding without `out` copies nothing.
+    """
+
+    __slots__ = (
+        "_check",
+        "_json",
+        "_normalize",
+        "_steps",
+        "encoded_bound",
+        "is_raw",
+        "is_view",
+        "layout",
+        "stages",
+    )
+
+    def __init__(self, layout: ChunkBytes, stages: Sequence[BytesCodec], json: JsonValue) -> None:
+        self.layout = layout
+        self.stages = tuple(stages)
+        self.is_raw = not self.stages
+        self.is_view = all(stage.overhead is not None for stage in self.stages)
+        self._json = json
+        self._check: Callable[[Buffer], Buffer] | None = checker(layout.dtype)
+        self._normalize: Callable[[Buffer], Buffer] | None = normalizer(layout.dtype)
+        steps = []
+        bound, exact = layout.nbytes, True
+        for stage in self.stages:
+            steps.append(_Step(stage, bound, exact))
+            bound = stage.encoded_bound(bound)
+            exact = exact and stage.overhead is not None
+        self.encoded_bound = bound
+        self._steps = tuple(reversed(steps))
+
+    def decode(self, encoded: Buffer, out: memoryview | None = None) -> Buffer:
+        """Decode one whole chunk.
+
+        Parameters
+        ----------
+        encoded : bytes-like
+            The stored value.
+        out : memoryview, optional
+            Writable host memory, 1-D uint8, of ``layout.nbytes`` bytes to decode into. A raw
+            chain leaves it alone and returns `encoded`.
+
+        Returns
+        -------
+        bytes-like of ``layout.nbytes`` bytes
+            A view of `out` if that was given and the chain is not raw; otherwise valid as long
+            as `encoded` is unchanged.
+
+        Raises
+        ------
+        CorruptChunkError
+            If `encoded` is not a complete encoding of exactly one chunk of legal elements.
+        UnsupportedError
+            If it is encoded in a way that cannot be decoded here.
+        """
+        if not self._steps:
+            found, nbytes = len(encoded), self.layout.nbytes
+            if found != nbytes:
+                raise self._wrong_length(found, nbytes)
+            return encoded if self._check is None else self._check(encoded)
+        if len(encoded) > self.encoded_bound:
+            raise CorruptChunkError(
+                f"Encoded chunk of {len(encoded)} bytes; no encoding of {self.layout.nbytes} "
+                f"bytes has more than {self.encoded_bound}",
+                codec=self._steps[0].stage.name,
+            )
+        decoded = encoded
+        for step in self._steps[:-1]:
+            decoded = step.stage.decode(decoded, step.decoded_max, exact=step.exact)
+        step = self._steps[-1]
+        decoded = step.stage.decode(decoded, step.decoded_max, exact=True, out=out)
+        return decoded if self._check is None else self._check(decoded)
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """Encode one whole chunk.
+
+        Parameters
+        ----------
+        decoded : bytes-like, contiguous
+            ``layout.nbytes`` bytes laid out as `layout` says. A raw chain may return it.
+
+        Raises
+        ------
+        UnsupportedError, LimitError
+            If the codec or its format cannot encode it.
+        """
+        if self._normalize is not None:
+            decoded = self._normalize(decoded)
+        for stage in self.stages:
+            decoded = stage.encode(decoded)
+        return decoded
+
+    def check(self, decoded: Buffer) -> Buffer:
+        """Check any whole elements of decoded bytes, for readers of parts of raw chunks.
+
+        Returns
+        -------
+        bytes-like
+            `decoded`, or a copy in which the unused bits of elements are cleared.
+
+        Raises
+        ------
+        CorruptChunkError
+            For bytes that are no elements: bools other than 0 and 1.
+        """
+        return decoded if self._check is None else self._check(decoded)
+
+    def to_json(self) -> JsonValue:
+        """The members that a CodecSpec of the same driver has: codecs, or compressor and filters.
+
+        Every option has its value.
+        """
+        return self._json
+
+    def __repr__(self) -> str:
+        return f"CodecChain({text(self._json)})"
+
+    @staticmethod
+    def _wrong_length(found: int, nbytes: int) -> CorruptChunkError:
+        if found < nbytes:
+            return too_short(nbytes, found, codec="bytes")
+        return too_long(nbytes, found, codec="bytes")
+
+
+def resolve_v3(
+    codecs: Sequence[NamedConfiguration],
+    dtype: DataType,
+    chunk_shape: Sequence[int],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CodecChain:
+    """The chain of a Zarr v3 array.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+        As stored: everything must be said.
+    dtype : dtype
+        Of the elements.
+    chunk_shape : sequence of int
+        Elements of a chunk along each dimension.
+    limits : Limits, optional
+        ``codecs`` and ``chunk_nbytes`` count.
+
+    Raises
+    ------
+    MetadataError
+        If a codec is not known, or its options are not as they must be.
+    UnsupportedError
+        If a codec is known but not built yet.
+    LimitError
+        If there are too many codecs, or a chunk is too large.
+    """
+    limits.check("codecs", len(codecs), "codecs")
+    spec = parse_chain(codecs, stored=True)
+    assert spec.layout is not None  # Stored chains have one.
+    with resolving(spec.layout.named):
+        options = spec.layout.options
+        layout = spec.layout.codec.layout(options, dtype.array_dtype, tuple(chunk_shape))
+    limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    stages = []
+    itemsize: int | None = dtype.itemsize
+    for stage in spec.stages:
+        stages.append(stage.face.prepare(stage.options, itemsize))
+        itemsize = None
+    json = {"codecs": [named.to_json() for named in spec.named]}
+    return CodecChain(layout, stages, json)
+
+
+def resolve_v2(
+    compressor: Mapping[str, JsonValue] | None,
+    filters: Sequence[Mapping[str, JsonValue]] | None,
+    stored_dtype: np.dtype[Any],
+    chunk_shape: Sequence[int],
+    order: str,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CodecChain:
+    """The chain of a Zarr v2 array.
+
+    Parameters
+    ----------
+    compressor : mapping or None
+        As stored.
+    filters : sequence of mapping or None
+        Must be empty: filters are not built yet.
+    stored_dtype : numpy.dtype
+        Of the elements, with the stored byte order; a structured one for records.
+    chunk_shape : sequence of int
+        Elements of a chunk along each dimension.
+    order : str
+        ``"C"``, or ``"F"`` if the first dimension is innermost.
+    limits : Limits, optional
+        ``chunk_nbytes`` counts.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError, LimitError
+        As :func:`resolve_v3`.
+    """
+    if filters:
+        with in_member("filters"):
+            names = [one.get("id") for one in filters]
+            raise UnsupportedError(f"filters are not supported yet, but received: {text(names)}")
+    layout = ChunkBytes.contiguous(stored_dtype, tuple(chunk_shape), order=order)
+    limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    choice = choose_v2(compressor, stored=True)
+    if choice is None:
+        return CodecChain(layout, (), {"compressor": None, "filters": None})
+    stage = choice.face.prepare(choice.options, stored_dtype.itemsize)
+    json = {"compressor": {"id": choice.codec.name, **choice.options}, "filters": None}
+    return CodecChain(layout, (stage,), json)

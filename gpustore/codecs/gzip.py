@@ -1,0 +1,51 @@
+"""The ``gzip`` codec.
+
+============  ====================================================================
+what          Deflate in a gzip wrapper with a CRC-32 (RFC 1952)
+specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/gzip/index.html
+v3 name       ``gzip``
+v2 id         ``gzip``
+============  ====================================================================
+
+Zarr v3::
+
+    {"name": "gzip", "configuration": {"level": 6}}
+
+Zarr v2::
+
+    {"id": "gzip", "level": 1}
+
+The default level is 6 in v3 and 1 in v2, TensorStore's. Several gzip members in a row are read
+if together they are exactly one chunk; TensorStore reads the first alone. Bytes after the end
+are an error; TensorStore ignores them in v3.
+"""
+
+from __future__ import annotations
+
+from gpustore.codecs._deflate import Deflate
+from gpustore.codecs.base import Codec, Face, Option, Options, integer
+
+__all__ = ["CODEC"]
+
+
+def _prepare(options: Options, itemsize: int | None) -> Deflate:
+    del itemsize
+    return Deflate("gzip", options["level"])
+
+
+CODEC = Codec(
+    name="gzip",
+    v3=Face(options=(Option(name="level", convert=integer(0, 9), default=6),), prepare=_prepare),
+    v2=Face(
+        options=(
+            Option(
+                name="level",
+                convert=integer(0, 9),
+                convert_stored=integer(-1, 9),
+                default=1,
+                stored_default=1,
+            ),
+        ),
+        prepare=_prepare,
+    ),
+)

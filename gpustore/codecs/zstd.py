@@ -1,0 +1,251 @@
+"""The ``zstd`` codec.
+
+============  ====================================================================
+what          Zstandard frames (RFC 8878)
+specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/zstd
+v3 name       ``zstd``
+v2 id         ``zstd``
+============  ====================================================================
+
+Zarr v3::
+
+    {"name": "zstd", "configuration": {"level": 3, "checksum": false}}
+
+Zarr v2::
+
+    {"id": "zstd", "level": 1}
+
+The default level is 3 in v3 and 1 in v2, TensorStore's. A v2 ``checksum`` member is read because
+numcodecs writes it; TensorStore refuses such an array. Several frames in a row, skippable ones
+too, are read if together they are exactly one chunk; TensorStore reads the first alone. Bytes
+after the end are an error; TensorStore ignores them in v3.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numcodecs.zstd
+import zstandard
+
+from gpustore.codecs.base import (
+    ABSENT,
+    BytesCodec,
+    Codec,
+    Face,
+    Option,
+    Options,
+    boolean,
+    deliver,
+    integer,
+    too_long,
+    too_short,
+)
+from gpustore.errors import CorruptChunkError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC", "Frame", "walk_frames"]
+
+# Up to here zstandard, whose contexts are reused, beats numcodecs, which makes one a call (9 us);
+# above, numcodecs is a few percent faster. Measured in docs/design/003-dependencies.md.
+_SMALL_NBYTES: Final = 256 << 10
+
+_MAGIC: Final = 0xFD2FB528
+_SKIPPABLE_MAGIC: Final = 0x184D2A50
+_BLOCK_NBYTES: Final = 128 << 10
+
+
+class _Contexts(threading.local):
+    """Contexts of zstandard, which only one thread may use at a time."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+        self._compressors: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
+
+    def compressor(self, level: int, checksum: bool) -> zstandard.ZstdCompressor:
+        found = self._compressors.get((level, checksum))
+        if found is None:
+            found = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
+            self._compressors[level, checksum] = found
+        return found
+
+
+_contexts = _Contexts()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a value.
+
+    Attributes
+    ----------
+    start, stop : int
+        Its bytes.
+    decoded_max : int
+        Most bytes its blocks can hold; 0 for a skippable frame.
+    """
+
+    start: int
+    stop: int
+    decoded_max: int
+
+
+def walk_frames(encoded: memoryview) -> Iterator[Frame]:
+    """Walk the frames of a value by their headers and those of their blocks.
+
+    Raises
+    ------
+    CorruptChunkError
+        If frames and blocks do not add up to the whole value.
+    """
+    position = 0
+    while position < len(encoded):
+        start = position
+        magic = _uint(encoded, position, 4)
+        if magic & ~0xF == _SKIPPABLE_MAGIC:
+            position += 8 + _uint(encoded, position + 4, 4)
+            blocks = 0
+        elif magic == _MAGIC:
+            position, blocks = _walk_blocks(encoded, position + 4)
+        else:
+            raise CorruptChunkError(
+                f"Unknown Zstd frame descriptor 0x{magic:08x} at byte {start}", codec="zstd"
+            )
+        if position > len(encoded):
+            raise _truncated(encoded)
+        yield Frame(start, position, blocks * _BLOCK_NBYTES)
+
+
+def _walk_blocks(encoded: memoryview, position: int) -> tuple[int, int]:
+    """From behind the magic number to the end of the frame, and the number of blocks."""
+    descriptor = _uint(encoded, position, 1)
+    single_segment = descriptor >> 5 & 1
+    position += 2 - single_segment
+    position += (0, 1, 2, 4)[descriptor & 3]
+    position += (single_segment, 2, 4, 8)[descriptor >> 6]
+    blocks = last = 0
+    while not last:
+        header = _uint(encoded, position, 3)
+        last, kind = header & 1, header >> 1 & 3
+        position += 3 + (1 if kind == 1 else header >> 3)  # A run stores the one byte it repeats.
+        blocks += 1
+    return position + (descriptor & 4), blocks
+
+
+def _uint(encoded: memoryview, position: int, nbytes: int) -> int:
+    if position + nbytes > len(encoded):
+        raise _truncated(encoded)
+    return int.from_bytes(encoded[position : position + nbytes], "little")
+
+
+def _truncated(encoded: memoryview) -> CorruptChunkError:
+    return CorruptChunkError(
+        f"Truncated Zstd-compressed stream; at byte {len(encoded)}", codec="zstd"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Zstd(BytesCodec):
+    name = "zstd"
+    level: int
+    checksum: bool
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Blocks stored as they are, even small ones, and room for headers."""
+        return decoded_nbytes + (decoded_nbytes >> 6) + 4096
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """One frame that tells its content size."""
+        encoded: bytes
+        if len(decoded) <= _SMALL_NBYTES:
+            encoded = _contexts.compressor(self.level, self.checksum).compress(decoded)
+        else:
+            encoded = numcodecs.zstd.compress(decoded, self.level, self.checksum)
+        return encoded
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """One frame of known size at once, anything else frame by frame."""
+        try:
+            if exact and zstandard.frame_content_size(encoded) == decoded_max:
+                return _decode_known(encoded, decoded_max, out)
+        except (zstandard.ZstdError, RuntimeError, ValueError):
+            pass  # Several frames, or damage: the walk tells which.
+        decoded = _decode_frames(memoryview(encoded), decoded_max)
+        if exact and len(decoded) != decoded_max:
+            raise too_short(decoded_max, len(decoded), codec="zstd")
+        return deliver(decoded, decoded_max, exact=exact, out=out)
+
+
+def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffer:
+    """Decode a value whose first frame holds `nbytes` bytes; nothing else may be in it."""
+    if nbytes <= _SMALL_NBYTES:
+        decoded = _contexts.decompressor.decompress(encoded, allow_extra_data=False)
+        return deliver(decoded, nbytes, exact=True, out=out)
+    whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+    # Further frames can only be empty: what does not fit is an error.
+    numcodecs.zstd.decompress(encoded, whole)
+    return whole
+
+
+def _decode_frames(encoded: memoryview, decoded_max: int) -> bytes:
+    parts = []
+    room = decoded_max
+    frames = list(walk_frames(encoded))
+    if not frames:
+        raise _truncated(encoded)
+    for frame in frames:
+        if frame.decoded_max == 0:
+            continue
+        part = _decode_frame(encoded[frame.start : frame.stop], frame, room)
+        if len(part) > room:
+            raise too_long(decoded_max, codec="zstd")
+        parts.append(part)
+        room -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decode_frame(encoded: memoryview, frame: Frame, room: int) -> bytes:
+    """One frame; if that is longer than `room`, one byte more than `room` or an error."""
+    try:
+        # A known size is what the library allocates, so it has to be looked at first.
+        if zstandard.frame_content_size(encoded) > room:
+            raise too_long(room, codec="zstd")
+        return _contexts.decompressor.decompress(
+            encoded, max_output_size=min(room + 1, frame.decoded_max), allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise CorruptChunkError(f"ZSTD_decompress() failed: {error}", codec="zstd") from error
+
+
+# --------------------------------------------------------------------------- options
+
+
+def _prepare(options: Options, itemsize: int | None) -> _Zstd:
+    del itemsize
+    return _Zstd(options["level"], options.get("checksum", False))
+
+
+_LEVEL = integer(-131072, 22)
+
+CODEC = Codec(
+    name="zstd",
+    v3=Face(
+        options=(
+            Option(name="level", convert=_LEVEL, default=3),
+            Option(name="checksum", convert=boolean, default=False, stored_default=False),
+        ),
+        prepare=_prepare,
+    ),
+    v2=Face(
+        options=(
+            Option(name="level", convert=_LEVEL, default=1, stored_default=1),
+            Option(name="checksum", convert=boolean, default=ABSENT, stored_default=ABSENT),
+        ),
+        prepare=_prepare,
+    ),
+)

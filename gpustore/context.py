@@ -1,0 +1,354 @@
+"""Contexts: shared caches, thread pools and options, named by JSON.
+
+A context resource has a type (its identifier, a module in ``gpustore/resources``) and a value,
+made at most once. Specs refer to it in one of three forms::
+
+    "cache_pool"                        the default one of the context
+    "cache_pool#big"                    the one the context defines by that name
+    {"total_bytes_limit": 100000000}    one of its own
+
+A :class:`Context` looks a name up in its own spec, then in its parent's, and so on. The outermost
+one makes the default resources, so that contexts with a common parent share them.
+
+Source: ``context/index.rst`` of TensorStore.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from typing import Any, Final, Generic, TypeVar
+
+from gpustore import registry
+from gpustore._json import JsonValue, expect_object, from_python, pretty, quote, text
+from gpustore.errors import MetadataError
+
+__all__ = ["Context", "ResourceType", "resource_json"]
+
+C = TypeVar("C")
+V = TypeVar("V")
+
+
+class ResourceType(abc.ABC, Generic[C, V]):
+    """A type of context resource; each module in ``gpustore/resources`` registers one.
+
+    Its configuration ``C`` is an immutable value that stands for the JSON, its value ``V`` what
+    users of the resource get.
+    """
+
+    id: str
+
+    @abc.abstractmethod
+    def parse(self, json: JsonValue) -> C:
+        """Validate JSON, MetadataError if it is not allowed."""
+
+    @abc.abstractmethod
+    def default(self) -> C:
+        """Configuration of a resource nothing was said about."""
+
+    @abc.abstractmethod
+    def to_json(self, config: C, *, include_defaults: bool) -> JsonValue:
+        """JSON that `parse` turns into `config`, without members that are defaults."""
+
+    @abc.abstractmethod
+    def make(self, config: C) -> V:
+        """Make the value; UnsupportedError if gpustore cannot do what `config` asks for."""
+
+
+class _Reference(str):
+    """A key such as ``cache_pool#a`` where a configuration could stand."""
+
+    __slots__ = ()
+
+
+_NULL: Final = object()  # the definition of a resource whose JSON is null
+_UNMADE: Final = object()
+
+# Resources are found without the lock; it is held only while one is looked up the first time or
+# its value made.
+_lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    """Make a lock that no thread of the parent process holds."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Context:
+    """Holds context resources; opening arrays in one context makes them share these.
+
+    Parameters
+    ----------
+    json : Context.Spec or JSON object, optional
+        The resources it defines. Without it, it has only default resources.
+    parent : Context, optional
+        Where resources are looked up that it does not define.
+
+    Raises
+    ------
+    MetadataError
+        If a resource type is unknown or a resource's JSON is not allowed.
+
+    Examples
+    --------
+    >>> context = Context({"cache_pool#a": {"total_bytes_limit": 10000000}})
+    >>> context["cache_pool#a"]
+    Context.Resource({'total_bytes_limit': 10000000})
+    >>> context["cache_pool"]
+    Context.Resource({})
+    """
+
+    class Spec:
+        """Parsed definitions of resources.
+
+        Parameters
+        ----------
+        json : Context.Spec or JSON object
+            Members are ``"<type>"`` or ``"<type>#<name>"``; values are the JSON of a resource, a
+            reference to another member, or null for a default resource of its own.
+
+        Examples
+        --------
+        >>> Context.Spec({"data_copy_concurrency": {"limit": "shared"}})
+        Context.Spec({'data_copy_concurrency': {}})
+        """
+
+        __slots__ = ("_definitions",)
+
+        _definitions: dict[str, Any]  # _Reference, _NULL or a configuration
+
+        def __init__(self, json: JsonValue | Context.Spec) -> None:
+            if isinstance(json, Context.Spec):
+                self._definitions = json._definitions
+                return
+            members = expect_object(from_python(json))
+            self._definitions = {
+                key: _define(_type_of(key), members[key]) for key in sorted(members)
+            }
+
+        def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
+            """Return the JSON object; `include_defaults` spells out members not given."""
+            return {
+                key: _to_json(_type_of(key), definition, include_defaults=include_defaults)
+                for key, definition in self._definitions.items()
+            }
+
+        def __repr__(self) -> str:
+            return pretty("Context.Spec", self.to_json())
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Context.Spec, (self.to_json(),))
+
+    class Resource:
+        """A context resource, got from a :class:`Context`.
+
+        Attributes
+        ----------
+        id : str
+            Its type.
+        """
+
+        __slots__ = ("__weakref__", "_config", "_origin", "_type", "_value", "id")
+
+        id: str
+        _type: ResourceType[Any, Any]
+        _config: Any
+        _value: Any
+        _origin: tuple[Context, str] | None  # where it is defined; None if only in one place
+
+        def __init__(self) -> None:
+            raise TypeError("Context.Resource is got from Context[key], not made")
+
+        @property
+        def value(self) -> Any:
+            """What it stands for, see the module of its type; made at the first use.
+
+            Raises
+            ------
+            UnsupportedError
+                If gpustore cannot do what its JSON asks for.
+            """
+            if self._value is _UNMADE:
+                with _lock:
+                    if self._value is _UNMADE:
+                        self._value = self._type.make(self._config)
+            return self._value
+
+        def to_json(self, include_defaults: bool = False) -> JsonValue:
+            """Return its JSON; `include_defaults` spells out members not given."""
+            return self._type.to_json(self._config, include_defaults=include_defaults)
+
+        def __repr__(self) -> str:
+            return pretty("Context.Resource", self.to_json())
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            if self._origin is None:
+                return (_restore, (self.id, self.to_json()))
+            return (Context.__getitem__, self._origin)
+
+    __slots__ = ("__weakref__", "_parent", "_resources", "_spec")
+
+    def __init__(
+        self, json: JsonValue | Context.Spec = None, parent: Context | None = None
+    ) -> None:
+        if parent is not None and not isinstance(parent, Context):
+            raise TypeError(f"parent: expected a Context, but received: {parent!r}")
+        self._spec = None if json is None else Context.Spec(json)
+        self._parent = parent
+        self._resources: dict[str, Context.Resource] = {}
+
+    @property
+    def spec(self) -> Context.Spec | None:
+        """The definitions it was made of, None if there were none."""
+        return self._spec
+
+    @property
+    def parent(self) -> Context | None:
+        """The context it inherits from."""
+        return self._parent
+
+    def __getitem__(self, key: str) -> Context.Resource:
+        """Return the resource ``"<type>"`` or ``"<type>#<name>"``; the same each time."""
+        found = self._resources.get(key)
+        if found is not None:
+            return found
+        if not isinstance(key, str):
+            raise TypeError(f"Context keys are strings, but received: {key!r}")
+        _type_of(key)
+        with _lock:
+            return self._look_up(key, ())
+
+    # Without this, Python would iterate by asking for keys 0, 1, 2, ...
+    __iter__ = None
+
+    def resource(self, id: str, reference: JsonValue | Context.Resource = None) -> Context.Resource:
+        """Return the resource of type `id` that a spec refers to.
+
+        Parameters
+        ----------
+        id : str
+            The type.
+        reference : JSON or Context.Resource
+            None for the default one, a string ``"<id>"`` or ``"<id>#<name>"``, or the JSON of a
+            resource of its own. A resource that is bound already is returned as it is.
+        """
+        if reference is None:
+            return self[id]
+        if isinstance(reference, Context.Resource):
+            if reference.id != id:
+                raise MetadataError(f'Expected "{id}" resource, but received: {reference.id}')
+            return reference
+        kind = _type_of(id)
+        definition = _parse(kind, from_python(reference))
+        if isinstance(definition, _Reference):
+            return self[definition]
+        return _new_resource(kind, definition, None)
+
+    def _look_up(self, key: str, trail: tuple[str, ...]) -> Context.Resource:
+        found = self._resources.get(key)
+        if found is None:
+            found = self._resources[key] = self._find(key, trail)
+        return found
+
+    def _find(self, key: str, trail: tuple[str, ...]) -> Context.Resource:
+        definitions = {} if self._spec is None else self._spec._definitions
+        kind = _type_of(key)
+        if key in definitions:
+            definition = definitions[key]
+            if isinstance(definition, _Reference):
+                step = f"{quote(key)}:{quote(definition)}"
+                if step in trail:
+                    cycle = " -> ".join(trail[: trail.index(step) + 1])
+                    raise MetadataError(f"Context resource reference cycle: {cycle}")
+                return self._look_up(definition, (step, *trail))
+            config = kind.default() if definition is _NULL else definition
+            return _new_resource(kind, config, (self, key))
+        if self._parent is not None:
+            return self._parent._look_up(key, trail)
+        if "#" in key:
+            raise MetadataError(f"Resource not defined: {quote(key)}")
+        return _new_resource(kind, kind.default(), (self, key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Context, (self._spec, self._parent))
+
+
+def resource_json(id: str, json: JsonValue, *, include_defaults: bool = False) -> JsonValue:
+    """Validate what a spec says about the resource of type `id`, and normalise it.
+
+    Parameters
+    ----------
+    id : str
+        The type.
+    json : JSON
+        A reference or the JSON of a resource.
+
+    Examples
+    --------
+    >>> resource_json("file_io_locking", {"mode": "lockfile", "acquire_timeout": "90s"})
+    {'acquire_timeout': '1m30s', 'mode': 'lockfile'}
+    """
+    kind = _type_of(id)
+    return _to_json(kind, _parse(kind, from_python(json)), include_defaults=include_defaults)
+
+
+def _type_of(key: str) -> ResourceType[Any, Any]:
+    id = key.partition("#")[0]
+    kind: ResourceType[Any, Any] | None = registry.find("resources", id)
+    if kind is None:
+        known = ", ".join(registry.ids("resources"))
+        raise MetadataError(
+            f"Invalid context resource identifier: {quote(id or key)} (expected one of {known})"
+        )
+    return kind
+
+
+def _define(kind: ResourceType[Any, Any], json: JsonValue) -> Any:
+    """Parse a reference, a configuration or null."""
+    return _NULL if json is None else _parse(kind, json)
+
+
+def _parse(kind: ResourceType[Any, Any], json: JsonValue) -> Any:
+    """Parse a reference or a configuration."""
+    if isinstance(json, str) and (json == kind.id or json.startswith(f"{kind.id}#")):
+        return _Reference(json)
+    try:
+        return kind.parse(json)
+    except MetadataError as error:
+        if isinstance(json, str):
+            raise MetadataError(
+                f"Invalid spec or reference to {quote(kind.id)} resource: {text(json)} "
+                f"({error.text})"
+            ) from None
+        raise MetadataError(f"{error.text} (in context resource {quote(kind.id)})") from None
+
+
+def _to_json(kind: ResourceType[Any, Any], definition: Any, *, include_defaults: bool) -> JsonValue:
+    if definition is _NULL:
+        return None
+    if isinstance(definition, _Reference):
+        return str(definition)
+    return kind.to_json(definition, include_defaults=include_defaults)
+
+
+def _new_resource(
+    kind: ResourceType[Any, Any], config: Any, origin: tuple[Context, str] | None
+) -> Context.Resource:
+    self: Context.Resource = object.__new__(Context.Resource)
+    self.id = kind.id
+    self._type = kind
+    self._config = config
+    self._value = _UNMADE
+    self._origin = origin
+    return self
+
+
+def _restore(id: str, json: JsonValue) -> Context.Resource:
+    """Unpickle a resource that no context defines."""
+    kind = _type_of(id)
+    return _new_resource(kind, kind.parse(json), None)

@@ -1,0 +1,1 @@
+"""TensorStore drivers, one file each; the file name is the driver's identifier."""

@@ -1,0 +1,278 @@
+"""The seam between the front and the drivers: what an unopened and an opened driver offer.
+
+A driver is one noun with two states. A :class:`DriverSpec` is plain data, made from JSON: what is
+to be opened and which constraints it must fulfil. :meth:`DriverSpec.open` turns it into a
+:class:`Driver`, which reads and writes through index transforms into its own domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
+
+from gpustore._json import JsonValue, Members
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.context import Context
+from gpustore.dtype import dtype as dtype_
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.executor import Executor
+from gpustore.future import Future, WriteFutures
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.kvstore import KvStore
+from gpustore.schema import Schema
+from gpustore.unit import Unit
+
+__all__ = [
+    "Driver",
+    "DriverKind",
+    "DriverSpec",
+    "OpenMode",
+    "OpenRequest",
+    "Opening",
+    "schema_members",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMode:
+    """What :func:`gpustore.open` may do.
+
+    Attributes
+    ----------
+    open : bool
+        Open an existing array.
+    create : bool
+        Create a new one; with `open`, only if there is none.
+    delete_existing : bool
+        Delete what is there before creating.
+    assume_metadata : bool
+        Neither read nor write metadata: assume what the spec says.
+    assume_cached_metadata : bool
+        Do not read metadata when opening: assume what the spec says.
+
+    Examples
+    --------
+    >>> OpenMode(open=True, create=True)
+    OpenMode(open=True, create=True)
+    """
+
+    open: bool = False
+    create: bool = False
+    delete_existing: bool = False
+    assume_metadata: bool = False
+    assume_cached_metadata: bool = False
+
+    def __repr__(self) -> str:
+        names = (field.name for field in fields(self) if getattr(self, field.name))
+        return f"OpenMode({', '.join(f'{name}=True' for name in names)})"
+
+    @classmethod
+    def from_members(cls, members: Members) -> Self:
+        """Take the members of a spec that say how to open it."""
+        return cls(
+            **{field.name: members.take_bool(field.name, default=False) for field in fields(cls)}
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Only what is set."""
+        return {field.name: True for field in fields(self) if getattr(self, field.name)}
+
+    def resolved(self) -> OpenMode:
+        """The mode with its default, `open`, if neither `open` nor `create` is set.
+
+        Raises
+        ------
+        MetadataError
+            If the flags contradict each other.
+        UnsupportedError
+            If metadata are to be assumed.
+        """
+        mode = self
+        if not (self.open or self.create):
+            set_ = {field.name: getattr(self, field.name) for field in fields(self)}
+            mode = OpenMode(**{**set_, "open": not self.delete_existing})
+        if mode.delete_existing and mode.open:
+            raise MetadataError("Cannot specify an open mode of `delete_existing` with `open`")
+        if mode.delete_existing and not mode.create:
+            raise MetadataError("Cannot specify an open mode of `delete_existing` without `create`")
+        if mode.assume_metadata or mode.assume_cached_metadata:
+            name = "assume_metadata" if mode.assume_metadata else "assume_cached_metadata"
+            raise UnsupportedError(f"The open mode `{name}` is not supported")
+        return mode
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """How a spec is to be opened.
+
+    Attributes
+    ----------
+    mode : OpenMode
+        As the caller gave it.
+    context : Context
+        Where its resources come from.
+    read, write : bool or None
+        Required access; None means whatever is possible.
+    transform : IndexTransform or None
+        What the spec says about the domain wanted.
+    """
+
+    mode: OpenMode
+    context: Context
+    read: bool | None
+    write: bool | None
+    transform: IndexTransform | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The part of opening an array that does I/O.
+
+    Attributes
+    ----------
+    executor : Executor
+        Whose threads are to call `run`.
+    run : callable
+        Blocks; returns the driver, and the transform from the domain wanted to the driver's.
+    may_defer : bool
+        Whether it only reads, and so little that whoever asks for the result may as well run it.
+    """
+
+    executor: Executor
+    run: Callable[[], tuple[Driver, IndexTransform]]
+    may_defer: bool = False
+
+
+class Driver(Protocol):
+    """An opened array. Immutable: operations that change the domain return a new one."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def dtype(self) -> dtype_: ...
+
+    @property
+    def domain(self) -> IndexDomain:
+        """Domain of the driver itself, before any transform of the store."""
+
+    @property
+    def kvstore(self) -> KvStore | None: ...
+
+    @property
+    def chunk_layout(self) -> ChunkLayout: ...
+
+    @property
+    def codec(self) -> CodecSpec | None: ...
+
+    @property
+    def fill_value(self) -> Any:
+        """Ndarray of shape (), or None if there is none."""
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...]: ...
+
+    @property
+    def readable(self) -> bool: ...
+
+    @property
+    def writable(self) -> bool: ...
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        """The context resources it uses, by identifier, its kvstore's included."""
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """What would open it again; with all metadata unless `minimal`."""
+
+    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
+        """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`."""
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
+
+    @property
+    def executor(self) -> Executor:
+        """Whose threads call :meth:`resolve` and :meth:`resize`."""
+
+    def resolve(self) -> Driver:
+        """The same array with its bounds as they are stored now. Blocks."""
+
+    def resize(
+        self,
+        exclusive_max: tuple[int | None, ...],
+        *,
+        resize_metadata_only: bool,
+        expand_only: bool,
+        shrink_only: bool,
+    ) -> Driver:
+        """The array with other upper bounds; None keeps one as it is. Blocks."""
+
+
+class DriverSpec(Protocol):
+    """What a spec says to a driver: an immutable, picklable value."""
+
+    @property
+    def id(self) -> str:
+        """Name of the driver as specs print it."""
+
+    @property
+    def kvstore(self) -> KvStore.Spec | None: ...
+
+    @property
+    def schema(self) -> Schema:
+        """All that is known of the array, including what the driver's own members say."""
+
+    @property
+    def url(self) -> str: ...
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """The driver's own members, with ``schema`` and ``dtype`` but without the open mode."""
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """The spec with more constraints merged in."""
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Check all that needs no I/O, and say how to do the rest."""
+
+
+class DriverKind(Protocol):
+    """What a module in ``drivers/`` registers under the name ``DRIVER``."""
+
+    id: str
+
+    def from_json(self, members: Members, schema: Schema) -> DriverSpec:
+        """Take the members this driver knows; the caller checks that none are left."""
+
+    def from_url(self, base: KvStore.Spec, path: str) -> DriverSpec:
+        """The spec that the URL component ``<id>:path`` after `base` stands for."""
+
+
+def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:
+    """Open a kvstore with the resources of `context`; no I/O."""
+    return KvStore(spec.open_driver(context), spec.path)
+
+
+def schema_members(constraints: Schema, *, rank_known: bool = False) -> dict[str, JsonValue]:
+    """Constraints as the members ``dtype``, ``rank`` and ``schema`` of a spec.
+
+    Parameters
+    ----------
+    constraints : Schema
+    rank_known : bool
+        Whether other members tell the rank.
+    """
+    schema = constraints.to_json()
+    members: dict[str, JsonValue] = {}
+    rank = schema.pop("rank", None)
+    if "dtype" in schema:
+        members["dtype"] = schema.pop("dtype")
+    if schema:
+        members["schema"] = schema
+    if rank is not None and not rank_known and "domain" not in schema:
+        members["rank"] = rank
+    return members

@@ -1,0 +1,270 @@
+"""An opened array of chunks: metadata, a kvstore, and the two pipelines between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.context import Context
+from gpustore.drivers.base import Driver, DriverSpec
+from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.dtype import dtype as dtype_
+from gpustore.errors import ConflictError, GpustoreError, MismatchError, NotFoundError
+from gpustore.executor import Executor
+from gpustore.future import Future, WriteFutures
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
+from gpustore.limits import Limits
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.read import read
+from gpustore.pipelines.write import write
+from gpustore.unit import Unit
+
+__all__ = ["ChunkedDriver", "MetadataFile"]
+
+_ATTEMPTS = 100
+
+_DELETE_BATCH = 4096
+
+_MOST_ENUMERATED = 100_000
+"""Up to this many chunks are deleted by name; beyond, those that exist are listed first."""
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFile:
+    """Where the metadata of an array are stored, and in which format."""
+
+    format: Format
+    store: KvStoreDriver
+    key: str
+    limits: Limits
+
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return self.store.describe(self.key)
+
+    def load(self) -> tuple[Any, bytes]:
+        """Metadata (None if there are none) and their generation.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError, StoreIOError
+            Naming the file.
+        """
+        columns = self.store.read_many(
+            ReadRequest([self.key], max_nbytes=self.limits.metadata_nbytes)
+        )
+        columns.raise_first()
+        data = columns.value[0]
+        if data is None:
+            return None, columns.generation[0]
+        try:
+            where = self.name
+            metadata = self.format.decode(data, where=where, limits=self.limits)
+        except GpustoreError as error:
+            raise error.prefixed(f"Error reading {self.name}", key=self.key) from error.__cause__
+        return metadata, columns.generation[0]
+
+    def save(self, metadata: Any, generation: bytes) -> bool:
+        """Replace the metadata if they still have `generation`; whether that was so."""
+        columns = self.store.write_many(WriteRequest([self.key], [metadata.encode()], [generation]))
+        columns.raise_first()
+        return bool(columns.generation[0])
+
+
+@dataclass(frozen=True)
+class ChunkedDriver:
+    """An opened Zarr array. Immutable: a resized one is another object.
+
+    Attributes
+    ----------
+    file : MetadataFile
+    metadata : object
+        Of the format's metadata class.
+    description : ArrayDescription
+    array : ChunkedArray
+        What the pipelines need.
+    respec : callable
+        Makes the unopened spec; with the metadata, or None for a minimal one.
+    """
+
+    file: MetadataFile
+    metadata: Any
+    description: ArrayDescription
+    array: ChunkedArray
+    kvstore: KvStore
+    resources: Mapping[str, Context.Resource]
+    readable: bool
+    writable: bool
+    respec: Callable[[Any], DriverSpec]
+
+    @property
+    def id(self) -> str:
+        return self.file.format.json_id
+
+    @property
+    def dtype(self) -> dtype_:
+        return self.description.dtype
+
+    @property
+    def domain(self) -> IndexDomain:
+        return self.description.domain
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        return self.description.chunk_layout
+
+    @property
+    def codec(self) -> CodecSpec:
+        return self.description.codec
+
+    @property
+    def fill_value(self) -> Any:
+        return self.description.fill_value
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...]:
+        return self.description.units
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """What would open or create it again."""
+        return self.respec(None if minimal else self.metadata)
+
+    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
+        """Read through :mod:`gpustore.pipelines.read`."""
+        return read(self.array, transform, out=out, order=order)
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Write through :mod:`gpustore.pipelines.write`."""
+        return write(self.array, transform, source)
+
+    def with_metadata(self, metadata: Any) -> ChunkedDriver:
+        """The same array with other metadata."""
+        description = self.file.format.describe(metadata, limits=self.file.limits)
+        array = replace(self.array, shape=description.shape)
+        return replace(self, metadata=metadata, description=description, array=array)
+
+    @property
+    def executor(self) -> Executor:
+        return self.array.executor
+
+    def resolve(self) -> Driver:
+        """Read the metadata again; only the shape may have changed.
+
+        Raises
+        ------
+        NotFoundError
+            If they are gone.
+        MismatchError
+            If another array has taken the place of this one.
+        """
+        return self.with_metadata(self._current()[0])
+
+    def _current(self) -> tuple[Any, bytes]:
+        metadata, generation = self.file.load()
+        if metadata is None:
+            raise NotFoundError(f"Metadata at {self.file.name} does not exist", key=self.file.key)
+        shape = self.metadata.shape
+        if len(metadata.shape) != len(shape) or metadata.with_shape(shape) != self.metadata:
+            raise MismatchError(
+                f"Updated metadata at {self.file.name} is incompatible with the array opened: "
+                f"expected {self.metadata.to_json()}, but received: {metadata.to_json()}; open it "
+                f"again",
+                key=self.file.key,
+            )
+        return metadata, generation
+
+    def resize(
+        self,
+        exclusive_max: tuple[int | None, ...],
+        *,
+        resize_metadata_only: bool,
+        expand_only: bool,
+        shrink_only: bool,
+    ) -> Driver:
+        """Change the shape and delete the chunks that are now outside.
+
+        Raises
+        ------
+        MismatchError
+            If `expand_only` or `shrink_only` is violated.
+        """
+        for _ in range(_ATTEMPTS):
+            metadata, generation = self._current()
+            old = tuple(metadata.shape)
+            new = tuple(size if bound is None else bound for size, bound in zip(old, exclusive_max))
+            _check_direction(old, new, expand_only=expand_only, shrink_only=shrink_only)
+            resized = metadata.with_shape(new)
+            if new == old or self.file.save(resized, generation):
+                if not resize_metadata_only:
+                    self._delete_outside(old, new)
+                return self.with_metadata(resized)
+        raise ConflictError(
+            f"Error writing {self.file.name}: another writer was faster {_ATTEMPTS} times",
+            key=self.file.key,
+        )
+
+    def _delete_outside(self, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+        """Delete the chunks that the old shape has and the new one has not."""
+        array = self.array
+        before = tuple(-(-size // chunk) for size, chunk in zip(old, array.chunk_shape))
+        after = tuple(-(-size // chunk) for size, chunk in zip(new, array.chunk_shape))
+        kept = math.prod(min(a, b) for a, b in zip(after, before))
+        if math.prod(before) - kept > _MOST_ENUMERATED and array.store.can_list:
+            keys: Iterator[str] = iter(self._listed_outside(after))
+        else:
+            keys = map(self._key, _cells_outside(before, after))
+        while batch := list(itertools.islice(keys, _DELETE_BATCH)):
+            array.store.write_many(WriteRequest(batch, [None] * len(batch))).raise_first()
+
+    def _key(self, cell: tuple[int, ...]) -> str:
+        return self.array.key_prefix + self.array.key_separator.join(map(str, cell))
+
+    def _listed_outside(self, after: tuple[int, ...]) -> list[str]:
+        """Stored chunks outside the new grid: for grids too large to enumerate."""
+        array = self.array
+        prefix = array.key_prefix
+        found = []
+        for key in array.store.list(prefix, prefix_end(prefix)):
+            parts = key[len(prefix) :].split(array.key_separator)
+            # "01" and "+1" are not keys of chunks.
+            if len(parts) == len(after) and all(map(_INDEX.fullmatch, parts)):
+                cell = tuple(map(int, parts))
+                if any(i >= size for i, size in zip(cell, after)):
+                    found.append(key)
+        return found
+
+
+def _cells_outside(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Cells of the old grid that the new one lacks, each of them once."""
+    for d in range(len(before)):
+        # Outside in dimension d, and in no earlier one.
+        axes = [range(min(a, b)) for a, b in zip(after[:d], before[:d])]
+        axes += [range(after[d], before[d])]
+        axes += [range(b) for b in before[d + 1 :]]
+        yield from itertools.product(*axes)
+
+
+def _check_direction(
+    old: tuple[int, ...], new: tuple[int, ...], *, expand_only: bool, shrink_only: bool
+) -> None:
+    for d, (before, after) in enumerate(zip(old, new)):
+        for verb, flag, set_, violated in (
+            ("shrink", "expand_only", expand_only, after < before),
+            ("expand", "shrink_only", shrink_only, after > before),
+        ):
+            if set_ and violated:
+                raise MismatchError(
+                    f"Resize operation would {verb} output dimension {d} from [0, {before}) to "
+                    f"[0, {after}) but `{flag}` was specified"
+                )

@@ -1,0 +1,344 @@
+"""Opening and creating an array of chunks, from a spec.
+
+1. Open the kvstore and the context resources.
+2. With `delete_existing`, delete everything below the array's path.
+3. With `open`, read the metadata and compare them with the constraints; done if there are any.
+4. With `create`, make new metadata from the constraints and store them on condition that there are
+   none. If another process was faster: go to 3 if `open` allows it, else it is an error.
+5. Propagate the array's bounds through the spec's transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpustore._json import JsonValue, Members, expect_bool, in_member
+from gpustore.backends.selection import select_backend
+from gpustore.context import resource_json
+from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, open_kvstore, schema_members
+from gpustore.drivers.chunked import ChunkedDriver, MetadataFile
+from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    MetadataError,
+    NotFoundError,
+    UnsupportedError,
+    prefixing,
+)
+from gpustore.executor import Executor
+from gpustore.index_space import IndexTransform
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ABSENT, prefix_end
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.refiner import RawBytesRefiner
+from gpustore.schema import Schema
+
+__all__ = ["ChunkedKind", "ChunkedSpec"]
+
+_RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "limits")
+"""Context resources of a chunked driver, besides those of its kvstore."""
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class ChunkedSpec:
+    """An array of chunks to be opened or created.
+
+    Attributes
+    ----------
+    format : Format
+    kvstore : KvStore.Spec or None
+        With the array's path, which ends in ``/`` or is empty.
+    constraints : Schema
+        What the caller said in terms of the schema.
+    metadata : object
+        What the caller said in terms of the format's metadata.
+    options : mapping
+        Other members, as written: only those that differ from their default.
+    """
+
+    format: Format
+    kvstore: KvStore.Spec | None
+    constraints: Schema
+    metadata: Any
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.format.json_id
+
+    @property
+    def schema(self) -> Schema:
+        """What the caller said in either way, and what the format implies."""
+        return self.format.constrained(self.metadata, self.constraints)
+
+    @property
+    def url(self) -> str:
+        if self.kvstore is None:
+            raise MetadataError('"kvstore" must be specified')
+        return f"{self.kvstore.url}|{self.format.id}:"
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Members of the driver."""
+        members: dict[str, JsonValue] = dict(self.options)
+        if include_defaults:
+            members = {**_DEFAULTS, **members}
+        if self.kvstore is not None:
+            members["kvstore"] = self.kvstore.to_json(include_defaults)
+        metadata = self.metadata.to_json()
+        if metadata:
+            members["metadata"] = metadata
+        schema = self.schema
+        members.update(schema_members(self.constraints, rank_known=schema.domain is not None))
+        if schema.dtype is not None:
+            members["dtype"] = schema.dtype.to_json()
+        return members
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """The spec with more constraints merged in.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict what is there.
+        """
+        spec = self
+        if kvstore is not None:
+            if self.kvstore is not None:
+                raise MetadataError('"kvstore" is already specified')
+            spec = replace(spec, kvstore=_directory(kvstore))
+        if schema is not None:
+            merged = spec.constraints.copy()
+            merged.update(schema=schema)
+            self.format.constrained(spec.metadata, merged)  # Raises on contradictions.
+            spec = replace(spec, constraints=merged)
+        if options.pop("minimal", False):
+            spec = replace(spec, metadata=self.format.constraints({}))
+        if options:
+            checked = _options(Members(options))
+            spec = replace(spec, options={**spec.options, **checked})
+        return spec
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Open or create the array; see the steps of this module."""
+        steps = _Steps(self, request)
+        # Reading local metadata is quicker than handing it over to another thread.
+        local = steps.store.driver.is_local and not steps.mode.create
+        return Opening(steps.executor, steps.run, may_defer=local)
+
+
+class _Steps:
+    """One call of :meth:`ChunkedSpec.open`; checks everything that needs no I/O at once."""
+
+    def __init__(self, spec: ChunkedSpec, request: OpenRequest) -> None:
+        self.spec = spec
+        self.format = spec.format
+        self.request = request
+        self.name = f'Error opening "{spec.id}" driver'
+        with prefixing(self.name):
+            self.mode = _checked_mode(request)
+            if spec.kvstore is None:
+                raise MetadataError('"kvstore" must be specified')
+            context = request.context
+            self.resources = {
+                name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
+            }
+            self.limits = self.resources["limits"].value
+            self.executor: Executor = self.resources["data_copy_concurrency"].value
+            self.backend = select_backend(self.resources["device"].value)
+            self.store = open_kvstore(spec.kvstore, context)
+        key = self.store.path + str(spec.options.get("metadata_key", self.format.metadata_key))
+        self.file = MetadataFile(self.format, self.store.driver, key, self.limits)
+
+    def run(self) -> tuple[Driver, IndexTransform]:
+        with prefixing(self.name):
+            metadata = self._metadata()
+            driver = self._driver(metadata)
+            transform = IndexTransform(domain=driver.domain)
+            wanted = self.request.transform
+            if wanted is not None:
+                transform = transform[wanted]
+            return driver, transform
+
+    def _metadata(self) -> Any:
+        if self.mode.delete_existing:
+            path = self.store.path
+            self.store.driver.delete_range(path, prefix_end(path))
+        for _ in range(_ATTEMPTS):
+            if self.mode.open:
+                found, _ = self.file.load()
+                if found is not None:
+                    self._check(found)
+                    return found
+                if not self.mode.create:
+                    raise NotFoundError(
+                        f"Metadata at {self.file.name} does not exist", key=self.file.key
+                    )
+            metadata = self._new_metadata()
+            if self.file.save(metadata, ABSENT):
+                return metadata
+            if not self.mode.open:
+                raise AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
+        raise ConflictError(
+            f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
+        )
+
+    def _new_metadata(self) -> Any:
+        with prefixing(
+            f'Error writing {self.file.name}: Cannot create using specified "metadata" and schema'
+        ):
+            metadata = self.format.create(
+                self.spec.metadata, self.spec.constraints, limits=self.limits
+            )
+            self.format.describe(metadata, limits=self.limits)
+            return metadata
+
+    def _check(self, metadata: Any) -> None:
+        """Compare stored metadata with what the caller asked for."""
+        self.format.validate(self.spec.metadata, metadata)
+        description = self._describe(metadata)
+        description.check(self.spec.constraints, self.format.dtype_member)
+
+    def _describe(self, metadata: Any) -> ArrayDescription:
+        with prefixing(f"Error reading {self.file.name}"):
+            return self.format.describe(metadata, limits=self.limits)
+
+    def _driver(self, metadata: Any) -> ChunkedDriver:
+        description = self._describe(metadata)
+        chain = description.chain
+        options = self.spec.options
+        fill = description.fill_value
+        dtype = description.dtype.array_dtype
+        array = ChunkedArray(
+            store=self.store.driver,
+            key_prefix=self.store.path + description.key_prefix,
+            key_separator=description.key_separator,
+            shape=description.shape,
+            chunk_shape=description.chunk_shape,
+            dtype=dtype,
+            fill_value=np.zeros((), dtype) if fill is None else fill,
+            chain=chain,
+            refiners=(
+                (RawBytesRefiner(chain.layout.nbytes, dtype.itemsize),) if chain.is_raw else ()
+            ),
+            fill_missing=bool(options.get("fill_missing_data_reads", True)),
+            keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
+            backend=self.backend,
+            executor=self.executor,
+            limits=self.limits,
+        )
+        spec = self.spec
+        store_spec = self.store.spec()
+        no_schema = Schema(dtype=description.dtype, rank=len(description.shape))
+
+        def respec(metadata: Any) -> DriverSpec:
+            stored = {} if metadata is None else metadata.to_json()
+            return ChunkedSpec(
+                spec.format, store_spec, no_schema, spec.format.constraints(stored), spec.options
+            )
+
+        return ChunkedDriver(
+            file=self.file,
+            metadata=metadata,
+            description=description,
+            array=array,
+            kvstore=self.store,
+            resources={**self.store.driver.resources, **self.resources},
+            readable=self.request.read is not False,
+            writable=self.request.write is not False and self.store.driver.can_write,
+            respec=respec,
+        )
+
+
+def _checked_mode(request: OpenRequest) -> OpenMode:
+    mode = request.mode.resolved()
+    # Asking for reading alone makes the store read-only.
+    writable = request.write is True or (request.write is None and request.read is not True)
+    if mode.create and not writable:
+        raise MetadataError("Cannot specify an open mode of `create` without `write`")
+    return mode
+
+
+_DEFAULTS: dict[str, JsonValue] = {
+    "fill_missing_data_reads": True,
+    "recheck_cached_data": True,
+    "recheck_cached_metadata": "open",
+    "store_data_equal_to_fill_value": False,
+}
+
+
+def _options(members: Members) -> dict[str, JsonValue]:
+    """Take the options all chunked formats share; those equal to their default are dropped."""
+    options: dict[str, JsonValue] = {}
+    for name in ("fill_missing_data_reads", "store_data_equal_to_fill_value"):
+        options[name] = members.take_bool(name, default=_DEFAULTS[name])
+    for name in ("recheck_cached_data", "recheck_cached_metadata"):
+        options[name] = members.take_with(name, _recheck, _DEFAULTS[name])
+    if options["recheck_cached_metadata"] is not False and (
+        options["recheck_cached_metadata"] != "open"
+    ):
+        raise UnsupportedError(
+            'recheck_cached_metadata is supported as "open" and false only; call resolve() to see '
+            "a changed shape"
+        )
+    options = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+    for name in _RESOURCES:
+        if name in members:
+            options[name] = members.take_with(name, partial(resource_json, name))
+    return options
+
+
+def _recheck(value: JsonValue) -> JsonValue:
+    if value == "open" or isinstance(value, int | float):
+        return value
+    return expect_bool(value)
+
+
+def _directory(spec: KvStore.Spec) -> KvStore.Spec:
+    """The spec with a path that ends in "/": an array is a directory."""
+    if spec.path and not spec.path.endswith("/"):
+        return spec + "/"
+    return spec
+
+
+class ChunkedKind:
+    """What the module of a chunked format registers as its driver."""
+
+    def __init__(self, format_: Format) -> None:
+        self.format = format_
+        self.id = format_.id
+
+    def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
+        """Take the members of a chunked driver."""
+        kvstore = members.take("kvstore", None)
+        path = members.take_str("path", default="")
+        spec = None
+        if kvstore is not None:
+            with in_member("kvstore"):
+                spec = KvStore.Spec(kvstore)
+            spec = _directory(spec / path if path else spec)
+        constraints = members.take_with("metadata", self.format.constraints, None)
+        if constraints is None:
+            constraints = self.format.constraints({})
+        options = _options(members)
+        options.update(self.format.take_options(members))
+        self.format.constrained(constraints, schema)  # Raises on contradictions.
+        return ChunkedSpec(self.format, spec, schema, constraints, options)
+
+    def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
+        """``<base>|<id>:path``."""
+        spec = _directory(base / path if path else base)
+        return ChunkedSpec(self.format, spec, Schema(), self.format.constraints({}))
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Merge the JSON of two codec specs of this driver."""
+        return self.format.merge_codec(a, b)

@@ -1,0 +1,218 @@
+"""What distinguishes one chunked format from another: the words of its metadata.
+
+A :class:`Format` translates between a metadata document and an :class:`ArrayDescription`, which is
+all the chunked driver knows. Adding a format is one such translation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpustore._json import JsonValue, Members
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.codecs.chain import CodecChain
+from gpustore.dtype import dtype as dtype_
+from gpustore.domain_merge import merge_domains, merge_units
+from gpustore.errors import MetadataError, MismatchError, prefixing
+from gpustore.index_space import IndexDomain
+from gpustore.limits import Limits
+from gpustore.schema import Schema
+from gpustore.unit import Unit
+
+__all__ = ["ArrayDescription", "Format", "created_shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDescription:
+    """An array as its metadata describe it, in the driver's words.
+
+    Attributes
+    ----------
+    shape, chunk_shape : tuple of int
+        In elements.
+    dtype : dtype
+    fill_value : ndarray of shape (), or None
+        None if the format leaves it undefined; missing chunks then read as zero, and chunks of
+        zeros are stored.
+    chain : CodecChain
+    inner_order : tuple of int
+        Dimensions from the slowest to the fastest in the decoded chunk.
+    key_prefix, key_separator : str
+        How chunk keys are written, relative to the array.
+    labels : tuple of str
+    units : tuple of Unit or None
+    codec : CodecSpec
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    dtype: dtype_
+    fill_value: Any
+    chain: CodecChain
+    inner_order: tuple[int, ...]
+    key_prefix: str
+    key_separator: str
+    labels: tuple[str, ...]
+    units: tuple[Unit | None, ...]
+    codec: CodecSpec
+
+    @property
+    def domain(self) -> IndexDomain:
+        """Origin zero, upper bounds implicit (resizable)."""
+        rank = len(self.shape)
+        return IndexDomain(
+            shape=self.shape, labels=self.labels, implicit_upper_bounds=[True] * rank
+        )
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """One level of chunks."""
+        return ChunkLayout(
+            grid_origin=[0] * len(self.shape),
+            inner_order=self.inner_order,
+            read_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
+            write_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
+        )
+
+    def check(self, schema: Schema, metadata_name: str) -> None:
+        """Compare with the constraints of a schema.
+
+        Parameters
+        ----------
+        schema : Schema
+            Soft constraints are ignored.
+        metadata_name : str
+            What the format calls the data type.
+
+        Raises
+        ------
+        MismatchError, MetadataError
+            In TensorStore's words, naming the first property that differs.
+        """
+        if schema.rank is not None and schema.rank != len(self.shape):
+            raise MismatchError(
+                f"Rank specified by schema ({schema.rank}) does not match rank specified by "
+                f"metadata ({len(self.shape)})"
+            )
+        if schema.dtype is not None and schema.dtype != self.dtype:
+            raise MismatchError(
+                f"{metadata_name} from metadata ({self.dtype.name}) does not match dtype in schema "
+                f"({schema.dtype.name})"
+            )
+        with prefixing("Mismatch between metadata and schema", status="FAILED_PRECONDITION"):
+            if schema.domain is not None:
+                merge_domains(schema.domain, self.domain)
+        if schema.chunk_layout.codec_chunk.shape is not None and any(
+            schema.chunk_layout.codec_chunk.shape
+        ):
+            raise MetadataError("codec_chunk_shape not supported")
+        schema.chunk_layout.merged(self.chunk_layout)
+        self._check_fill_value(schema)
+        if schema.codec is not None:
+            with prefixing("codec from metadata does not match codec in schema"):
+                self.codec.merged(schema.codec)
+        if schema.dimension_units is not None and self.units is not None:
+            with prefixing(
+                "dimension_units from metadata does not match dimension_units in schema",
+                status="FAILED_PRECONDITION",
+            ):
+                merge_units(schema.dimension_units, self.units)
+
+    def _check_fill_value(self, schema: Schema) -> None:
+        wanted = schema.fill_value
+        if wanted is None:
+            return
+        found = None if self.fill_value is None else np.asarray(self.fill_value)
+        if wanted.shape != ():
+            raise MetadataError(f"Invalid fill_value: expected a scalar, but received: {wanted}")
+        cast = wanted.astype(self.dtype.array_dtype)
+        if found is None or cast.tobytes() != found.tobytes():
+            raise MismatchError(
+                f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
+                f"specifies fill value of {'null' if found is None else found}"
+            )
+
+
+def created_shape(domain: IndexDomain) -> tuple[int, ...]:
+    """The shape of a new Zarr array with this domain.
+
+    Raises
+    ------
+    MetadataError
+        If the origin is not zero or a bound is infinite: Zarr can store neither.
+    """
+    for d in range(domain.rank):
+        dim = domain[d]
+        if not dim.finite or dim.inclusive_min != 0:
+            raise MetadataError(
+                f"Invalid domain: dimension {d} is {dim}, expected finite bounds and an origin of 0"
+            )
+    return tuple(domain.shape)
+
+
+class Format(Protocol):
+    """A metadata format; `M` is its metadata class, `C` that of its constraints."""
+
+    id: str
+    """Name of the driver and of its URL scheme."""
+
+    json_id: str
+    """Name specs and messages print."""
+
+    dtype_member: str
+    """Name of the metadata member that holds the data type."""
+
+    metadata_key: str
+    """Key of the metadata, relative to the array, unless the spec says otherwise."""
+
+    def constraints(self, value: JsonValue) -> Any:
+        """Parse the ``metadata`` member of a spec."""
+
+    def decode(self, data: Any, *, where: str, limits: Limits) -> Any:
+        """Parse a stored document."""
+
+    def describe(self, metadata: Any, *, limits: Limits) -> ArrayDescription:
+        """The array that `metadata` describe; resolves its codecs.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError
+            If its codecs are not known, not supported or not applicable.
+        """
+
+    def create(self, constraints: Any, schema: Schema, *, limits: Limits) -> Any:
+        """New metadata that fulfil both, with the format's defaults for the rest."""
+
+    def constrained(self, constraints: Any, schema: Schema) -> Schema:
+        """`schema` with what `constraints` say merged in.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict each other.
+        """
+
+    def validate(self, constraints: Any, metadata: Any) -> None:
+        """Compare stored metadata with the caller's constraints.
+
+        Raises
+        ------
+        MismatchError
+            Naming the first member that differs.
+        """
+
+    def take_options(self, members: Members) -> dict[str, JsonValue]:
+        """Take members of the spec that only this format has; none equal to its default."""
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Merge the JSON of two codec specs.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict each other.
+        """

@@ -1,0 +1,277 @@
+"""The ``json`` driver: one JSON value of a document in a kvstore, as an array of rank 0.
+
+JSON example::
+
+    {"driver": "json", "kvstore": "file:///tmp/settings.json", "json_pointer": "/a/b"}
+
+A read parses the document and follows the pointer. A write is a read-modify-write under the
+document's generation: members that do not exist are created, other writers' changes are kept.
+
+Source: TensorStore's ``driver/json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpustore._json import JsonValue, Members, dump, from_python, parse
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.context import Context
+from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, open_kvstore, schema_members
+from gpustore.dtype import dtype
+from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.executor import Executor
+from gpustore.future import Future, WriteFutures
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.json_pointer import dereference, parse_pointer, replaced
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
+from gpustore.limits import Limits
+from gpustore.schema import Schema
+
+__all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
+
+_ATTEMPTS = 1000
+
+_JSON = dtype("json")
+
+
+@dataclass(frozen=True)
+class JsonDriver:
+    """An opened JSON value."""
+
+    kvstore: KvStore
+    pointer: str
+    executor: Executor
+    limits: Limits
+    resources: Mapping[str, Context.Resource]
+    readable: bool
+    writable: bool
+
+    id = "json"
+    dtype = _JSON
+    codec = None
+    fill_value = None
+    dimension_units = ()
+
+    @property
+    def domain(self) -> IndexDomain:
+        """The domain of rank 0."""
+        return IndexDomain(rank=0)
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """Of rank 0."""
+        return ChunkLayout(rank=0)
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """The same with or without `minimal`."""
+        del minimal
+        return JsonSpec(self.kvstore.spec(), self.pointer, Schema(dtype=_JSON, rank=0))
+
+    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
+        """Read the value, repeated over the domain of `transform`, as an array of objects."""
+        if out is not None and (
+            not isinstance(out, np.ndarray)
+            or out.dtype != object
+            or out.shape != tuple(transform.domain.shape)
+        ):
+            raise TypeError(
+                f"out must be an ndarray of objects of shape {tuple(transform.domain.shape)}"
+            )
+        # Of the result, so that a list becomes one element and not an axis.
+        array = out if out is not None else np.empty(transform.domain.shape, object, order=order)  # type: ignore[call-overload]
+
+        def run() -> Any:
+            document, _ = self._load()
+            if document is _MISSING:
+                raise NotFoundError(f"Error reading {self._name}", key=self._key)
+            tokens = parse_pointer(self.pointer)
+            try:
+                value = dereference(document, tokens)
+            except (NotFoundError, ValueError) as error:
+                raise error.prefixed(f"Error reading {self._name}") from error  # type: ignore[union-attr]
+            for index in np.ndindex(array.shape):
+                array[index] = value
+            return array
+
+        return self.executor.submit(run)
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Replace the value; `source` is it, or an array of one element that holds it."""
+        del transform
+        if isinstance(source, np.ndarray):
+            if source.size != 1:
+                raise ValueError(
+                    f"Error aligning dimensions: source shape {list(source.shape)} mismatch with "
+                    f"target shape []"
+                )
+            source = source.reshape(()).item()
+        value = from_python(source)
+        future: Future[None] = self.executor.submit(self._store, value, drain=True)
+        return WriteFutures(future, future)
+
+    def resolve(self) -> Driver:
+        """Itself: there are no bounds."""
+        return self
+
+    def resize(self, exclusive_max: tuple[int | None, ...], **flags: bool) -> Driver:
+        """Not possible."""
+        raise UnsupportedError("Resize not supported")
+
+    @property
+    def _key(self) -> str:
+        return self.kvstore.path
+
+    @property
+    def _name(self) -> str:
+        return self.kvstore.driver.describe(self._key)
+
+    def _load(self) -> tuple[JsonValue, bytes]:
+        columns = self.kvstore.driver.read_many(
+            ReadRequest([self._key], max_nbytes=self.limits.metadata_nbytes)
+        )
+        columns.raise_first()
+        data = columns.value[0]
+        if columns.state[0] is not ReadState.VALUE or data is None:
+            return _MISSING, columns.generation[0]
+        document = parse(
+            bytes(data),
+            where=f"Error reading {self._name}",
+            max_nbytes=self.limits.metadata_nbytes,
+            max_depth=self.limits.metadata_depth,
+            status="FAILED_PRECONDITION",
+        )
+        return document, columns.generation[0]
+
+    def _store(self, value: JsonValue) -> None:
+        tokens = parse_pointer(self.pointer)
+        for _ in range(_ATTEMPTS):
+            document, generation = (None, b"") if not tokens else self._load()
+            try:
+                document = replaced(None if document is _MISSING else document, tokens, value)
+            except ValueError as error:
+                raise error.prefixed(f"Error writing {self._name}") from error  # type: ignore[attr-defined]
+            columns = self.kvstore.driver.write_many(
+                WriteRequest([self._key], [dump(document, sort_keys=True)], [generation])
+            )
+            columns.raise_first()
+            if columns.generation[0]:
+                return
+        raise ConflictError(
+            f"Error writing {self._name}: another writer was faster {_ATTEMPTS} times",
+            key=self._key,
+        )
+
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class JsonSpec:
+    """A JSON value to be opened."""
+
+    kvstore: KvStore.Spec | None
+    pointer: str
+    constraints: Schema
+
+    id = "json"
+
+    @property
+    def schema(self) -> Schema:
+        """Rank 0, and what the caller said."""
+        return self.constraints
+
+    @property
+    def url(self) -> str:
+        """``<kvstore>|json:<pointer>``."""
+        if self.kvstore is None:
+            raise MetadataError('"kvstore" must be specified')
+        return f"{self.kvstore.url}|json:{self.pointer}"
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Members of the driver."""
+        members: dict[str, JsonValue] = {}
+        if self.kvstore is not None:
+            members["kvstore"] = self.kvstore.to_json(include_defaults)
+        if self.pointer or include_defaults:
+            members["json_pointer"] = self.pointer
+        return {**members, **schema_members(self.constraints, rank_known=True)}
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """The spec with more constraints merged in."""
+        spec = self
+        if schema is not None:
+            merged = self.constraints.copy()
+            merged.update(schema=schema)
+            spec = replace(spec, constraints=merged)
+        if kvstore is not None:
+            if self.kvstore is not None:
+                raise MetadataError('"kvstore" is already specified')
+            spec = replace(spec, kvstore=kvstore)
+        return spec
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Open the kvstore; nothing is read."""
+        if self.kvstore is None:
+            raise MetadataError('"kvstore" must be specified')
+        found = self.constraints.dtype
+        if found is not None and found != _JSON:
+            raise MetadataError(
+                f"Specified dtype (json) does not match existing value ({found.name})"
+            )
+        context = request.context
+        store = open_kvstore(self.kvstore, context)
+        resources = {
+            name: context.resource(name) for name in ("cache_pool", "data_copy_concurrency")
+        }
+        executor: Executor = resources["data_copy_concurrency"].value
+        driver = JsonDriver(
+            store,
+            self.pointer,
+            executor,
+            context.resource("limits").value,
+            {**store.driver.resources, **resources},
+            readable=request.read is not False,
+            writable=request.write is not False,
+        )
+        transform = request.transform or IndexTransform(domain=driver.domain)
+        return Opening(executor, lambda: (driver, transform), may_defer=True)
+
+
+class _JsonKind:
+    id = "json"
+
+    def from_json(self, members: Members, schema: Schema) -> JsonSpec:
+        """Take ``kvstore``, ``path`` and ``json_pointer``."""
+        pointer = members.take_with("json_pointer", _checked_pointer, "")
+        kvstore = members.take("kvstore", None)
+        path = members.take_str("path", default="")
+        spec = None if kvstore is None else KvStore.Spec(kvstore)
+        if spec is not None and path:
+            spec = spec / path
+        return JsonSpec(spec, pointer, schema)
+
+    def from_url(self, base: KvStore.Spec, path: str) -> JsonSpec:
+        """``|json:/pointer``."""
+        return JsonSpec(base, _checked_pointer(path), Schema())
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """There are no codecs."""
+        raise MetadataError("json driver has no codec")
+
+
+def _checked_pointer(value: JsonValue) -> str:
+    if not isinstance(value, str):
+        raise MetadataError(f"Expected string, but received: {dump(value).decode()}")
+    parse_pointer(value)
+    return value
+
+
+DRIVER = _JsonKind()

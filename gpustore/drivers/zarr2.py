@@ -1,0 +1,192 @@
+"""The ``zarr2`` driver (also ``zarr``): Zarr v2 arrays.
+
+JSON example::
+
+    {"driver": "zarr2", "kvstore": "file:///data/x.zarr/", "metadata": {"dtype": "<u2"}}
+
+Source: Zarr v2 specification; TensorStore's zarr2 driver page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpustore._json import JsonValue, Members
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.chunk_shape import choose_chunk_shape
+from gpustore.codec_spec import CodecSpec
+from gpustore.codecs.chain import complete_v2, merge_v2, resolve_v2
+from gpustore.drivers.chunked_spec import ChunkedKind
+from gpustore.drivers.format import ArrayDescription, created_shape
+from gpustore.errors import MetadataError
+from gpustore.index_space import IndexDomain
+from gpustore.limits import Limits
+from gpustore.metadata.zarr2 import UNSET, Unset, Zarr2Constraints, Zarr2Metadata, validate
+from gpustore.schema import Schema
+
+__all__ = ["DRIVER", "Zarr2Format"]
+
+
+class Zarr2Format:
+    """Translates ``.zarray``."""
+
+    id = "zarr2"
+    json_id = "zarr"
+    dtype_member = "dtype"
+    metadata_key = ".zarray"
+
+    def constraints(self, value: JsonValue) -> Zarr2Constraints:
+        """Parse the ``metadata`` member of a spec."""
+        return Zarr2Constraints.from_json(value)
+
+    def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:
+        """Parse a stored ``.zarray``."""
+        return Zarr2Metadata.decode(data, where=where, limits=limits)
+
+    def take_options(self, members: Members) -> dict[str, JsonValue]:
+        """``metadata_key``."""
+        key = members.take_str("metadata_key", default=self.metadata_key)
+        return {} if key == self.metadata_key else {"metadata_key": key}
+
+    def describe(self, metadata: Zarr2Metadata, *, limits: Limits) -> ArrayDescription:
+        """The array that `metadata` describe."""
+        rank, encoding = metadata.rank, metadata.chunk_key_encoding
+        chain = resolve_v2(
+            metadata.compressor,
+            metadata.filters,
+            metadata.dtype,
+            metadata.chunks,
+            metadata.order,
+            limits=limits,
+        )
+        order = tuple(range(rank))
+        return ArrayDescription(
+            shape=metadata.shape,
+            chunk_shape=metadata.chunks,
+            dtype=metadata.data_type,
+            fill_value=metadata.fill_value,
+            chain=chain,
+            inner_order=order if metadata.order == "C" else order[::-1],
+            key_prefix=encoding.prefix if rank else encoding.scalar_key,
+            key_separator=encoding.separator,
+            labels=("",) * rank,
+            units=(None,) * rank,
+            codec=_codec_spec(metadata.compressor),
+        )
+
+    def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
+        """Compare stored metadata with the caller's constraints."""
+        validate(
+            constraints, metadata, complete_compressor=lambda value: complete_v2(value) or {}
+        )
+
+    def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:
+        """`schema` with what `constraints` say merged in."""
+        merged = schema.copy()
+        if constraints.data_type is not None:
+            merged.update(dtype=constraints.data_type)
+        if constraints.rank is not None:
+            merged.update(rank=constraints.rank)
+        if not isinstance(constraints.shape, Unset):
+            shape = constraints.shape
+            merged.update(
+                domain=IndexDomain(shape=shape, implicit_upper_bounds=[True] * len(shape))
+            )
+        rank = merged.rank
+        if rank is not None:
+            merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+        if not isinstance(constraints.chunks, Unset):
+            merged.update(chunk_layout=ChunkLayout(chunk_shape=constraints.chunks))
+        if not isinstance(constraints.order, Unset) and rank is not None:
+            order = list(range(rank))
+            order = order if constraints.order == "C" else order[::-1]
+            merged.update(chunk_layout=ChunkLayout(inner_order=order))
+        if not isinstance(constraints.fill_value, Unset) and constraints.fill_value is not None:
+            merged.update(fill_value=constraints.fill_value)
+        if isinstance(constraints.compressor, Unset):
+            merged.update(codec=CodecSpec({"driver": "zarr"}))
+        else:
+            merged.update(codec=_codec_spec(constraints.compressor))
+        return merged
+
+    def create(
+        self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits
+    ) -> Zarr2Metadata:
+        """New metadata that fulfil both."""
+        merged = self.constrained(constraints, schema)
+        dtype, domain = merged.dtype, merged.domain
+        if dtype is None:
+            raise MetadataError('"dtype" must be specified')
+        if domain is None:
+            raise MetadataError("domain must be specified")
+        if merged.dimension_units is not None and any(merged.dimension_units):
+            raise MetadataError("Dimension units not supported by zarr driver")
+        layout = merged.chunk_layout
+        grid = layout.read_write_chunk()
+        shape = grid.shape_constraint
+        ratio = grid.aspect_ratio_constraint
+        chunks = choose_chunk_shape(
+            None if shape is None else shape.values,
+            None if ratio is None else ratio.values,
+            grid.elements_constraint,
+            domain.origin,
+            domain.shape,
+        )
+        order = constraints.order
+        if isinstance(order, Unset):
+            inner = layout.inner_order or layout.inner_order_soft_constraint
+            order = "F" if inner == tuple(range(domain.rank))[::-1] and domain.rank > 1 else "C"
+            if layout.inner_order is not None and inner not in (
+                tuple(range(domain.rank)),
+                tuple(range(domain.rank))[::-1],
+            ):
+                raise MetadataError(f'Invalid "inner_order" constraint: {list(inner or ())}')
+        stored = constraints.dtype
+        fill = constraints.fill_value
+        if isinstance(fill, Unset):
+            fill = merged.fill_value
+        separator = constraints.dimension_separator
+        metadata = Zarr2Metadata(
+            shape=created_shape(domain),
+            chunks=chunks,
+            dtype=dtype.array_dtype if isinstance(stored, Unset) else stored,
+            compressor=_compressor(merged.codec),
+            fill_value=fill,
+            order=order,
+            dimension_separator="." if isinstance(separator, Unset) else separator,
+        )
+        metadata.check(limits)
+        return metadata
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Merge the JSON of two codec specs of this driver."""
+        first, second = _compressor_of(a), _compressor_of(b)
+        return _codec_json(merge_v2(first, second))
+
+
+def _codec_json(compressor: Any) -> dict[str, JsonValue]:
+    value: dict[str, JsonValue] = {"driver": "zarr", "filters": None}
+    if not isinstance(compressor, Unset):
+        value["compressor"] = None if compressor is None else dict(compressor)
+    return value
+
+
+def _codec_spec(compressor: Any) -> CodecSpec:
+    return CodecSpec(_codec_json(compressor))
+
+
+def _compressor_of(value: JsonValue) -> Any:
+    members = Members(value)
+    members.take("driver")
+    compressor = members.take("compressor", UNSET)
+    filters = members.take("filters", None)
+    members.finish()
+    constraints = {} if compressor is UNSET else {"compressor": compressor}
+    return Zarr2Constraints.from_json({**constraints, "filters": filters}).compressor
+
+
+def _compressor(codec: CodecSpec | None) -> Any:
+    return complete_v2(UNSET if codec is None else _compressor_of(codec.to_json()))
+
+
+DRIVER = ChunkedKind(Zarr2Format())

@@ -1,0 +1,195 @@
+"""The ``zarr3`` driver: Zarr v3 arrays.
+
+JSON example::
+
+    {"driver": "zarr3", "kvstore": "file:///data/x.zarr/", "metadata": {"data_type": "uint16"}}
+
+Source: Zarr v3 core specification; TensorStore's zarr3 driver page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpustore._json import JsonValue, Members, expect_list
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.chunk_shape import choose_read_write_chunk_shapes
+from gpustore.codec_spec import CodecSpec
+from gpustore.codecs.chain import complete_v3, merge_v3, resolve_v3
+from gpustore.drivers.chunked_spec import ChunkedKind
+from gpustore.drivers.format import ArrayDescription, created_shape
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.index_space import IndexDomain
+from gpustore.limits import Limits
+from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
+from gpustore.schema import Schema
+
+__all__ = ["DRIVER", "Zarr3Format"]
+
+
+class Zarr3Format:
+    """Translates ``zarr.json``."""
+
+    id = "zarr3"
+    json_id = "zarr3"
+    dtype_member = "data_type"
+    metadata_key = "zarr.json"
+
+    def constraints(self, value: JsonValue) -> Zarr3Constraints:
+        """Parse the ``metadata`` member of a spec."""
+        return Zarr3Constraints.from_json(value)
+
+    def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
+        """Parse a stored ``zarr.json``."""
+        return Zarr3Metadata.decode(data, where=where, limits=limits)
+
+    def take_options(self, members: Members) -> dict[str, JsonValue]:
+        """There are none."""
+        del members
+        return {}
+
+    def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
+        """The array that `metadata` describe."""
+        rank, encoding = metadata.rank, metadata.chunk_key_encoding
+        chain = resolve_v3(metadata.codecs, metadata.dtype, metadata.chunk_shape, limits=limits)
+        return ArrayDescription(
+            shape=metadata.shape,
+            chunk_shape=metadata.chunk_shape,
+            dtype=metadata.dtype,
+            fill_value=metadata.fill_value,
+            chain=chain,
+            inner_order=tuple(range(rank)),
+            key_prefix=encoding.prefix if rank else encoding.scalar_key,
+            key_separator=encoding.separator,
+            labels=metadata.labels,
+            units=metadata.dimension_units,
+            codec=_codec_spec(metadata.codecs),
+        )
+
+    def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
+        """Compare stored metadata with the caller's constraints."""
+        codecs = constraints.codecs
+        validate(constraints, metadata)
+        if codecs is not None:
+            merge_v3(codecs, metadata.codecs)
+
+    def constrained(self, constraints: Zarr3Constraints, schema: Schema) -> Schema:
+        """`schema` with what `constraints` say merged in."""
+        merged = schema.copy()
+        if constraints.data_type is not None:
+            merged.update(dtype=constraints.data_type)
+        if constraints.rank is not None:
+            merged.update(rank=constraints.rank)
+        if constraints.shape is not None:
+            merged.update(domain=_domain(constraints.shape, _labels(constraints)))
+        rank = merged.rank
+        if rank is not None:
+            merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+        if constraints.chunk_shape is not None:
+            merged.update(chunk_layout=ChunkLayout(write_chunk_shape=constraints.chunk_shape))
+            if not _is_sharded(constraints.codecs):
+                merged.update(chunk_layout=ChunkLayout(read_chunk_shape=constraints.chunk_shape))
+        if constraints.fill_value is not None:
+            merged.update(fill_value=constraints.fill_value)
+        if constraints.codecs is not None:
+            merged.update(codec=_codec_spec(constraints.codecs))
+        else:
+            merged.update(codec=CodecSpec({"driver": "zarr3"}))
+        return merged
+
+    def create(
+        self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
+    ) -> Zarr3Metadata:
+        """New metadata that fulfil both."""
+        merged = self.constrained(constraints, schema)
+        dtype, domain = merged.dtype, merged.domain
+        if dtype is None:
+            raise MetadataError("dtype must be specified")
+        if domain is None:
+            raise MetadataError("domain must be specified")
+        rank = domain.rank
+        shape = created_shape(domain)
+        layout = merged.chunk_layout
+        read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
+        if read != write:
+            raise UnsupportedError(
+                f"Different read chunks {list(read)} and write chunks {list(write)} need the codec "
+                f"sharding_indexed, which is not supported; ask for one chunk_shape"
+            )
+        if layout.inner_order not in (None, tuple(range(rank))):
+            raise UnsupportedError(
+                f"inner_order {list(layout.inner_order or ())} needs the codec transpose, which is "
+                f"not supported; only {list(range(rank))} is"
+            )
+        codec = merged.codec
+        codecs = None if codec is None else _codecs_of(codec.to_json())
+        attributes = dict(constraints.attributes)
+        units = merged.dimension_units
+        if units is not None and any(unit is not None for unit in units):
+            attributes["dimension_units"] = [None if unit is None else str(unit) for unit in units]
+        names = constraints.dimension_names
+        if names is None and any(domain.labels):
+            names = tuple(domain.labels)
+        fill = merged.fill_value
+        metadata = Zarr3Metadata(
+            shape=shape,
+            data_type=dtype,
+            chunk_shape=write,
+            fill_value=dtype.array_dtype.type(0) if fill is None else fill,
+            codecs=complete_v3(codecs, dtype, rank),
+            chunk_key_encoding=constraints.chunk_key_encoding or ChunkKeyEncoding(),
+            attributes=attributes,
+            dimension_names=names,
+            extensions=dict(constraints.extensions),
+        )
+        metadata.check(limits)
+        return metadata
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Merge the JSON of two codec specs of this driver."""
+        first, second = _codecs_of(a), _codecs_of(b)
+        codecs = (
+            merge_v3(first, second)
+            if first is not None and second is not None
+            else (second if first is None else first)
+        )
+        return _codec_json(codecs)
+
+
+def _domain(shape: tuple[int, ...], labels: tuple[str, ...] | None) -> IndexDomain:
+    return IndexDomain(shape=shape, labels=labels, implicit_upper_bounds=[True] * len(shape))
+
+
+def _labels(constraints: Zarr3Constraints) -> tuple[str, ...] | None:
+    names = constraints.dimension_names
+    return None if names is None else tuple(name or "" for name in names)
+
+
+def _is_sharded(codecs: tuple[NamedConfiguration, ...] | None) -> bool:
+    return any(codec.name == "sharding_indexed" for codec in codecs or ())
+
+
+def _codec_json(codecs: tuple[NamedConfiguration, ...] | None) -> dict[str, JsonValue]:
+    value: dict[str, JsonValue] = {"driver": "zarr3"}
+    if codecs is not None:
+        value["codecs"] = [codec.to_json() for codec in codecs]
+    return value
+
+
+def _codec_spec(codecs: tuple[NamedConfiguration, ...] | None) -> CodecSpec:
+    return CodecSpec(_codec_json(codecs))
+
+
+def _codecs_of(value: JsonValue) -> tuple[NamedConfiguration, ...] | None:
+    members = Members(value)
+    members.take("driver")
+    codecs = members.take("codecs", None)
+    members.finish()
+    if codecs is None:
+        return None
+    return Zarr3Constraints.from_json({"codecs": expect_list(codecs)}).codecs
+
+
+DRIVER = ChunkedKind(Zarr3Format())

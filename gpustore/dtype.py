@@ -1,0 +1,331 @@
+"""Data types: TensorStore's names for them, and the NumPy types that hold them in memory.
+
+A :class:`dtype` is one of a fixed set, without byte order. It is not a NumPy dtype: ``int4`` is
+an ml_dtypes type, ``char`` and ``byte`` are NumPy's ``S`` and ``V``, and ``string``, ``ustring``
+and ``json`` share NumPy's ``object``.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from gpustore._json import expect_str, from_python, quote
+from gpustore.errors import MetadataError
+
+__all__ = [
+    "DTYPES",
+    "DTypeLike",
+    "bfloat16",
+    "bool",
+    "byte",
+    "char",
+    "complex128",
+    "complex64",
+    "dtype",
+    "float16",
+    "float32",
+    "float4_e2m1fn",
+    "float64",
+    "float8_e3m4",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "from_json",
+    "int16",
+    "int2",
+    "int32",
+    "int4",
+    "int64",
+    "int8",
+    "json",
+    "string",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+    "ustring",
+]
+
+_ML_DTYPES = (
+    "int2",
+    "int4",
+    "float8_e3m4",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e4m3b11fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+    "bfloat16",
+)
+
+_NUMPY = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+
+
+def _table() -> dict[str, tuple[np.dtype[Any], builtins.type[Any]]]:
+    """Name -> NumPy dtype, scalar type."""
+    table: dict[str, tuple[np.dtype[Any], builtins.type[Any]]] = {
+        "char": (np.dtype("S"), np.bytes_),
+        "byte": (np.dtype("V"), np.void),
+        "string": (np.dtype("O"), bytes),
+        "ustring": (np.dtype("O"), str),
+        "json": (np.dtype("O"), np.object_),
+    }
+    for name in _NUMPY:
+        table[name] = (np.dtype(name), np.dtype(name).type)
+    for name in _ML_DTYPES:
+        scalar = getattr(ml_dtypes, name)
+        table[name] = (np.dtype(scalar), scalar)
+    return table
+
+
+class dtype:
+    """A TensorStore data type.
+
+    Parameters
+    ----------
+    dtype : str, dtype, numpy.dtype or type
+        A TensorStore name such as ``"uint16"`` (not NumPy's codes such as ``"<u2"``), a NumPy
+        dtype or scalar type, whose byte order and length are dropped, or one of Python's
+        ``int``, ``float``, ``complex``, ``bool``, ``str`` (ustring) and ``bytes`` (string).
+
+    Raises
+    ------
+    MetadataError
+        If there is no such data type: times, wide characters and generic objects have none.
+    TypeError
+        If the argument does not name a data type at all.
+
+    Examples
+    --------
+    >>> dtype("uint16")
+    dtype("uint16")
+    >>> dtype(">u2") == np.uint16
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.MetadataError: No TensorStore data type with name: ">u2"
+    >>> dtype(np.dtype(">u2")) == np.uint16
+    True
+    """
+
+    __slots__ = ("_name", "_numpy_dtype", "_type")
+    _name: str
+    _numpy_dtype: np.dtype[Any]
+    _type: builtins.type[Any]
+
+    def __new__(cls, dtype: DTypeLike) -> dtype:
+        if isinstance(dtype, cls):
+            return dtype
+        if isinstance(dtype, str):
+            return _by_name(dtype)
+        if isinstance(dtype, np.dtype):
+            return _by_numpy_dtype(dtype)
+        if isinstance(dtype, type):
+            return _by_type(dtype)
+        raise TypeError(
+            f"Expected the name of a data type, a NumPy dtype or a type, but received: {dtype!r}"
+        )
+
+    @property
+    def name(self) -> str:
+        """TensorStore's name."""
+        return self._name
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype, native byte order; ``S`` and ``V`` without a length for char, byte."""
+        return self._numpy_dtype
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of an array of such elements: ``S1`` and ``V1`` for char, byte."""
+        kind = {"char": "S1", "byte": "V1"}.get(self._name)
+        return self._numpy_dtype if kind is None else np.dtype(kind)
+
+    @property
+    def type(self) -> builtins.type[Any]:
+        """The type of one element."""
+        return self._type
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory; of its pointer for string, ustring and json."""
+        return self.array_dtype.itemsize
+
+    def to_json(self) -> str:
+        """The name, as it stands in a spec."""
+        return self._name
+
+    def __call__(self, arg: object) -> Any:
+        """Convert `arg` to an element: ``dtype("int8")(5)`` is ``numpy.int8(5)``."""
+        if self._name == "json":
+            return from_python(arg)
+        if isinstance(arg, (str, bytes)) and self._name in _ML_DTYPES:
+            # ml_dtypes 0.5 ends the process on text that is no number.
+            arg = int(arg, 0) if self._name.startswith("int") else float(arg)
+        return self._type(arg)
+
+    def __eq__(self, other: object) -> builtins.bool:
+        """Whether `other` names the same data type.
+
+        As in TensorStore a wrong name raises. Unlike there, what names no data type at all, such
+        as None, is merely different, so that dtypes can stand in tuples and dataclasses.
+        """
+        if self is other:
+            return True
+        if not isinstance(other, (dtype, str, np.dtype, type)):
+            return NotImplemented
+        return self is dtype(other)
+
+    def __hash__(self) -> int:
+        return hash((dtype, self._name))
+
+    def __repr__(self) -> str:
+        return f'dtype("{self._name}")'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dtype, (self._name,))
+
+
+# np.dtype is itself generic over its scalar; anything else numpy.dtype() takes is a TypeError.
+DTypeLike: TypeAlias = "str | dtype | np.dtype[Any] | builtins.type[Any]"
+
+
+def _make(name: str, numpy_dtype: np.dtype[Any], scalar: builtins.type[Any]) -> dtype:
+    made = object.__new__(dtype)
+    made._name = name
+    made._numpy_dtype = numpy_dtype
+    made._type = scalar
+    return made
+
+
+_ORDER = (
+    *("bool", "char", "byte", "int2", "int4", "int8", "uint8", "int16", "uint16", "int32"),
+    *("uint32", "int64", "uint64", "float4_e2m1fn", "float8_e3m4", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    *("float8_e8m0fnu", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("string", "ustring", "json"),
+)
+_TABLE = _table()
+
+# All data types by name.
+DTYPES: dict[str, dtype] = {name: _make(name, *_TABLE[name]) for name in _ORDER}
+
+_PYTHON = {
+    int: "int64",
+    float: "float64",
+    complex: "complex128",
+    builtins.bool: "bool",
+    str: "ustring",
+    bytes: "string",
+}
+
+# ml_dtypes by scalar type, NumPy's by kind and size: np.longlong is another type than np.int64.
+_BY_SCALAR = {DTYPES[name].type: DTYPES[name] for name in (*_ML_DTYPES, "char", "byte")}
+_BY_KIND = {(DTYPES[name].numpy_dtype.kind, DTYPES[name].itemsize): DTYPES[name] for name in _NUMPY}
+
+
+def _by_name(name: str) -> dtype:
+    found = DTYPES.get(name)
+    if found is None:
+        raise MetadataError(f"No TensorStore data type with name: {quote(name)}")
+    return found
+
+
+def _by_numpy_dtype(numpy_dtype: np.dtype[Any]) -> dtype:
+    found = _BY_SCALAR.get(numpy_dtype.type)
+    if found is None and issubclass(numpy_dtype.type, (np.bool_, np.number)):
+        found = _BY_KIND.get((numpy_dtype.kind, numpy_dtype.itemsize))
+    if found is None:
+        raise MetadataError(
+            f"No TensorStore data type corresponding to NumPy dtype: {numpy_dtype!r}"
+        )
+    return found
+
+
+def _by_type(python_type: builtins.type[Any]) -> dtype:
+    name = _PYTHON.get(python_type)
+    if name is not None:
+        return DTYPES[name]
+    if python_type in _ABSTRACT:
+        raise TypeError(f"Expected a concrete type, but received: {python_type!r}")
+    return _by_numpy_dtype(np.dtype(python_type))
+
+
+# numpy.dtype() deprecates these; they are no data types.
+_ABSTRACT = {
+    *(np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact),
+    *(np.floating, np.complexfloating, np.flexible, np.character),
+}
+
+
+def from_json(value: Any) -> dtype:
+    """The data type that a JSON value names.
+
+    >>> from_json("int8")
+    dtype("int8")
+    >>> from_json("i1")
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.MetadataError: Unsupported data type: "i1"
+    """
+    found = DTYPES.get(expect_str(value))
+    if found is None:
+        raise MetadataError(f"Unsupported data type: {quote(value)}")
+    return found
+
+
+# TensorStore's constants. They hide Python's bool below this line.
+bool = DTYPES["bool"]
+char = DTYPES["char"]
+byte = DTYPES["byte"]
+int2 = DTYPES["int2"]
+int4 = DTYPES["int4"]
+int8 = DTYPES["int8"]
+int16 = DTYPES["int16"]
+int32 = DTYPES["int32"]
+int64 = DTYPES["int64"]
+uint8 = DTYPES["uint8"]
+uint16 = DTYPES["uint16"]
+uint32 = DTYPES["uint32"]
+uint64 = DTYPES["uint64"]
+float4_e2m1fn = DTYPES["float4_e2m1fn"]
+float8_e3m4 = DTYPES["float8_e3m4"]
+float8_e4m3fn = DTYPES["float8_e4m3fn"]
+float8_e4m3fnuz = DTYPES["float8_e4m3fnuz"]
+float8_e4m3b11fnuz = DTYPES["float8_e4m3b11fnuz"]
+float8_e5m2 = DTYPES["float8_e5m2"]
+float8_e5m2fnuz = DTYPES["float8_e5m2fnuz"]
+float8_e8m0fnu = DTYPES["float8_e8m0fnu"]
+float16 = DTYPES["float16"]
+bfloat16 = DTYPES["bfloat16"]
+float32 = DTYPES["float32"]
+float64 = DTYPES["float64"]
+complex64 = DTYPES["complex64"]
+complex128 = DTYPES["complex128"]
+string = DTYPES["string"]
+ustring = DTYPES["ustring"]
+json = DTYPES["json"]

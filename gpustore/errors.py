@@ -1,0 +1,233 @@
+"""Every error gpustore raises, in one tree, grouped by what the caller can do about it.
+
+::
+
+    GpustoreError
+    +-- MetadataError(ValueError)          the JSON of a spec or of a file is wrong: correct it
+    +-- MismatchError(ValueError)          what is stored is not what was asked for: ask differently
+    +-- CorruptChunkError(ValueError)      stored bytes do not decode: restore the key
+    +-- LimitError(ValueError)             a size exceeds a limit: raise the limit, or distrust the file
+    +-- InvalidKeyError(ValueError)        a key is not legal in this kvstore: choose another
+    +-- NotFoundError(ValueError, KeyError)   nothing there: create it
+    +-- AlreadyExistsError(ValueError)     something there: open it or delete it
+    +-- ConflictError(ValueError)          another writer was faster: read again and retry
+    +-- OutOfBoundsError(IndexError)       an index is outside the domain
+    +-- UnsupportedError(NotImplementedError)  legal, but gpustore cannot do it
+    +-- StoreIOError(OSError, ValueError)  the operating system or the network failed
+    +-- DeviceError(RuntimeError)          the GPU, its driver or its libraries
+        +-- ForkError                      CUDA was used before the process forked
+
+Each class also derives from the builtin a caller would expect, so ``except ValueError`` works.
+The text begins as TensorStore's does, including the status name where TensorStore prints one
+(``NOT_FOUND: ...``), and then says where, what was found, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+__all__ = [
+    "AlreadyExistsError",
+    "ConflictError",
+    "CorruptChunkError",
+    "DeviceError",
+    "ForkError",
+    "GpustoreError",
+    "InvalidKeyError",
+    "LimitError",
+    "MetadataError",
+    "MismatchError",
+    "NotFoundError",
+    "OutOfBoundsError",
+    "StoreIOError",
+    "UnsupportedError",
+    "prefixing",
+]
+
+
+class GpustoreError(Exception):
+    """Base of all errors raised by gpustore.
+
+    Parameters
+    ----------
+    text : str
+        The message without the status name.
+    status : str, optional
+        TensorStore's status name that precedes the text, ``""`` for none. Defaults to that of
+        the class.
+    key : str, optional
+        The kvstore key (or file) the error is about.
+    codec : str, optional
+        The codec that failed.
+
+    Attributes
+    ----------
+    kind : str
+        Stable, machine-readable name of the class.
+    text, status, key, codec
+        As passed.
+    """
+
+    kind: ClassVar[str] = "error"
+    default_status: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        status: str | None = None,
+        key: str | None = None,
+        codec: str | None = None,
+    ) -> None:
+        self.text = text
+        self.status = self.default_status if status is None else status
+        self.key = key
+        self.codec = codec
+        super().__init__(f"{self.status}: {text}" if self.status else text)
+
+    # KeyError would print the repr of its argument, OSError an errno.
+    __str__ = Exception.__str__
+
+    def prefixed(self, context: str, *, key: str | None = None) -> Self:
+        """Return the same error with ``context: `` before its text, naming `key` if none was.
+
+        >>> str(NotFoundError('"a" is missing').prefixed("Error opening x"))
+        'NOT_FOUND: Error opening x: "a" is missing'
+        """
+        error = type(self)(f"{context}: {self.text}", **self._attributes())
+        if error.key is None:
+            error.key = key
+        error.__cause__ = self.__cause__
+        return error
+
+    def _attributes(self) -> dict[str, Any]:
+        return {"status": self.status, "key": self.key, "codec": self.codec}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.text, self._attributes()))
+
+
+@contextmanager
+def prefixing(context: str, *, status: str | None = None) -> Iterator[None]:
+    """Put ``context: `` before the text of errors raised inside.
+
+    Parameters
+    ----------
+    context : str
+        What was being done.
+    status : str, optional
+        Also replaces the status name.
+    """
+    try:
+        yield
+    except GpustoreError as error:
+        prefixed = error.prefixed(context)
+        if status is not None:
+            prefixed = type(prefixed)(prefixed.text, **{**prefixed._attributes(), "status": status})
+        raise prefixed from error.__cause__
+
+
+def _rebuild(cls: type[GpustoreError], text: str, attributes: dict[str, Any]) -> GpustoreError:
+    return cls(text, **attributes)
+
+
+class MetadataError(GpustoreError, ValueError):
+    """JSON of a spec or of stored metadata is malformed or not allowed."""
+
+    kind = "metadata"
+
+
+class MismatchError(GpustoreError, ValueError):
+    """A constraint given by the caller does not match what is stored."""
+
+    kind = "mismatch"
+    default_status = "FAILED_PRECONDITION"
+
+
+class CorruptChunkError(GpustoreError, ValueError):
+    """The stored bytes of a chunk do not decode to exactly one chunk.
+
+    Attributes
+    ----------
+    key : str or None
+        The kvstore key of the chunk.
+    codec : str or None
+        The codec that refused the bytes.
+    reason : str
+        What is wrong with them.
+    """
+
+    kind = "corrupt_chunk"
+    default_status = "FAILED_PRECONDITION"
+
+    @property
+    def reason(self) -> str:
+        return self.text
+
+
+class LimitError(GpustoreError, ValueError):
+    """A size is larger than the context resource ``limits`` allows."""
+
+    kind = "limit"
+
+
+class InvalidKeyError(GpustoreError, ValueError):
+    """A key is not legal; it is never normalised into one that is."""
+
+    kind = "invalid_key"
+
+
+class NotFoundError(GpustoreError, ValueError, KeyError):
+    """Nothing is stored where something was expected."""
+
+    kind = "not_found"
+    default_status = "NOT_FOUND"
+    __str__ = Exception.__str__
+
+
+class AlreadyExistsError(GpustoreError, ValueError):
+    """Something is stored where nothing was expected."""
+
+    kind = "already_exists"
+    default_status = "ALREADY_EXISTS"
+
+
+class ConflictError(GpustoreError, ValueError):
+    """Another writer changed a key between reading and writing it."""
+
+    kind = "conflict"
+    default_status = "ABORTED"
+
+
+class OutOfBoundsError(GpustoreError, IndexError, ValueError):
+    """An index lies outside the domain."""
+
+    kind = "out_of_bounds"
+    default_status = "OUT_OF_RANGE"
+
+
+class UnsupportedError(GpustoreError, NotImplementedError):
+    """The request is legal, but gpustore has no implementation of it."""
+
+    kind = "unsupported"
+
+
+class StoreIOError(GpustoreError, OSError, ValueError):
+    """The operating system or the network failed; the cause is chained."""
+
+    kind = "store_io"
+    __str__ = Exception.__str__
+
+
+class DeviceError(GpustoreError, RuntimeError):
+    """The GPU, its driver or one of its libraries is missing or failed."""
+
+    kind = "device"
+
+
+class ForkError(DeviceError):
+    """CUDA was initialised before this process was forked and cannot be used in it."""
+
+    kind = "fork"

@@ -1,0 +1,416 @@
+"""The thread pool.
+
+:class:`Executor` differs from :mod:`concurrent.futures` in what it promises:
+
+* Its threads are daemons, started when there is work for them. The interpreter never waits for
+  reads at exit; writes nobody waited for get at most five seconds (``drain=True``).
+* A task never waits for another. :meth:`Executor.run_all` fans out without a waiting task: the
+  worker that finishes last goes on. If user code that was called on a worker waits nevertheless
+  (a callback, a user's chunk function), a spare thread stands in, so the pool cannot lock up.
+* Cancelling skips what has not begun, and running tasks may ask ``CancelToken.current()``.
+* After a fork the child has fresh locks and an empty pool, and can use it at once.
+* Between tasks workers hold no reference to the last one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from gpustore.future import (
+    CancelledError,
+    Future,
+    Promise,
+    epoch,
+    new,
+    report,
+    thread_state,
+    without_locals,
+)
+
+__all__ = ["CancelToken", "Executor", "reset_after_fork", "shared"]
+
+T = TypeVar("T")
+
+# A fan-out gives way to other work that is queued after this time, in seconds.
+_SLICE_S = 0.005
+
+# How long the interpreter waits at exit for writes nobody waited for, in seconds.
+_DRAIN_S = 5.0
+
+
+class CancelToken:
+    """Says whether the work a thread is doing is still wanted; got from :meth:`current`."""
+
+    __slots__ = ("_cancelled",)
+
+    def __init__(self, cancelled: Callable[[], bool] | None) -> None:
+        self._cancelled = cancelled
+
+    @staticmethod
+    def current() -> CancelToken:
+        """Return the token of the task this thread runs; outside tasks, one never cancelled.
+
+        Ask for it on the thread that begins the work; it may be checked on others.
+        """
+        return CancelToken(thread_state.cancelled)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled, or another task of the same fan-out failed."""
+        return self._cancelled is not None and self._cancelled()
+
+    def check(self) -> None:
+        """Raise CancelledError if the work is no longer wanted, for instance before a rename."""
+        if self.cancelled:
+            raise CancelledError
+
+
+class Executor:
+    """Runs callables on daemon threads of its own.
+
+    Parameters
+    ----------
+    limit : int
+        The most threads that work at the same time, at least 1.
+
+    Examples
+    --------
+    >>> executor = Executor(2)
+    >>> executor.submit(sum, [1, 2, 3]).result()
+    6
+    """
+
+    __slots__ = ("__weakref__", "_crew", "limit")
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"Executor: expected a limit of at least 1, but received: {limit}")
+        self.limit = limit
+        self._crew = _Crew(limit)
+        # Threads refer to the crew only, so that an executor nobody uses any more can go.
+        weakref.finalize(self, self._crew.dismiss).atexit = False
+
+    def execute(self, task: Callable[[], object], /) -> None:
+        """Call `task` on a worker. It has to deal with its errors itself."""
+        self._crew.put(task)
+
+    def submit(
+        self, fn: Callable[..., T | Future[T]], /, *args: object, drain: bool = False
+    ) -> Future[T]:
+        """Call ``fn(*args)`` on a worker.
+
+        Parameters
+        ----------
+        fn : callable
+            If it returns a Future, the result of that one is waited for (without a thread).
+        drain : bool
+            The interpreter waits for it at exit, for at most five seconds: for writes.
+
+        Returns
+        -------
+        Future
+            Cancelling it skips `fn` if it has not begun.
+        """
+        future: Future[T] = new(epoch())
+        if drain:
+            _remember(future)
+        self._crew.put(partial(future._run, partial(fn, *args) if args else fn))
+        return future
+
+    def run_all(
+        self,
+        tasks: Sequence[Callable[[], object]],
+        then: Callable[[], T | Future[T]],
+        *,
+        parent: Promise[T] | None = None,
+        drain: bool = False,
+    ) -> Future[T]:
+        """Call all `tasks`, then `then`, without anybody waiting.
+
+        Parameters
+        ----------
+        tasks : sequence of callables
+            Begun in order, by up to `limit` workers; may be lazy, each index is read once. The
+            error of a lambda keeps alive what its closure holds, that of a `functools.partial`
+            does not.
+        then : callable
+            Called by the worker that finishes last, if no task failed. What it returns (or the
+            Future it returns) is the result.
+        parent : Promise, optional
+            Finished with the outcome, instead of a new Future; its cancellation stops the tasks.
+        drain : bool
+            As for :meth:`submit`.
+
+        Returns
+        -------
+        Future
+            Fails with the first error. Tasks not begun by then are skipped, and the Future is
+            done only when those that had begun have ended, as they may still use its buffers.
+        """
+        group = _Group(self, tasks, then, parent)
+        if drain:
+            _remember(group.future)
+        if not len(tasks):
+            self._crew.put(group.end)
+        for _ in range(min(len(tasks), self.limit)):
+            self._crew.put(group)
+        return group.future
+
+
+class _Crew:
+    """The threads of an executor and the work queued for them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._dismissed = False
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start anew: the parent's threads do not exist in the child, its queue is not ours."""
+        # Re-entrant, since the garbage collector may call `dismiss` while it is held.
+        self._lock = threading.RLock()
+        self._queue: deque[Callable[[], object]] = deque()
+        self._sleepers: list[threading.Lock] = []  # the last one to fall asleep is woken first
+        self._threads = 0
+        self._spare = 0  # how many threads wait for other tasks
+
+    def busy(self) -> bool:
+        """Whether there is work that no thread has taken."""
+        return bool(self._queue)
+
+    def put(self, task: Callable[[], object]) -> None:
+        """Queue `task`, wake a thread or start one."""
+        with self._lock:
+            self._queue.append(task)
+            missing = self._call_thread()
+        if missing:
+            self._start()
+
+    def begin_wait(self) -> None:
+        """Let a spare thread stand in for one of ours that is about to wait."""
+        with self._lock:
+            self._spare += 1
+            missing = bool(self._queue) and self._call_thread()
+        if missing:
+            self._start()
+
+    def end_wait(self) -> None:
+        """Undo `begin_wait`."""
+        with self._lock:
+            self._spare -= 1
+
+    def dismiss(self) -> None:
+        """End all threads once the queue is empty."""
+        with self._lock:
+            self._dismissed = True
+            sleepers, self._sleepers = self._sleepers, []
+        for bell in sleepers:
+            bell.release()
+
+    def _call_thread(self) -> bool:
+        """Wake a thread; return whether one has to be started. Called under the lock."""
+        if self._sleepers:
+            self._sleepers.pop().release()
+            return False
+        if self._threads >= self.limit + self._spare:
+            return False
+        self._threads += 1
+        return True
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="gpustore", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+                alone = self._threads == 0
+            if alone:
+                raise
+
+    def _work(self) -> None:
+        """Run tasks until dismissed; the body of each thread."""
+        thread_state.crew = self
+        bell = threading.Lock()
+        bell.acquire()
+        woken = True
+        while True:
+            with self._lock:
+                surplus = self._threads > self.limit + self._spare
+                # Who was woken for a task takes it. Who comes from one and is surplus, because it
+                # stood in for a thread that has come back, leaves the next one to the others.
+                if self._queue and (woken or not surplus):
+                    task = self._queue.popleft()
+                elif surplus or (self._dismissed and not self._queue):
+                    self._threads -= 1
+                    return
+                else:
+                    task = None
+                    self._sleepers.append(bell)
+            woken = task is None
+            if task is None:
+                bell.acquire()
+                continue
+            try:
+                task()
+            except BaseException as error:
+                # Tasks deal with their own errors: one that escapes must not end the thread.
+                report(error, f"the task {task!r}")
+            del task
+
+
+class _Group(Generic[T]):
+    """One fan-out: called by several workers at a time, each takes tasks until none are left."""
+
+    __slots__ = (
+        "_begun",
+        "_crew",
+        "_error",
+        "_left",
+        "_lock",
+        "_owner",
+        "_tasks",
+        "_then",
+        "future",
+    )
+
+    def __init__(
+        self,
+        owner: Executor,
+        tasks: Sequence[Callable[[], object]],
+        then: Callable[[], T | Future[T]],
+        parent: Promise[T] | None,
+    ) -> None:
+        self.future: Future[T] = parent.hand_over() if parent else new()
+        self.future._epoch = epoch()
+        self._owner = owner  # keeps the threads until we are done
+        self._crew = owner._crew
+        self._tasks: Sequence[Callable[[], object]] | None = tasks
+        self._then: Callable[[], T | Future[T]] | None = then
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._left = len(tasks)
+        self._error: BaseException | None = None
+
+    def __call__(self) -> None:
+        until = time.perf_counter() + _SLICE_S
+        while True:
+            with self._lock:
+                tasks, index = self._tasks, self._begun
+                if tasks is None or index == len(tasks):
+                    return
+                # Once it is cancelled, one turn stands for all tasks that are left.
+                wanted = not self._cancelled()
+                taken = 1 if wanted else len(tasks) - index
+                self._begun += taken
+            if wanted:
+                self._run(tasks, index)
+            del tasks
+            with self._lock:
+                self._left -= taken
+                last = self._left == 0
+            if last:
+                self.end()
+                return
+            if self._crew.busy() and time.perf_counter() > until:
+                self._crew.put(self)
+                return
+
+    def _cancelled(self) -> bool:
+        return self._error is not None or self.future.cancelled()
+
+    def _run(self, tasks: Sequence[Callable[[], object]] | None, index: int) -> None:
+        assert tasks is not None
+        error: BaseException | None = None
+        outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
+        try:
+            tasks[index]()
+        except BaseException as raised:
+            error = raised
+        finally:
+            tasks = None
+            thread_state.cancelled = outer
+        if error is not None:
+            without_locals(error)
+            with self._lock:
+                if self._error is None:
+                    self._error = error
+            error = None
+
+    def end(self) -> None:
+        """Finish the Future; called once, when no task is left."""
+        self._tasks = None
+        then, self._then = self._then, None
+        error, self._error = self._error, None
+        if error is None:
+            self.future._run(then)
+        elif isinstance(error, CancelledError):
+            self.future.cancel()
+        else:
+            self.future._finish(None, error)
+
+
+@cache
+def shared() -> Executor:
+    """Return the pool of this process, with one thread per core, at least 4."""
+    return Executor(max(4, len(os.sched_getaffinity(0))))
+
+
+class _Resettable(Protocol):
+    def after_fork(self) -> None: ...
+
+
+_resettables: weakref.WeakSet[_Resettable] = weakref.WeakSet()
+_writes: set[Future[Any]] = set()
+
+
+def reset_after_fork(owner: _Resettable) -> None:
+    """Have ``owner.after_fork()`` called in the child of a fork, to make new locks.
+
+    A lock that another thread holds at the moment of the fork would be held for ever. `owner` is
+    referred to weakly.
+    """
+    _resettables.add(owner)
+
+
+def _after_fork() -> None:
+    _writes.clear()  # they are the parent's business
+    for owner in list(_resettables):
+        owner.after_fork()
+
+
+def _remember(write: Future[Any]) -> None:
+    """Keep `write` in mind until it is done."""
+    _writes.add(write)
+    write.add_done_callback(_writes.discard)
+
+
+def _drain() -> None:
+    """Give writes nobody waited for a last chance."""
+    deadline = time.time() + _DRAIN_S
+    for write in list(_writes):
+        try:
+            error = write.exception(deadline=deadline)
+        except (CancelledError, TimeoutError):
+            continue
+        if error is not None:
+            print(f"gpustore: a write nobody waited for failed: {error}", file=sys.stderr)
+    if _writes:
+        print(
+            f"gpustore: gave up {len(_writes)} writes that nobody waited for and that were not "
+            f"done {_DRAIN_S:g} s after the end of the program",
+            file=sys.stderr,
+        )
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_drain)

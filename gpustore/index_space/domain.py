@@ -1,0 +1,434 @@
+"""Domain of an index space: bounds, implicit flags and labels of all dimensions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, overload
+
+import gpustore.index_space.interval as interval
+from gpustore.errors import MetadataError, OutOfBoundsError
+from gpustore.index_space.accessor import (
+    Accessor,
+    implicit_argument,
+    labels_argument,
+    offsets_argument,
+)
+from gpustore.index_space.bounds import Box, box_from_arguments, check_labels, propagate
+from gpustore.index_space.dim import Dim
+from gpustore.index_space.interval import INF, INF_SIZE, INF_STOP, MAX_RANK, format_interval, quote
+from gpustore.index_space.json import box_from_json, box_to_json
+from gpustore.index_space.output_map import OutputIndexMaps
+from gpustore.index_space.selection import (
+    dimension_by_index,
+    dimension_by_label,
+    permutation,
+    select_dimensions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["IndexDomain", "make_domain", "match_domain", "translate_box"]
+
+_NAMES = {
+    name: name
+    for name in ("rank", "inclusive_min", "exclusive_max", "inclusive_max", "shape", "labels")
+}
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class IndexDomain:
+    """Product of :class:`Dim` intervals; immutable and hashable.
+
+    Parameters
+    ----------
+    rank : int, optional
+        Number of dimensions; needed only if nothing else tells it. Alternatively an
+        :class:`IndexDomain` or a sequence of :class:`Dim` (keyword `dimensions`).
+    inclusive_min, exclusive_max, inclusive_max, shape : sequence of int, optional
+        Bounds; at most one of the last three. Without `inclusive_min` the lower bounds are 0 if
+        `shape` is given, else unbounded.
+    implicit_lower_bounds, implicit_upper_bounds : sequence of bool, optional
+        Default: implicit where no bound is given.
+    labels : sequence of str or None, optional
+        Unique, or empty.
+    json : dict, optional
+        The JSON form, alone.
+
+    Raises
+    ------
+    ValueError
+        The arguments contradict each other or are out of range.
+    TypeError
+        An argument has the wrong type.
+
+    Examples
+    --------
+    >>> IndexDomain(shape=[100, 200], labels=["x", "y"])
+    { "x": [0, 100), "y": [0, 200) }
+    >>> IndexDomain([Dim(3), Dim("t")])["t"]
+    Dim(label="t")
+    """
+
+    box: Box
+    labels: tuple[str, ...]
+
+    @overload
+    def __init__(
+        self,
+        rank: int | None = None,
+        *,
+        inclusive_min: Iterable[int] | None = None,
+        implicit_lower_bounds: Iterable[bool] | None = None,
+        exclusive_max: Iterable[int] | None = None,
+        inclusive_max: Iterable[int] | None = None,
+        shape: Iterable[int] | None = None,
+        implicit_upper_bounds: Iterable[bool] | None = None,
+        labels: Iterable[str | None] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(self, dimensions: IndexDomain | Iterable[Dim], /) -> None: ...
+    @overload
+    def __init__(self, *, json: Any) -> None: ...
+    def __init__(self, rank: Any = None, **kwargs: Any) -> None:
+        if "dimensions" in kwargs and rank is None:
+            rank = kwargs.pop("dimensions")
+        if kwargs.keys() - _KEYWORDS:
+            raise TypeError(f"IndexDomain: unexpected {sorted(kwargs.keys() - _KEYWORDS)}")
+        if "json" in kwargs or isinstance(rank, Iterable):
+            if len(kwargs) + (rank is not None) > 1:
+                raise TypeError("IndexDomain: `json` and `dimensions` exclude other arguments")
+            box, labels = _from_json(kwargs["json"]) if kwargs else _from_dims(rank)
+        else:
+            box, labels = box_from_arguments(_NAMES, rank, kwargs)
+        object.__setattr__(self, "box", box)
+        object.__setattr__(self, "labels", labels)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.labels)
+
+    ndim = rank
+
+    @property
+    def inclusive_min(self) -> tuple[int, ...]:
+        """First index of each dimension, ``-inf`` if unbounded."""
+        return self.box.inclusive_min
+
+    origin = inclusive_min
+
+    @property
+    def exclusive_max(self) -> tuple[int, ...]:
+        """One more than the last index of each dimension, ``inf + 1`` if unbounded."""
+        return self.box.exclusive_max
+
+    @property
+    def inclusive_max(self) -> tuple[int, ...]:
+        """Last index of each dimension, ``inf`` if unbounded."""
+        return tuple([stop - 1 for stop in self.box.exclusive_max])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension, in elements."""
+        return tuple(map(operator.sub, self.box.exclusive_max, self.box.inclusive_min))
+
+    @property
+    def size(self) -> int:
+        """Number of elements, at most ``2**63 - 1``."""
+        return min(prod(self.shape), INF_SIZE)
+
+    @property
+    def implicit_lower_bounds(self) -> tuple[bool, ...]:
+        """Whether each lower bound is implicit."""
+        return self.box.implicit_lower
+
+    @property
+    def implicit_upper_bounds(self) -> tuple[bool, ...]:
+        """Whether each upper bound is implicit."""
+        return self.box.implicit_upper
+
+    @property
+    def index_exp(self) -> tuple[slice, ...]:
+        """Slices that select the domain in NumPy; None stands for an infinite bound.
+
+        >>> IndexDomain(inclusive_min=[2], exclusive_max=[5]).index_exp
+        (slice(2, 5, None),)
+        """
+        return tuple(
+            slice(None if low == -INF else low, None if stop == INF_STOP else stop)
+            for low, stop in zip(self.box.inclusive_min, self.box.exclusive_max)
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[Dim]:
+        return (self._dim(i) for i in range(len(self.labels)))
+
+    def _dim(self, i: int) -> Dim:
+        return Dim._from_bounds((*(part[i] for part in self.box), self.labels[i]))  # type: ignore[arg-type]
+
+    @overload
+    def __getitem__(self, key: int | str) -> Dim: ...
+    @overload
+    def __getitem__(self, key: Any) -> IndexDomain: ...
+    def __getitem__(self, key: Any) -> Dim | IndexDomain:
+        """One :class:`Dim` by index or label; else a domain.
+
+        Parameters
+        ----------
+        key : int, str, slice, sequence of these, IndexDomain or IndexTransform
+            A selection of dimensions, a domain to crop to, or a transform to apply.
+
+        Raises
+        ------
+        IndexError
+            The dimension does not exist, or the crop or transform is out of bounds.
+        ValueError
+            A selection names a dimension twice, or one that does not exist.
+        """
+        maps = getattr(key, "output", None)
+        if isinstance(key, (IndexDomain, str)) or hasattr(key, "__index__") or maps is not None:
+            try:
+                if isinstance(key, str):
+                    return self._dim(dimension_by_label(key, self.labels))
+                if isinstance(key, IndexDomain):
+                    return match_domain(self, key)
+                if isinstance(maps, OutputIndexMaps):
+                    inner: IndexDomain = key.domain
+                    return make_domain(propagate(self.box, inner.box, maps), inner.labels)
+                return self._dim(dimension_by_index(operator.index(key), self.rank))
+            except MetadataError as error:
+                raise OutOfBoundsError(error.text, status="") from None
+        return self._take(select_dimensions(key, self.labels))
+
+    def _take(self, dims: Iterable[int]) -> IndexDomain:
+        dims = tuple(dims)
+        box = Box(*(tuple([part[i] for i in dims]) for part in self.box))  # type: ignore[arg-type]
+        return make_domain(box, tuple([self.labels[i] for i in dims]))
+
+    def hull(self, other: IndexDomain) -> IndexDomain:
+        """Smallest domain that contains both."""
+        return self._merge(other, interval.hull, "hull")
+
+    def intersect(self, other: IndexDomain) -> IndexDomain:
+        """Indices in both domains."""
+        return self._merge(other, interval.intersect, "intersect")
+
+    def _merge(self, other: IndexDomain, merge: Any, verb: str) -> IndexDomain:
+        text = f"Cannot {verb} index domain {self} with index domain {other}"
+        if self.rank != other.rank:
+            raise MetadataError(f"{text}: Ranks do not match")
+        merged = []
+        for i, (a, b) in enumerate(zip(self, other)):
+            try:
+                merged.append(merge(a._bounds(), b._bounds()))
+            except MetadataError as error:
+                raise error.prefixed(f"{text}: Mismatch in dimension {i}") from None
+        low, stop, il, iu, labels = zip(*merged) if merged else ((),) * 5
+        check_labels(labels)
+        return make_domain(Box(low, stop, il, iu), labels)
+
+    @property
+    def translate_to(self) -> Accessor[IndexDomain]:
+        """``domain.translate_to[origins]``: moved so that it begins there."""
+        return self._translation("translate_to")
+
+    @property
+    def translate_by(self) -> Accessor[IndexDomain]:
+        """``domain.translate_by[offsets]``: moved up."""
+        return self._translation("translate_by")
+
+    @property
+    def translate_backward_by(self) -> Accessor[IndexDomain]:
+        """``domain.translate_backward_by[offsets]``: moved down."""
+        return self._translation("translate_backward_by")
+
+    def _translation(self, name: str) -> Accessor[IndexDomain]:
+        def apply(index: Any) -> IndexDomain:
+            return make_domain(translate_box(self.box, name, index)[0], self.labels)
+
+        return Accessor(self, name, apply)
+
+    @property
+    def label(self) -> Accessor[IndexDomain]:
+        """``domain.label["x", "y"]``: with these labels.
+
+        >>> IndexDomain(2).label["x", "y"]
+        { "x": (-inf*, +inf*), "y": (-inf*, +inf*) }
+        """
+        return Accessor(self, "label", lambda index: self._labelled(labels_argument(index)))
+
+    def _labelled(self, labels: tuple[str, ...]) -> IndexDomain:
+        if len(labels) != self.rank:
+            raise MetadataError(
+                f"Number of dimensions ({self.rank}) does not match number of labels "
+                f"({len(labels)})."
+            )
+        check_labels(labels)
+        return make_domain(self.box, labels)
+
+    @property
+    def mark_bounds_implicit(self) -> Accessor[IndexDomain]:
+        """``domain.mark_bounds_implicit[lower:upper]``; one bool means both, None leaves."""
+
+        def apply(index: Any) -> IndexDomain:
+            return self._with_implicit(*implicit_argument(index))
+
+        return Accessor(self, "mark_bounds_implicit", apply)
+
+    def _with_implicit(self, lower: bool | None, upper: bool | None) -> IndexDomain:
+        low, stop, il, iu = self.box
+        box = Box(
+            low,
+            stop,
+            il if lower is None else (lower,) * self.rank,
+            iu if upper is None else (upper,) * self.rank,
+        )
+        return make_domain(box, self.labels)
+
+    def transpose(self, axes: Any = None) -> IndexDomain:
+        """Dimensions in the order `axes` (indices, labels or slices), reversed by default.
+
+        >>> IndexDomain(labels=["x", "y"]).transpose(["y", "x"]).labels
+        ('y', 'x')
+        """
+        return self._take(permutation(axes, self.labels))
+
+    @property
+    def T(self) -> IndexDomain:
+        """Dimensions in reverse order."""
+        return self.transpose()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form.
+
+        >>> IndexDomain(shape=[4]).to_json()
+        {'exclusive_max': [4], 'inclusive_min': [0]}
+        """
+        return box_to_json(self.box, self.labels)
+
+    def __repr__(self) -> str:
+        return f"{{ {', '.join(map(str, self))} }}"
+
+
+_KEYWORDS = {*_NAMES, "implicit_lower_bounds", "implicit_upper_bounds", "json"} - {"rank"}
+
+_new = object.__new__
+_set = object.__setattr__
+
+
+def make_domain(box: Box, labels: tuple[str, ...]) -> IndexDomain:
+    """A domain of checked bounds and labels."""
+    domain = _new(IndexDomain)
+    _set(domain, "box", box)
+    _set(domain, "labels", labels)
+    return domain
+
+
+def _from_dims(dims: Iterable[Any]) -> tuple[Box, tuple[str, ...]]:
+    dims = tuple(dims)
+    if not all(isinstance(dim, Dim) for dim in dims):
+        raise TypeError("dimensions: expected a sequence of Dim")
+    if len(dims) > MAX_RANK:
+        raise MetadataError(f"Rank {len(dims)} is outside valid range [0, {MAX_RANK}]")
+    labels = tuple(dim.label for dim in dims)
+    check_labels(labels)
+    box = Box(
+        tuple(dim.inclusive_min for dim in dims),
+        tuple(dim.exclusive_max for dim in dims),
+        tuple(dim.implicit_lower for dim in dims),
+        tuple(dim.implicit_upper for dim in dims),
+    )
+    return box, labels
+
+
+def _from_json(value: Any) -> tuple[Box, tuple[str, ...]]:
+    try:
+        box, labels, _ = box_from_json(value)
+    except MetadataError as error:
+        raise error.prefixed("Error parsing index domain from JSON") from None
+    return box, labels
+
+
+def translate_box(box: Box, name: str, index: Any) -> tuple[Box, tuple[int, ...]]:
+    """The moved box, and by how much each dimension moved."""
+    rank = len(box.inclusive_min)
+    given = offsets_argument(index, name)
+    offsets: Iterable[int | None] = given if isinstance(given, tuple) else (given,) * rank
+    if isinstance(given, tuple) and len(given) != rank:
+        if given:
+            raise MetadataError(
+                f"Number of dimensions ({rank}) does not match number of indices ({len(given)})"
+            )
+        offsets = (0,) * rank  # An empty index means 0 for all dimensions in TensorStore, too.
+    lows, stops, moved = [], [], []
+    for low, stop, offset in zip(box.inclusive_min, box.exclusive_max, offsets):
+        by = 0 if offset is None else offset
+        if name == "translate_to" and offset is not None:
+            new_low, new_stop = interval.shift_to(low, stop, offset)
+            by = new_low - low
+        else:
+            by = -by if name == "translate_backward_by" else by
+            new_low, new_stop = interval.shift(low, stop, by)
+        lows.append(new_low)
+        stops.append(new_stop)
+        moved.append(by)
+    return box._replace(inclusive_min=tuple(lows), exclusive_max=tuple(stops)), tuple(moved)
+
+
+def match_domain(target: IndexDomain, crop: IndexDomain) -> IndexDomain:
+    """`target` cropped to `crop`, dimensions matched by label if both have labels.
+
+    The bounds become those of `crop`, explicit. Dimensions of `target` that `crop` does not name
+    remain as they are.
+    """
+    labels = target.labels
+    if not any(crop.labels) or not any(labels):
+        if crop.rank != target.rank:
+            raise MetadataError(
+                f"Rank of index domain ({crop.rank}) must match rank of slice target "
+                f"({target.rank}) when the index domain or slice target is unlabeled"
+            )
+        dims = list(range(target.rank))
+        labels = crop.labels if any(crop.labels) else labels
+    else:
+        dims = _match_labels(labels, crop.labels)
+    lows, stops = list(target.box.inclusive_min), list(target.box.exclusive_max)
+    il, iu = list(target.box.implicit_lower), list(target.box.implicit_upper)
+    for i, dim in enumerate(dims):
+        low, stop = crop.box.inclusive_min[i], crop.box.exclusive_max[i]
+        outer_low = -INF if il[dim] else lows[dim]
+        outer_stop = INF_STOP if iu[dim] else stops[dim]
+        if not interval.contains(outer_low, outer_stop, low, stop):
+            prefix = f"{quote(labels[dim])}: " if labels[dim] else ""
+            bounds = format_interval(lows[dim], stops[dim], il[dim], iu[dim])
+            raise OutOfBoundsError(
+                f"Cannot slice target dimension {dim} {{{prefix}{bounds}}} with index domain "
+                f"dimension {i} {{{crop._dim(i)}}}"
+            )
+        lows[dim], stops[dim], il[dim], iu[dim] = low, stop, False, False
+    return make_domain(Box(tuple(lows), tuple(stops), tuple(il), tuple(iu)), labels)
+
+
+def _match_labels(labels: tuple[str, ...], crop_labels: tuple[str, ...]) -> list[int]:
+    unlabelled = iter([dim for dim, label in enumerate(labels) if not label])
+    dims = []
+    for label in crop_labels:
+        dim = dimension_by_label(label, labels) if label else next(unlabelled, None)
+        if dim is None:
+            raise MetadataError(
+                "Number of unlabeled dimensions in index domain exceeds number of unlabeled "
+                "dimensions in slice target"
+            )
+        dims.append(dim)
+    if "" in crop_labels and len(labels) != len(crop_labels):
+        raise MetadataError(
+            f"Rank ({len(crop_labels)}) of index domain containing unlabeled dimensions must "
+            f"equal slice target rank ({len(labels)})"
+        )
+    return dims

@@ -1,0 +1,507 @@
+"""Transform from an input index space to an output index space.
+
+Indexing a store composes its transform with another one; nothing is read. Transforms compose as
+functions do: ``a[b](x) == a(b(x))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import gpustore.index_space.interval as interval
+from gpustore.errors import MetadataError, OutOfBoundsError
+from gpustore.index_space.accessor import Accessor, implicit_argument, labels_argument
+from gpustore.index_space.bounds import (
+    Box,
+    box_from_arguments,
+    explicitly_empty,
+    integers,
+    propagate,
+)
+from gpustore.index_space.composition import compose_maps, crop_arrays
+from gpustore.index_space.domain import IndexDomain, make_domain, match_domain, translate_box
+from gpustore.index_space.interval import INF, INF_STOP, MAX_RANK, fits_int64, format_interval
+from gpustore.index_space.json import box_from_json, box_to_json, maps_from_json, maps_to_json
+from gpustore.index_space.numpy_indexing import index_maps
+from gpustore.index_space.output_map import (
+    OutputIndexMap,
+    OutputIndexMaps,
+    array_map,
+    constant_map,
+    format_array,
+    identity_maps,
+    input_map,
+)
+from gpustore.index_space.selection import permutation
+
+if TYPE_CHECKING:
+    from gpustore.index_space.output_map import IndexArray
+
+__all__ = ["IndexTransform", "index_transform", "make_transform"]
+
+_NAMES = {
+    name: f"input_{name}"
+    for name in ("rank", "inclusive_min", "exclusive_max", "inclusive_max", "shape", "labels")
+}
+_KEYWORDS = {*_NAMES.values(), "implicit_lower_bounds", "implicit_upper_bounds"} - {"input_rank"}
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class IndexTransform:
+    """Maps each index of its domain to an output index; immutable and hashable.
+
+    Parameters
+    ----------
+    input_rank : int, optional
+        Number of input dimensions; needed only if nothing else tells it. Alternatively an
+        :class:`IndexDomain` (keyword `domain`).
+    input_inclusive_min, input_exclusive_max, input_inclusive_max, input_shape : sequence of int
+        As for :class:`IndexDomain`; so are `implicit_lower_bounds`, `implicit_upper_bounds` and
+        `input_labels`.
+    output : sequence of OutputIndexMap, optional
+        One per output dimension; the identity by default.
+    json : dict, optional
+        The JSON form, alone.
+
+    Raises
+    ------
+    ValueError
+        The arguments contradict each other or are out of range.
+    TypeError
+        An argument has the wrong type.
+
+    Examples
+    --------
+    >>> t = IndexTransform(input_shape=[12], input_labels=["x"])[3:9:2]
+    >>> t
+    Rank 1 -> 1 index space transform:
+      Input domain:
+        0: [1, 4) "x"
+      Output index maps:
+        out[0] = 1 + 2 * in[0]
+    <BLANKLINE>
+    >>> t([2])
+    (5,)
+    """
+
+    domain: IndexDomain
+    output: OutputIndexMaps
+
+    @overload
+    def __init__(
+        self,
+        input_rank: int | None = None,
+        *,
+        input_inclusive_min: Iterable[int] | None = None,
+        implicit_lower_bounds: Iterable[bool] | None = None,
+        input_exclusive_max: Iterable[int] | None = None,
+        input_inclusive_max: Iterable[int] | None = None,
+        input_shape: Iterable[int] | None = None,
+        implicit_upper_bounds: Iterable[bool] | None = None,
+        input_labels: Iterable[str | None] | None = None,
+        output: Iterable[OutputIndexMap] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, domain: IndexDomain, /, output: Iterable[OutputIndexMap] | None = None
+    ) -> None: ...
+    @overload
+    def __init__(self, *, json: Any) -> None: ...
+    def __init__(
+        self, input_rank: Any = None, output: Iterable[OutputIndexMap] | None = None, **kwargs: Any
+    ) -> None:
+        for name in ("domain", "input_rank"):
+            if name in kwargs and input_rank is None:
+                input_rank = kwargs.pop(name)
+        if "json" in kwargs:
+            if len(kwargs) > 1 or input_rank is not None or output is not None:
+                raise TypeError("IndexTransform: `json` excludes other arguments")
+            domain, maps = _from_json(kwargs["json"])
+        else:
+            if kwargs.keys() - _KEYWORDS:
+                raise TypeError(f"IndexTransform: unexpected {sorted(kwargs.keys() - _KEYWORDS)}")
+            if isinstance(input_rank, IndexDomain):
+                if kwargs:
+                    raise TypeError("IndexTransform: `domain` excludes the parts of a domain")
+                domain = input_rank
+            else:
+                given = {k: kwargs.get(v, kwargs.get(k)) for k, v in _NAMES.items()}
+                given |= {k: v for k, v in kwargs.items() if k.startswith("implicit")}
+                domain = make_domain(*box_from_arguments(_NAMES, input_rank, given))
+            maps = _checked_maps(domain.box, output)
+        object.__setattr__(self, "domain", domain)
+        object.__setattr__(self, "output", maps)
+
+    @property
+    def input_rank(self) -> int:
+        """Number of input dimensions."""
+        return len(self.domain.labels)
+
+    ndim = input_rank
+
+    @property
+    def output_rank(self) -> int:
+        """Number of output dimensions."""
+        return len(self.output)
+
+    @property
+    def input_inclusive_min(self) -> tuple[int, ...]:
+        """``domain.inclusive_min``."""
+        return self.domain.inclusive_min
+
+    origin = input_origin = input_inclusive_min
+
+    @property
+    def input_exclusive_max(self) -> tuple[int, ...]:
+        """``domain.exclusive_max``."""
+        return self.domain.exclusive_max
+
+    @property
+    def input_inclusive_max(self) -> tuple[int, ...]:
+        """``domain.inclusive_max``."""
+        return self.domain.inclusive_max
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """``domain.shape``."""
+        return self.domain.shape
+
+    shape = input_shape
+
+    @property
+    def size(self) -> int:
+        """``domain.size``."""
+        return self.domain.size
+
+    @property
+    def input_labels(self) -> tuple[str, ...]:
+        """``domain.labels``."""
+        return self.domain.labels
+
+    @property
+    def implicit_lower_bounds(self) -> tuple[bool, ...]:
+        """``domain.implicit_lower_bounds``."""
+        return self.domain.implicit_lower_bounds
+
+    @property
+    def implicit_upper_bounds(self) -> tuple[bool, ...]:
+        """``domain.implicit_upper_bounds``."""
+        return self.domain.implicit_upper_bounds
+
+    def __call__(self, indices: Iterable[int]) -> tuple[int, ...]:
+        """Output index of one input index.
+
+        Parameters
+        ----------
+        indices : sequence of int, length `input_rank`
+            Within the explicit bounds of the domain.
+
+        Returns
+        -------
+        tuple of int, length `output_rank`
+
+        Raises
+        ------
+        OutOfBoundsError
+            The index is outside the domain, or an index array leads outside its range.
+        """
+        at = integers(indices, "indices")
+        box = self.domain.box
+        if len(at) != self.input_rank:
+            raise MetadataError(
+                f"input indices vector of length {len(at)} cannot be used with index transform "
+                f"with input rank {self.input_rank}"
+            )
+        for dim, (index, low, stop, il, iu) in enumerate(zip(at, *box)):
+            if not ((il or low <= index) and (iu or index < stop) and -INF < index < INF):
+                raise OutOfBoundsError(
+                    f"Index {index} is not contained in the domain "
+                    f"{format_interval(low, stop, il, iu)} for input dimension {dim}"
+                )
+        return tuple([_evaluate(dim, m, at, box) for dim, m in enumerate(self.output)])
+
+    def __getitem__(self, index: Any) -> IndexTransform:
+        """Compose with an index, a domain or a transform.
+
+        Parameters
+        ----------
+        index : NumPy-style index, IndexDomain or IndexTransform
+            Negative indices do not wrap; slices keep their origin.
+
+        Raises
+        ------
+        IndexError
+            The index is out of bounds or no index.
+        """
+        if isinstance(index, (IndexTransform, IndexDomain)):
+            try:
+                if isinstance(index, IndexDomain):
+                    domain = match_domain(self.domain, index)
+                    maps = crop_arrays(self.output, self.domain.box, domain.box)
+                    return make_transform(domain, maps)
+                return self._compose(index)
+            except MetadataError as error:
+                raise OutOfBoundsError(error.text, status="") from None
+        return make_transform(*index_maps(self.domain, self.output, index))
+
+    def _compose(self, inner: IndexTransform) -> IndexTransform:
+        if inner.output_rank != self.input_rank:
+            raise MetadataError(
+                f"Rank {self.input_rank} -> {self.output_rank} transform cannot be composed "
+                f"with rank {inner.input_rank} -> {inner.output_rank} transform."
+            )
+        box = propagate(self.domain.box, inner.domain.box, inner.output)
+        maps = compose_maps(self.output, self.domain.box, inner.output, box)
+        return make_transform(make_domain(box, inner.domain.labels), maps)
+
+    __iter__ = None
+
+    @property
+    def oindex(self) -> Accessor[IndexTransform]:
+        """``transform.oindex[...]``: each index array makes dimensions of its own.
+
+        >>> IndexTransform(input_shape=[9, 9]).oindex[[1, 2, 3], [4, 5]].domain
+        { [0, 3), [0, 2) }
+        """
+        return self._array_indexing("oindex")
+
+    @property
+    def vindex(self) -> Accessor[IndexTransform]:
+        """``transform.vindex[...]``: index arrays are broadcast, their dimensions come first.
+
+        >>> IndexTransform(input_shape=[9, 8]).vindex[:, [4, 5]].domain
+        { [0, 2), [0, 9) }
+        """
+        return self._array_indexing("vindex")
+
+    def _array_indexing(self, mode: str) -> Accessor[IndexTransform]:
+        def apply(index: Any) -> IndexTransform:
+            return make_transform(*index_maps(self.domain, self.output, index, mode))
+
+        return Accessor(self, mode, apply)
+
+    @property
+    def translate_to(self) -> Accessor[IndexTransform]:
+        """``transform.translate_to[origins]``: the domain moved so that it begins there."""
+        return self._translation("translate_to")
+
+    @property
+    def translate_by(self) -> Accessor[IndexTransform]:
+        """``transform.translate_by[offsets]``: the domain moved up."""
+        return self._translation("translate_by")
+
+    @property
+    def translate_backward_by(self) -> Accessor[IndexTransform]:
+        """``transform.translate_backward_by[offsets]``: the domain moved down."""
+        return self._translation("translate_backward_by")
+
+    def _translation(self, name: str) -> Accessor[IndexTransform]:
+        def apply(index: Any) -> IndexTransform:
+            box, moved = translate_box(self.domain.box, name, index)
+            maps = [_translated(dim, m, moved) for dim, m in enumerate(self.output)]
+            return make_transform(make_domain(box, self.domain.labels), OutputIndexMaps(maps))
+
+        return Accessor(self, name, apply)
+
+    @property
+    def label(self) -> Accessor[IndexTransform]:
+        """``transform.label["x", "y"]``: input dimensions with these labels."""
+
+        def apply(index: Any) -> IndexTransform:
+            return make_transform(self.domain._labelled(labels_argument(index)), self.output)
+
+        return Accessor(self, "label", apply)
+
+    @property
+    def mark_bounds_implicit(self) -> Accessor[IndexTransform]:
+        """``transform.mark_bounds_implicit[lower:upper]``; one bool means both, None leaves."""
+
+        def apply(index: Any) -> IndexTransform:
+            lower, upper = implicit_argument(index)
+            if lower or upper:
+                self._check_no_array_depends()
+            domain = self.domain._with_implicit(lower, upper)
+            return make_transform(domain, crop_arrays(self.output, self.domain.box, domain.box))
+
+        return Accessor(self, "mark_bounds_implicit", apply)
+
+    def _check_no_array_depends(self) -> None:
+        for dim, mapping in enumerate(self.output):
+            for source, size in enumerate(getattr(mapping.index_array, "shape", ())):
+                if size != 1:
+                    raise MetadataError(
+                        f"Cannot mark input dimension {source} as having implicit bounds because "
+                        f"it indexes the index array map for output dimension {dim}"
+                    )
+
+    def transpose(self, axes: Any = None) -> IndexTransform:
+        """Input dimensions in the order `axes` (indices, labels or slices), default reversed.
+
+        >>> IndexTransform(input_shape=[2, 3]).transpose([1, 0]).output[0]
+        OutputIndexMap(offset=0, stride=1, input_dimension=1)
+        """
+        order = permutation(axes, self.domain.labels)
+        position = {old: new for new, old in enumerate(order)}
+        maps = []
+        for m in self.output:
+            if m.input_dimension is not None and m.stride is not None:
+                m = input_map(m.offset, m.stride, position[m.input_dimension])
+            elif m.index_array is not None and m.stride is not None:
+                m = array_map(m.offset, m.stride, m.index_array.transpose(order), m.bounds)
+            maps.append(m)
+        return make_transform(self.domain._take(order), OutputIndexMaps(maps))
+
+    @property
+    def T(self) -> IndexTransform:
+        """Input dimensions in reverse order."""
+        return self.transpose()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form.
+
+        >>> IndexTransform(input_shape=[5])[::-1].to_json()["output"]
+        [{'input_dimension': 0, 'stride': -1}]
+        """
+        result = box_to_json(self.domain.box, self.domain.labels, "input_")
+        output = maps_to_json(self.output, self.input_rank)
+        if output is not None:
+            result["output"] = output
+        return result
+
+    def __repr__(self) -> str:
+        lines = [f"Rank {self.input_rank} -> {self.output_rank} index space transform:"]
+        lines.append("  Input domain:")
+        for dim, d in enumerate(self.domain):
+            text = f"    {dim}: {format_interval(*d._bounds()[:4])}"
+            lines.append(f"{text} {interval.quote(d.label)}" if d.label else text)
+        lines.append("  Output index maps:")
+        for dim, m in enumerate(self.output):
+            text = f"    out[{dim}] = {m.offset}"
+            if m.input_dimension is not None:
+                text += f" + {m.stride} * in[{m.input_dimension}]"
+            elif m.index_array is not None:
+                valid = format_interval(*m.bounds)
+                text += f" + {m.stride} * bounded({valid}, array(in)), where array =\n"
+                text += f"      {format_array(m.index_array)}"
+            lines.append(text)
+        return "\n".join(lines) + "\n"
+
+
+_new = object.__new__
+_set = object.__setattr__
+
+
+def make_transform(domain: IndexDomain, output: OutputIndexMaps) -> IndexTransform:
+    """A transform of checked parts."""
+    transform = _new(IndexTransform)
+    _set(transform, "domain", domain)
+    _set(transform, "output", output)
+    return transform
+
+
+def index_transform(transform: IndexTransform, indices: Any) -> IndexTransform:
+    """``transform[indices]``, as a function."""
+    return transform[indices]
+
+
+def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:
+    try:
+        box, labels, rest = box_from_json(value, "input_", others=("output",))
+        return make_domain(box, labels), _checked_maps(box, maps_from_json(rest))
+    except MetadataError as error:
+        raise error.prefixed("Error parsing index transform from JSON") from None
+
+
+def _checked_maps(box: Box, output: Iterable[OutputIndexMap] | None) -> OutputIndexMaps:
+    rank = len(box.inclusive_min)
+    if output is None:
+        return identity_maps(rank)
+    maps = tuple(output)
+    if not all(isinstance(m, OutputIndexMap) for m in maps):
+        raise TypeError("output: expected a sequence of OutputIndexMap")
+    if len(maps) > MAX_RANK:
+        raise MetadataError(
+            f"Number of output dimensions ({len(maps)}) exceeds maximum rank of {MAX_RANK}"
+        )
+    return OutputIndexMaps(_checked_map(dim, m, box, rank) for dim, m in enumerate(maps))
+
+
+def _checked_map(dim: int, mapping: OutputIndexMap, box: Box, rank: int) -> OutputIndexMap:
+    if mapping.input_dimension is not None:
+        if not 0 <= mapping.input_dimension < rank:
+            raise MetadataError(
+                f"Input dimension {mapping.input_dimension} specified for output dimension "
+                f"{dim} is outside valid range [0, {rank})"
+            )
+    elif mapping.index_array is not None:
+        _check_array(dim, mapping.index_array, box, rank)
+        if explicitly_empty(box):
+            return constant_map(0)
+    return constant_map(mapping.offset) if mapping.stride == 0 else mapping
+
+
+def _check_array(dim: int, array: IndexArray, box: Box, rank: int) -> None:
+    about = f"Index array for output dimension {dim}"
+    if array.ndim != rank:
+        raise MetadataError(f"{about} has rank {array.ndim} but must have rank {rank}")
+    for source, size in enumerate(array.shape):
+        low, stop = box.inclusive_min[source], box.exclusive_max[source]
+        if size == 1:
+            continue
+        if size != stop - low:
+            shapes = [array.shape, [b - a for a, b in zip(box.inclusive_min, box.exclusive_max)]]
+            found, wanted = (", ".join(map(str, shape)) for shape in shapes)
+            raise MetadataError(
+                f"{about} has shape {{{found}}} which does not match input_shape {{{wanted}}}"
+            )
+        if box.implicit_lower[source] or box.implicit_upper[source]:
+            raise MetadataError(f"{about} depends on input dimension {source} with implicit bounds")
+        if low == -INF or stop == INF_STOP:
+            raise MetadataError(f"{about} depends on input dimension {source} with infinite bounds")
+
+
+def _evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -> int:
+    if mapping.stride is None:
+        return mapping.offset
+    if mapping.input_dimension is not None:
+        return _scaled(dim, mapping, at[mapping.input_dimension])
+    array = mapping.index_array
+    assert array is not None
+    where = tuple(
+        0 if size == 1 else index - low
+        for size, index, low in zip(array.shape, at, box.inclusive_min)
+    )
+    index = int(array[where])
+    try:
+        interval.check_index(index, *mapping.bounds)
+    except OutOfBoundsError as error:
+        raise error.prefixed(
+            f"Computing index for output dimension {dim}: "
+            "Checking result of index array output index map"
+        ) from None
+    return _scaled(dim, mapping, index)
+
+
+def _scaled(dim: int, mapping: OutputIndexMap, index: int) -> int:
+    """``offset + stride * index``, which in TensorStore may wrap around."""
+    result = mapping.offset + (mapping.stride or 0) * index
+    if not fits_int64(result):
+        raise OutOfBoundsError(
+            f"Computing index for output dimension {dim}: Integer overflow computing "
+            f"{mapping.offset} + {mapping.stride} * {index}"
+        )
+    return result
+
+
+def _translated(dim: int, mapping: OutputIndexMap, moved: tuple[int, ...]) -> OutputIndexMap:
+    """The map after the input domain has moved; arrays are relative to its origin anyway."""
+    source, stride = mapping.input_dimension, mapping.stride
+    if source is None or stride is None or not moved[source]:
+        return mapping
+    change = moved[source] * stride
+    offset = mapping.offset - change
+    if not (fits_int64(change) and fits_int64(offset)):
+        raise MetadataError(f"Integer overflow computing output offset for dimension {dim}.")
+    return input_map(offset, stride, source)

@@ -1,0 +1,91 @@
+"""Keyword arguments that TensorStore checks itself: order, conversion and error texts.
+
+``ChunkLayout``, ``Schema`` and ``Spec`` take dozens of optional keywords. None means not given;
+the others are applied in a fixed order, whatever order the caller wrote them in.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpustore.errors import GpustoreError
+
+__all__ = [
+    "as_float",
+    "as_floats",
+    "as_int",
+    "as_ints",
+    "expect_type",
+    "set_keywords",
+    "when_known",
+]
+
+T = TypeVar("T")
+
+
+def set_keywords(setters: dict[str, Callable[[Any], None]], keywords: dict[str, Any]) -> None:
+    """Call the setter of each keyword that is not None, in the order of `setters`.
+
+    Raises
+    ------
+    TypeError
+        For an unknown keyword, or a value of the wrong type (``Invalid <keyword>``).
+    GpustoreError
+        What a setter raises, after ``Invalid <keyword>: ``.
+    """
+    unknown = keywords.keys() - setters.keys()
+    if unknown:
+        raise TypeError(f"got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    for name, setter in setters.items():
+        value = keywords.get(name)
+        if value is None:
+            continue
+        try:
+            setter(value)
+        except GpustoreError as error:
+            raise error.prefixed(f"Invalid {name}") from error.__cause__
+        except (TypeError, OverflowError) as error:
+            raise TypeError(f"Invalid {name}: {value!r:.200}") from error
+
+
+def as_int(value: Any) -> int:
+    """An integer that fits 64 bits; bool and NumPy integers count, floats do not."""
+    number = operator.index(value)
+    if not -(2**63) <= number < 2**63:
+        raise TypeError(f"{number} does not fit 64 bits")
+    return number
+
+
+def as_float(value: Any) -> float:
+    """A number as float; strings are none."""
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
+
+
+def as_vector(convert: Callable[[Any], T]) -> Callable[[Any], list[T | None]]:
+    """A conversion of iterables of numbers and None."""
+
+    def convert_all(values: Any) -> list[T | None]:
+        return [None if value is None else convert(value) for value in values]
+
+    return convert_all
+
+
+as_ints = as_vector(as_int)
+as_floats = as_vector(as_float)
+
+
+def when_known(rank: int, setter: Callable[[int], None]) -> None:
+    """Call `setter` unless `rank` is -1, TensorStore's number for an unknown rank."""
+    if rank != -1:
+        setter(rank)
+
+
+def expect_type(kind: type[T], value: Any) -> T:
+    """`value` if it is a `kind`, TypeError otherwise."""
+    if not isinstance(value, kind):
+        raise TypeError(f"Expected {kind.__name__}, but received: {value!r:.200}")
+    return value

@@ -1,0 +1,485 @@
+"""``KvStore``: an opened kvstore with TensorStore's interface.
+
+A KvStore is a driver, shared by all that were made from one another, and a path that precedes
+every key. Its operations on single keys return Futures; :meth:`KvStore.read_many` and
+:meth:`KvStore.write_many`, which block, are what gpustore itself uses.
+
+Source: TensorStore ``python/tensorstore/kvstore.cc``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from gpustore._json import pretty
+from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
+from gpustore.executor import shared
+from gpustore.future import Future, ready
+from gpustore.kvstores import _result
+from gpustore.kvstores._result import as_bytes
+from gpustore.kvstores._spec import KvStoreSpec, append_component, as_text
+from gpustore.kvstores.base import (
+    LocateColumns,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
+    prefix_end,
+)
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Sequence
+
+    from gpustore._json import JsonValue
+    from gpustore.context import Context
+    from gpustore.executor import Executor
+    from gpustore.kvstores.base import Buffer, KvStoreDriver
+
+__all__ = ["KvStore"]
+
+_STATE_NAMES: dict[ReadState, _result.ReadResultState] = {
+    ReadState.UNSPECIFIED: "unspecified",
+    ReadState.MISSING: "missing",
+    ReadState.VALUE: "value",
+}
+
+
+class KvStore:
+    """Maps byte strings (keys) to byte strings (values).
+
+    Got from :meth:`open`. Keys, here given as str or bytes, are appended to :attr:`path` without
+    a separator.
+
+    Parameters
+    ----------
+    driver : KvStoreDriver
+        An opened driver.
+    path : str
+        Prefix of all keys.
+
+    Examples
+    --------
+    >>> store = KvStore.open("memory://a/").result()
+    >>> store["b"] = b"value"
+    >>> store["b"]
+    b'value'
+    >>> store.read("c").result().state
+    'missing'
+    >>> store.list().result()
+    [b'b']
+    """
+
+    Spec: TypeAlias = KvStoreSpec
+    KeyRange: TypeAlias = _result.KeyRange
+    ReadResult: TypeAlias = _result.ReadResult
+    TimestampedStorageGeneration: TypeAlias = _result.TimestampedStorageGeneration
+
+    __slots__ = ("__weakref__", "_driver", "_path")
+
+    def __init__(self, driver: KvStoreDriver, path: str = "") -> None:
+        self._driver = driver
+        self._path = path
+
+    @staticmethod
+    def open(
+        spec: KvStoreSpec | JsonValue, *, context: Context | None = None, transaction: None = None
+    ) -> Future[KvStore]:
+        """Open a kvstore.
+
+        Parameters
+        ----------
+        spec : KvStore.Spec, JSON object or URL
+        context : Context, optional
+            Where its context resources are looked up; by default a new one.
+        transaction : None
+            Transactions are not supported.
+
+        Raises
+        ------
+        MetadataError
+            If the spec is not valid.
+        UnsupportedError
+            If the spec asks for what gpustore cannot do.
+        """
+        _require_no_transaction(transaction)
+        parsed = KvStoreSpec(spec)
+        return ready(KvStore(parsed.open_driver(context), parsed.path))
+
+    # ------------------------------------------------------------------ accessors
+
+    @property
+    def driver(self) -> KvStoreDriver:
+        """The driver; its keys are whole: :attr:`path` followed by the key."""
+        return self._driver
+
+    @property
+    def path(self) -> str:
+        """Prefix of all keys."""
+        return self._path
+
+    @path.setter
+    def path(self, value: str | bytes) -> None:
+        self._path = as_text(value)
+        self._driver = self._driver.rooted(self._path)
+
+    @property
+    def url(self) -> str:
+        """URL of the same kvstore, without its context."""
+        return self._driver.spec.to_url(self._path)
+
+    @property
+    def base(self) -> None:
+        """The kvstore this one adapts; None, as there is no adapter yet."""
+        return
+
+    @property
+    def transaction(self) -> None:
+        """The bound transaction; None, as there are no transactions yet."""
+        return
+
+    def spec(
+        self, *, retain_context: bool | None = None, unbind_context: bool | None = None
+    ) -> KvStoreSpec:
+        """Spec that opens the same kvstore again.
+
+        Parameters
+        ----------
+        retain_context : bool, optional
+            Opening it uses the very same context resources.
+        unbind_context : bool, optional
+            The spec describes the context resources, so that opening it makes equal ones.
+            Without either, it refers to the default ones of the context it is opened in.
+        """
+        if retain_context and unbind_context:
+            raise MetadataError("retain_context and unbind_context exclude each other")
+        spec = KvStoreSpec.from_json(self._unbound_json())
+        if retain_context:
+            return spec.retaining(self._driver)
+        return spec if unbind_context else spec.without_context()
+
+    def copy(self) -> KvStore:
+        """Return a copy, whose path can be changed independently."""
+        return KvStore(self._driver, self._path)
+
+    def with_transaction(self, transaction: None) -> KvStore:
+        """Return a copy; only None is supported as a transaction."""
+        _require_no_transaction(transaction)
+        return self.copy()
+
+    def _unbound_json(self) -> dict[str, JsonValue]:
+        driver = self._driver
+        json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
+        context: dict[str, JsonValue] = {}
+        for id, resource in driver.resources.items():
+            reference = driver.spec.references.get(id, id)
+            if isinstance(reference, str) and reference.partition("#")[0] == id:
+                context[reference] = resource.to_json()
+        if context:
+            json["context"] = context
+        if self._path:
+            json["path"] = self._path
+        return json
+
+    # ------------------------------------------------------------------ single keys
+
+    def read(
+        self,
+        key: str | bytes,
+        *,
+        if_not_equal: str | bytes | None = None,
+        staleness_bound: float | None = None,
+        batch: None = None,
+        byte_range: slice | None = None,
+    ) -> Future[_result.ReadResult]:
+        """Read one value.
+
+        Parameters
+        ----------
+        key : str or bytes
+        if_not_equal : bytes, optional
+            Do not read the value if its generation is this one; the state is then
+            ``"unspecified"``.
+        staleness_bound : float, optional
+            Seconds since the epoch: a cached value at least as recent will do. By default the
+            value must be current.
+        batch : None
+            Batches are not supported.
+        byte_range : slice, optional
+            ``slice(a, b)``, ``slice(a, None)``, ``slice(None, b)`` or ``slice(-n, None)``.
+
+        Returns
+        -------
+        Future of ReadResult
+            A missing key is a result, not an error. A range that is not inside the value is a
+            MismatchError (a ValueError) with status OUT_OF_RANGE.
+        """
+        if batch is not None:
+            raise UnsupportedError("KvStore.read: batch is not supported")
+        start, stop = _parse_byte_range(byte_range)
+        request = ReadRequest(
+            [self._path + as_text(key)],
+            start=[start],
+            stop=[stop],
+            if_not_equal=None if if_not_equal is None else [as_bytes(if_not_equal)],
+            staleness_bound=staleness_bound,
+        )
+
+        def read() -> _result.ReadResult:
+            stamp = _result.TimestampedStorageGeneration(time=time.time())
+            columns = self._driver.read_many(request)
+            columns.raise_first()
+            stamp.generation = columns.generation[0]
+            value = columns.value[0]
+            state = _STATE_NAMES[columns.state[0]]
+            return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
+
+        if self._driver.is_local:
+            return Future.deferred(read, self._executor)
+        return self._executor.submit(read)
+
+    def write(
+        self,
+        key: str | bytes,
+        value: str | Buffer | None,
+        *,
+        if_equal: str | bytes | None = None,
+    ) -> Future[_result.TimestampedStorageGeneration]:
+        r"""Write or delete one value.
+
+        Parameters
+        ----------
+        key : str or bytes
+        value : str, bytes-like or None
+            Copied before this returns. None deletes.
+        if_equal : bytes, optional
+            Write only if the stored generation is this one; ``b"\x02"`` means only if there is no
+            value.
+
+        Returns
+        -------
+        Future of TimestampedStorageGeneration
+            The new generation, ``b""`` if the condition did not hold.
+        """
+        request = WriteRequest(
+            [self._path + as_text(key)],
+            [_copy_value(value)],
+            None if if_equal is None else [as_bytes(if_equal)],
+        )
+
+        def write() -> _result.TimestampedStorageGeneration:
+            columns = self._driver.write_many(request)
+            columns.raise_first()
+            return _result.TimestampedStorageGeneration(columns.generation[0], time.time())
+
+        return self._executor.submit(write, drain=True)
+
+    def __getitem__(self, key: str | bytes) -> bytes:
+        """The value of `key`; NotFoundError (a KeyError) if there is none."""
+        whole = self._path + as_text(key)
+        columns = self._driver.read_many(ReadRequest([whole]))
+        columns.raise_first()
+        value = columns.value[0]
+        if value is None:
+            raise NotFoundError(f"{self._driver.describe(whole)} does not exist", key=whole)
+        return bytes(value)
+
+    def __setitem__(self, key: str | bytes, value: str | Buffer | None) -> None:
+        whole = self._path + as_text(key)
+        self._driver.write_many(WriteRequest([whole], [_copy_value(value)])).raise_first()
+
+    def __delitem__(self, key: str | bytes) -> None:
+        self[key] = None
+
+    def __contains__(self, key: str | bytes) -> bool:
+        whole = self._path + as_text(key)
+        columns = self._driver.read_many(ReadRequest([whole], start=[0], stop=[0]))
+        columns.raise_first()
+        return columns.state[0] is ReadState.VALUE
+
+    # Without this, Python would iterate by asking for keys 0, 1, 2, ...
+    __iter__ = None
+
+    # ------------------------------------------------------------------ ranges
+
+    def list(
+        self, range: _result.KeyRange | None = None, strip_prefix_length: int = 0
+    ) -> Future[builtins.list[bytes]]:
+        """List the keys, in ascending order.
+
+        Parameters
+        ----------
+        range : KvStore.KeyRange, optional
+            Only keys of this range.
+        strip_prefix_length : int
+            How many bytes to leave out at the beginning of each key.
+
+        Returns
+        -------
+        Future of list of bytes
+            Keys without :attr:`path`.
+        """
+        if strip_prefix_length < 0:
+            raise TypeError(f"strip_prefix_length: expected at least 0, got {strip_prefix_length}")
+        wanted = _result.KeyRange() if range is None else range.copy()
+
+        def names() -> builtins.list[bytes]:
+            return [key[strip_prefix_length:] for key in self._list_bytes(wanted)]
+
+        return self._executor.submit(names)
+
+    def delete_range(self, range: _result.KeyRange) -> Future[None]:
+        """Delete all keys of a range."""
+        wanted = range.copy()
+
+        def delete() -> None:
+            bounds = self._bounds(wanted)
+            if bounds is not None:
+                self._driver.delete_range(*bounds)
+                return
+            keys = [self._path + as_text(key) for key in self._list_bytes(wanted)]
+            self._driver.write_many(WriteRequest(keys, [None] * len(keys))).raise_first()
+
+        return self._executor.submit(delete, drain=True)
+
+    def experimental_copy_range_to(
+        self,
+        target: KvStore,
+        source_range: _result.KeyRange | None = None,
+        source_staleness_bound: float | None = None,
+    ) -> Future[None]:
+        """Copy all keys of a range to another kvstore, one after the other.
+
+        Parameters
+        ----------
+        target : KvStore
+            May use the same driver, but must not overlap.
+        source_range : KvStore.KeyRange, optional
+        source_staleness_bound : float, optional
+            As for :meth:`read`.
+        """
+        wanted = _result.KeyRange() if source_range is None else source_range.copy()
+
+        def copy() -> None:
+            for name in self._list_bytes(wanted):
+                key = as_text(name)
+                columns = self._driver.read_many(
+                    ReadRequest([self._path + key], staleness_bound=source_staleness_bound)
+                )
+                columns.raise_first()
+                if columns.value[0] is not None:
+                    target[key] = columns.value[0]
+
+        return self._executor.submit(copy, drain=True)
+
+    def _bounds(self, range: _result.KeyRange) -> tuple[str, str | None] | None:
+        """The range in the driver's namespace, None if it is not a range of text there."""
+        try:
+            low = self._path + range.inclusive_min.decode()
+            high = range.exclusive_max.decode()
+        except UnicodeDecodeError:
+            return None
+        if range.empty:
+            return low, low
+        return low, self._path + high if high else prefix_end(self._path)
+
+    def _list_bytes(self, range: _result.KeyRange) -> builtins.list[bytes]:
+        bounds = self._bounds(range)
+        low, high = bounds or (self._path, prefix_end(self._path))
+        skip = len(self._path)
+        keys = [as_bytes(key[skip:]) for key in self._driver.list(low, high)]
+        return keys if bounds else sorted(key for key in keys if key in range)
+
+    # ------------------------------------------------------------------ batches
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        """Read a batch whose keys are relative to :attr:`path`; see ``kvstores.base``."""
+        return self._driver.read_many(
+            ReadRequest(
+                self._whole(request.keys),
+                start=request.start,
+                stop=request.stop,
+                if_equal=request.if_equal,
+                if_not_equal=request.if_not_equal,
+                staleness_bound=request.staleness_bound,
+                max_nbytes=request.max_nbytes,
+                into=request.into,
+            )
+        )
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        """Write a batch whose keys are relative to :attr:`path`; see ``kvstores.base``."""
+        whole = self._whole(request.keys)
+        return self._driver.write_many(WriteRequest(whole, request.values, request.if_equal))
+
+    def locate_many(self, keys: Sequence[str]) -> LocateColumns:
+        """Where the values of keys relative to :attr:`path` lie; see ``kvstores.base``."""
+        return self._driver.locate_many(self._whole(keys))
+
+    def describe(self, key: str) -> str:
+        """How messages name a key, e.g. ``local file "/p/zarr.json"``."""
+        return self._driver.describe(self._path + key)
+
+    def _whole(self, keys: Sequence[str]) -> builtins.list[str]:
+        path = self._path
+        return [path + key for key in keys]
+
+    @property
+    def _executor(self) -> Executor:
+        return self._driver.executor or shared()
+
+    # ------------------------------------------------------------------ operators
+
+    def __add__(self, suffix: str | bytes) -> KvStore:
+        """A kvstore whose path has `suffix` appended as it is."""
+        return KvStore(self._driver, self._path + as_text(suffix))
+
+    def __truediv__(self, component: str | bytes) -> KvStore:
+        """A kvstore whose path has `component` appended, with a slash in between."""
+        return KvStore(self._driver, append_component(self._path, as_text(component)))
+
+    def __copy__(self) -> KvStore:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> KvStore:
+        return self.copy()
+
+    def __repr__(self) -> str:
+        return pretty("KvStore", self._unbound_json())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._unbound_json(),)
+
+
+def _reopen(json: dict[str, JsonValue]) -> KvStore:
+    return KvStore.open(json).result()
+
+
+def _require_no_transaction(transaction: object) -> None:
+    if transaction is not None:
+        raise UnsupportedError("KvStore: transactions are not supported")
+
+
+def _copy_value(value: str | Buffer | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return as_bytes(value)
+    return memoryview(value).tobytes()
+
+
+def _parse_byte_range(byte_range: slice | None) -> tuple[int, int | None]:
+    """Start and stop as in :class:`ReadRequest`; the errors are TensorStore's."""
+    if byte_range is None:
+        return 0, None
+    if not isinstance(byte_range, slice) or byte_range.step is not None:
+        raise TypeError(f"byte_range: expected slice(start, stop), but received: {byte_range!r}")
+    start, stop = byte_range.start, byte_range.stop
+    if not all(bound is None or isinstance(bound, int) for bound in (start, stop)):
+        raise TypeError(f"byte_range: expected integers, but received: {byte_range!r}")
+    begin = cast("int", start or 0)
+    if stop is not None and (stop < 0 or begin < 0 or begin > stop):
+        raise MetadataError(f"Unsupported byte_range slice: {start}:{stop}")
+    return begin, stop

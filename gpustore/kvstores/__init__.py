@@ -1,0 +1,1 @@
+"""Key-value stores, one file each; the file name is the driver's identifier."""

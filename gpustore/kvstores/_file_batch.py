@@ -1,0 +1,174 @@
+"""One batch of writes and deletions of files.
+
+Without a condition the value is written first and the lock is held only for the rename. With a
+condition everything happens under the lock, so that a writer which loses a race finds out before
+it has written anything. All directories are synced once, when the batch is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from gpustore.executor import CancelToken
+from gpustore.kvstores._atomic_file import TemporaryFile, generation_of
+from gpustore.kvstores._file_directory import Directories, parent_of
+from gpustore.kvstores._file_lock import hold
+from gpustore.kvstores._file_root import io_error
+from gpustore.kvstores.base import ABSENT, condition_holds
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gpustore.errors import StoreIOError
+    from gpustore.kvstores._file_options import FileOptions
+    from gpustore.kvstores._file_root import Root
+    from gpustore.kvstores.base import Buffer
+
+__all__ = ["WriteBatch"]
+
+# How often a write is begun anew because its directory was removed meanwhile.
+_ATTEMPTS: Final = 20
+
+
+class WriteBatch:
+    """Writes keys one after the other.
+
+    Parameters
+    ----------
+    root : Root
+        Nothing outside it is changed.
+    options : FileOptions
+    """
+
+    __slots__ = ("_cancel", "_directories", "_options")
+
+    def __init__(self, root: Root, options: FileOptions) -> None:
+        self._options = options
+        self._cancel = CancelToken.current()
+        self._directories = Directories(
+            root, sync=options.sync == "full", remove_locks=options.locking.mode == "os"
+        )
+
+    @property
+    def error(self) -> dict[int, StoreIOError]:
+        """After :meth:`close`: by position, the changes that may not have reached the disk."""
+        return self._directories.error
+
+    def close(self) -> None:
+        """Sync what has changed, and close all files."""
+        self._directories.close()
+
+    def write(self, index: int, key: str, value: Buffer | None, if_equal: bytes) -> bytes:
+        """Write (or with None delete) one key.
+
+        Parameters
+        ----------
+        index : int
+            Position in the batch.
+        key : str
+            A checked path.
+        value : Buffer or None
+        if_equal : bytes
+            Condition on the generation, or ``b""``.
+
+        Returns
+        -------
+        bytes
+            The new generation, or ``b""`` if the condition does not hold.
+
+        Raises
+        ------
+        OSError
+            Of which the caller makes a StoreIOError that names the key.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                if value is None:
+                    return self.delete(index, key, if_equal)
+                return self._write(index, key, value, if_equal)
+            except FileNotFoundError:
+                self._directories.forget(parent_of(key))
+        raise io_error(errno.ENOENT, "write", key)
+
+    def _write(self, index: int, key: str, value: Buffer, if_equal: bytes) -> bytes:
+        parent = parent_of(key)
+        name = key[len(parent) :]
+        directory = self._directories.open(parent, index=index, create=True)
+        self._directories.clean(parent)
+        sync = self._options.sync != "none"
+        if not if_equal:
+            with (
+                TemporaryFile(directory, name, value, sync=sync) as file,
+                self._lock(directory, name, key),
+            ):
+                self._cancel.check()
+                file.rename()
+        else:
+            # Looking before waiting for the lock costs one stat, and often saves the wait.
+            if _generation_at(directory, name) != if_equal:
+                return b""
+            with self._lock(directory, name, key):
+                if _generation_at(directory, name) != if_equal:
+                    return b""
+                with TemporaryFile(directory, name, value, sync=sync) as file:
+                    self._cancel.check()
+                    file.rename()
+        self._directories.changed(parent, index)
+        return generation_of(file.status)
+
+    def delete(self, index: int, key: str, if_equal: bytes) -> bytes:
+        """Delete one key; as :meth:`write`."""
+        parent = parent_of(key)
+        name = key[len(parent) :]
+        absent = ABSENT if condition_holds(if_equal, ABSENT) else b""
+        try:
+            directory = self._directories.open(parent, index=index, create=False)
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return absent
+        except OSError as error:
+            if error.errno == errno.ENOTDIR:
+                return absent
+            raise
+        with self._lock(directory, name, key):
+            if if_equal and _generation_at(directory, name) != if_equal:
+                return b""
+            self._cancel.check()
+            try:
+                os.unlink(name, dir_fd=directory)
+            except FileNotFoundError:
+                return absent
+        self._directories.changed(parent, index)
+        return ABSENT
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory, without its abandoned files, if nothing else is in it."""
+        parent = parent_of(path)
+        try:
+            self._directories.open(path, index=-1, create=False)
+            self._directories.clean(path, again=True)
+            self._directories.forget(path)
+            above = self._directories.open(parent, index=-1, create=False)
+            os.rmdir(path[len(parent) : -1], dir_fd=above)
+        except OSError:
+            return  # a writer has put something there meanwhile, which is its right
+        self._directories.changed(parent, -1)
+
+    def _lock(self, directory: int, name: str, key: str) -> AbstractContextManager[None]:
+        return hold(
+            directory,
+            name,
+            key=key,
+            mode=self._options.locking.mode,
+            timeout_s=self._options.locking.acquire_timeout_s,
+        )
+
+
+def _generation_at(directory: int, name: str) -> bytes:
+    """Generation of a name in an open directory."""
+    try:
+        return generation_of(os.stat(name, dir_fd=directory))
+    except FileNotFoundError:
+        return ABSENT

@@ -1,0 +1,144 @@
+"""The directories one batch of writes touches: made, kept open, and synced once each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from gpustore.kvstores._atomic_file import clean_up
+from gpustore.kvstores._file_root import DIRECTORY_FLAGS, io_error
+
+if TYPE_CHECKING:
+    from gpustore.errors import StoreIOError
+    from gpustore.kvstores._file_root import Root
+
+__all__ = ["Directories", "parent_of"]
+
+_MAX_OPEN: Final = 64
+_ATTEMPTS: Final = 10
+
+# Directories (device, inode) this process has rid of what killed writers left.
+_cleaned: set[tuple[int, int]] = set()
+_cleaned_lock = threading.Lock()
+
+
+def parent_of(path: str) -> str:
+    """The directory part, with its slash; ``""`` for a name in the current directory.
+
+    >>> parent_of("/a/b/"), parent_of("/a"), parent_of("a")
+    ('/a/', '/', '')
+    """
+    return path[: path.rstrip("/").rfind("/") + 1]
+
+
+class Directories:
+    """Open directories of one batch.
+
+    Parameters
+    ----------
+    root : Root
+        Nothing outside it is opened.
+    sync : bool
+        Whether changed directories must reach the disk.
+    remove_locks : bool
+        Passed to :func:`clean_up`.
+
+    Attributes
+    ----------
+    error : dict of int to StoreIOError
+        By position in the batch: changes that may not have reached the disk.
+    """
+
+    __slots__ = ("_changed", "_fds", "_remove_locks", "_root", "_sync", "error")
+
+    def __init__(self, root: Root, *, sync: bool, remove_locks: bool) -> None:
+        self._root = root
+        self._sync = sync
+        self._remove_locks = remove_locks
+        self._fds: dict[str, int] = {}
+        self._changed: dict[str, list[int]] = {}
+        self.error: dict[int, StoreIOError] = {}
+
+    def open(self, path: str, *, index: int, create: bool) -> int:
+        """A file descriptor of directory `path`, which ends in a slash or is empty.
+
+        Parameters
+        ----------
+        path : str
+        index : int
+            Position in the batch, to which failures to sync are attributed.
+        create : bool
+            Whether to make it, and those above it, if it does not exist.
+
+        Raises
+        ------
+        FileNotFoundError
+            If it does not exist and is not to be made.
+        StoreIOError
+            For any other failure.
+        """
+        if path in self._fds:
+            return self._fds[path]
+        fd = -errno.ENOENT
+        for _ in range(_ATTEMPTS):
+            fd = self._root.open(path, DIRECTORY_FLAGS)
+            if fd != -errno.ENOENT or not create:
+                break
+            above = self.open(parent_of(path), index=index, create=True)
+            try:
+                os.mkdir(path.rstrip("/").rpartition("/")[2], dir_fd=above)
+                self.changed(parent_of(path), index)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                self.forget(parent_of(path))
+            except OSError as error:
+                raise io_error(error, "create directory", path) from error
+        if fd == -errno.ENOENT:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if fd < 0:
+            raise io_error(-fd, "open directory", path)
+        if len(self._fds) >= _MAX_OPEN:
+            self.forget(next(iter(self._fds)))
+        self._fds[path] = fd
+        return fd
+
+    def clean(self, path: str, *, again: bool = False) -> None:
+        """Rid an open directory of abandoned files, once a process or again."""
+        fd = self._fds[path]
+        status = os.fstat(fd)
+        identity = status.st_dev, status.st_ino
+        if identity in _cleaned and not again:
+            return
+        with _cleaned_lock:
+            _cleaned.add(identity)
+        try:
+            clean_up(fd, remove_locks=self._remove_locks)
+        except OSError:
+            pass  # an unreadable directory can still be written to
+
+    def changed(self, path: str, index: int) -> None:
+        """Note that entry `index` of the batch changed directory `path`."""
+        self._changed.setdefault(path, []).append(index)
+
+    def forget(self, path: str) -> None:
+        """Sync and close a directory."""
+        fd = self._fds.pop(path, None)
+        indices = self._changed.pop(path, None)
+        if fd is None:
+            return
+        try:
+            if indices and self._sync:
+                os.fsync(fd)
+        except OSError as error:
+            for index in indices or ():
+                self.error.setdefault(index, io_error(error, "sync directory", path))
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Sync and close them all."""
+        while self._fds:
+            self.forget(next(iter(self._fds)))

@@ -1,0 +1,62 @@
+"""Which paths can be keys of a file kvstore."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpustore._json import quote
+from gpustore.errors import InvalidKeyError
+from gpustore.kvstores._file_lock import LOCK_SUFFIX
+from gpustore.kvstores.base import invalid_key, require_slashes
+
+if TYPE_CHECKING:
+    from gpustore.url import UrlComponent
+
+__all__ = ["check_path", "check_tail", "path_from_url"]
+
+
+def path_from_url(component: UrlComponent) -> str:
+    """Path of ``file:///absolute``, ``file://relative`` or a path as people type it."""
+    path = component.path
+    if not component.plain:
+        require_slashes(component)
+        # The only authority that is not taken for the first part of a relative path.
+        if path.startswith("localhost/"):
+            path = path.removeprefix("localhost")
+    return path
+
+
+def check_path(path: str) -> None:
+    """Raise InvalidKeyError unless `path` can begin the keys of a store."""
+    if not path:
+        raise InvalidKeyError('Invalid file path: "": a path is needed, for example "./"')
+    parts = path.removeprefix("/").removesuffix("/").split("/")
+    if "\0" in path or ".." in parts or ("" in parts and path != "/"):
+        raise InvalidKeyError(f"Invalid file path: {quote(path)}", key=path)
+
+
+def check_tail(tail: str, key: str) -> None:
+    """Raise InvalidKeyError if the part of a key below the root is illegal. 0.3 us."""
+    if (
+        tail[:1] in ("", "/", ".")
+        or tail[-1] == "/"
+        or "/." in tail
+        or "//" in tail
+        or "\\" in tail
+        or "\0" in tail
+        or tail.endswith(LOCK_SUFFIX)
+    ):
+        _explain(tail, key)
+
+
+def _explain(tail: str, key: str) -> None:
+    """Raise InvalidKeyError with the reason, unless it was a false alarm (``.zarray``)."""
+    if "\0" in tail:
+        raise invalid_key(key, "contains NUL")
+    if "\\" in tail:
+        raise invalid_key(key, "contains a backslash")
+    if tail.endswith(LOCK_SUFFIX):
+        raise invalid_key(key, f'names ending in "{LOCK_SUFFIX}" are reserved')
+    for part in tail.split("/"):
+        if part in ("", ".", ".."):
+            raise invalid_key(key, f"contains {quote(part)} as a path component")

@@ -1,0 +1,225 @@
+"""A kvstore that is described but not opened: JSON, or a URL, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from gpustore import registry
+from gpustore._json import Members, from_python, pretty, quote
+from gpustore.context import Context
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.kvstores._result import as_bytes
+from gpustore.url import parse_pipeline
+
+if TYPE_CHECKING:
+    from gpustore._json import JsonValue
+    from gpustore.kvstores.base import DriverKind, DriverSpec, KvStoreDriver
+    from gpustore.url import UrlComponent
+
+__all__ = ["KvStoreSpec", "append_component", "as_text", "spec_from_component"]
+
+
+def as_text(key: str | bytes) -> str:
+    """A key as the drivers know it; bytes that are not UTF-8 survive as surrogates."""
+    return as_bytes(key).decode("utf-8", "surrogateescape")
+
+
+def append_component(path: str, component: str) -> str:
+    """Join with a slash, unless there is one or nothing to separate.
+
+    >>> append_component("a", "b"), append_component("a/", "b"), append_component("", "b")
+    ('a/b', 'a/b', 'b')
+    """
+    separator = path and component and not (path.endswith("/") or component.startswith("/"))
+    return f"{path}/{component}" if separator else path + component
+
+
+class KvStoreSpec:
+    """Parsed representation of a kvstore's JSON or URL, ``KvStore.Spec``.
+
+    Parameters
+    ----------
+    json : KvStore.Spec, JSON object or URL
+        The path of a file or directory also counts as a URL.
+
+    Raises
+    ------
+    MetadataError
+        If it is not valid, in TensorStore's words.
+
+    Examples
+    --------
+    >>> spec = KvStoreSpec("memory://a/b")
+    >>> spec
+    KvStore.Spec({'driver': 'memory', 'path': 'a/b'})
+    >>> (spec / "c").url
+    'memory://a/b/c'
+    """
+
+    __slots__ = ("_context", "_driver", "_opened", "_path")
+    __hash__ = None  # type: ignore[assignment]
+
+    _driver: DriverSpec
+    _path: str
+    _context: JsonValue
+    _opened: KvStoreDriver | None  # whose context resources are to be used again
+
+    def __new__(cls, json: KvStoreSpec | JsonValue) -> KvStoreSpec:
+        if isinstance(json, KvStoreSpec):
+            return json.copy()
+        if isinstance(json, str):
+            return _from_url(json)
+        return cls.from_json(from_python(json))
+
+    @classmethod
+    def from_json(cls, json: JsonValue) -> KvStoreSpec:
+        """Return the spec that a JSON object describes."""
+        members = Members(json)
+        name = members.take_str("driver")
+        kind: DriverKind | None = registry.find("kvstores", name)
+        if kind is None:
+            raise members.error(f"{quote(name)} is not a registered KvStore driver", "driver")
+        context = members.take_with("context", _normalise_context, None)
+        path = members.take_str("path", "")
+        driver = kind.from_json(members)
+        members.finish()
+        kind.check_path(path)
+        return cls.from_parts(driver, path, context)
+
+    @classmethod
+    def from_parts(cls, driver: DriverSpec, path: str, context: JsonValue = None) -> KvStoreSpec:
+        """Return a spec made of a driver's spec, a path, and the JSON of a context or None."""
+        self = object.__new__(cls)
+        self._driver = driver
+        self._path = path
+        self._context = context
+        self._opened = None
+        return self
+
+    def without_context(self) -> KvStoreSpec:
+        """Return the same, with the default context resources."""
+        return self.from_parts(self._driver.without_references(), self._path)
+
+    def retaining(self, driver: KvStoreDriver) -> KvStoreSpec:
+        """Return the same; opening it uses the context resources of an opened driver again."""
+        spec = self.copy()
+        spec._opened = driver
+        return spec
+
+    @property
+    def driver(self) -> DriverSpec:
+        """What the spec says about the driver."""
+        return self._driver
+
+    @property
+    def path(self) -> str:
+        """Prefix of all keys."""
+        return self._path
+
+    @path.setter
+    def path(self, value: str | bytes) -> None:
+        path = as_text(value)
+        _kind(self._driver.id).check_path(path)
+        self._path = path
+
+    @property
+    def base(self) -> None:
+        """The kvstore this one adapts; None, as there is no adapter yet."""
+        return
+
+    @property
+    def url(self) -> str:
+        """URL of the same kvstore, without its context."""
+        return self._driver.to_url(self._path)
+
+    def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """JSON representation.
+
+        Parameters
+        ----------
+        include_defaults : bool
+            Whether members appear that have their default value.
+        """
+        json = self._driver.to_json(include_defaults=include_defaults)
+        json["driver"] = self._driver.id
+        if self._path or include_defaults:
+            json["path"] = self._path
+        if self._context or include_defaults:
+            json["context"] = self._context or {}
+        return json
+
+    def copy(self) -> KvStoreSpec:
+        """Return a copy."""
+        return self._with_path(self._path)
+
+    def _with_path(self, path: str) -> KvStoreSpec:
+        spec = self.from_parts(self._driver, path, self._context)
+        spec._opened = self._opened
+        return spec
+
+    def open_driver(self, context: Context | None) -> KvStoreDriver:
+        """Open the driver; its context is `context` (or a new one) and below that our own."""
+        if self._opened is not None:
+            return self._opened.rooted(self._path)
+        if self._context is not None:
+            context = Context(self._context, parent=context)
+        return self._driver.open(context or Context(), self._path)
+
+    def __add__(self, suffix: str | bytes) -> KvStoreSpec:
+        return self._with_path(self._path + as_text(suffix))
+
+    def __truediv__(self, component: str | bytes) -> KvStoreSpec:
+        return self._with_path(append_component(self._path, as_text(component)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KvStoreSpec):
+            return NotImplemented
+        return self.to_json() == other.to_json()
+
+    def __copy__(self) -> KvStoreSpec:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> KvStoreSpec:
+        return self.copy()
+
+    def __repr__(self) -> str:
+        return pretty("KvStore.Spec", self.to_json())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return KvStoreSpec, (self.to_json(),)
+
+
+def _kind(name: str) -> DriverKind:
+    return cast("DriverKind", registry.find("kvstores", name))
+
+
+def _normalise_context(json: JsonValue) -> JsonValue:
+    return Context.Spec(json).to_json()
+
+
+def _from_url(url: str) -> KvStoreSpec:
+    try:
+        root, *rest = parse_pipeline(url)
+        if rest:
+            raise MetadataError(f"unsupported URL scheme: {quote(rest[0].scheme)}")
+        return spec_from_component(root)
+    except GpustoreError as error:
+        if not url:
+            raise
+        raise error.prefixed(f"Parsing spec from url: {quote(url)}") from error.__cause__
+
+
+def spec_from_component(component: UrlComponent) -> KvStoreSpec:
+    """The kvstore that the first component of a URL pipeline names.
+
+    Raises
+    ------
+    MetadataError
+        If no kvstore has that scheme, or the rest is not what the scheme wants.
+    """
+    kind: DriverKind | None = registry.find("kvstores", component.scheme)
+    if kind is None:
+        raise MetadataError(f"unsupported URL scheme: {quote(component.scheme)}")
+    driver, path = kind.from_url(component)
+    kind.check_path(path)
+    return KvStoreSpec.from_parts(driver, path)

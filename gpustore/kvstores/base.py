@@ -1,0 +1,259 @@
+"""The contract every kvstore fulfils: batches of keys in, columns of results out.
+
+A kvstore maps keys (text, ordered by code point) to values (bytes). Every operation takes a
+whole batch, because that is what all callers have: an HTTP store coalesces it, the file store
+saves system calls, an archive *locates* its members instead of reading them. Calls block, are
+thread-safe, and use no thread pool of their own: the pipelines own the threads.
+
+A *generation* identifies one version of one value. Two generations of a key are equal only if
+the bytes are; :data:`ABSENT` is the generation of a key without a value, and ``b""`` means
+"unknown" in a result and "no condition" in a request.
+
+Source: the semantics are those of ``tensorstore/kvstore/{driver,operations,read_result}.h``.
+"""
+
+from __future__ import annotations
+
+import abc
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from gpustore._json import quote
+from gpustore.context import resource_json
+from gpustore.errors import InvalidKeyError, LimitError, MismatchError, UnsupportedError
+from gpustore.kvstores._arena import Arena
+from gpustore.kvstores._columns import (
+    ABSENT,
+    Buffer,
+    LocateColumns,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.executor import Executor
+    from gpustore.url import UrlComponent
+
+__all__ = [
+    "ABSENT",
+    "Arena",
+    "Buffer",
+    "DriverKind",
+    "DriverSpec",
+    "KvStoreDriver",
+    "LocateColumns",
+    "ReadColumns",
+    "ReadRequest",
+    "ReadState",
+    "WriteColumns",
+    "WriteRequest",
+    "check_byte_range",
+    "check_nbytes",
+    "condition_holds",
+    "invalid_key",
+    "prefix_end",
+    "require_slashes",
+    "take_references",
+]
+
+
+class KvStoreDriver(abc.ABC):
+    """An opened kvstore. All methods block and are thread-safe.
+
+    Attributes
+    ----------
+    id : str
+        Name under which it is registered.
+    can_write, can_list : bool
+        Whether :meth:`write_many` and :meth:`list` work at all.
+    atomic_single_key : bool
+        Whether a conditional write compares and writes without another writer in between, also
+        one in another process.
+    is_local : bool
+        Whether reads are so fast that a caller may do small ones on its own thread.
+    locates_files : bool
+        Whether :meth:`locate_many` returns local files.
+    executor : Executor or None
+        The threads to run its operations on; None means those of the process.
+    """
+
+    id: ClassVar[str]
+    can_write: bool = True
+    can_list: bool = True
+    atomic_single_key: bool = False
+    is_local: bool = False
+    locates_files: bool = False
+    executor: Executor | None = None
+
+    @abc.abstractmethod
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        """Read a batch. Failures are reported by key; the call itself does not raise them."""
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        """Write or delete a batch. Failures are reported by key."""
+        raise self._unsupported("writing")
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        """Delete all keys in a range and return their number. None means no upper bound."""
+        raise self._unsupported("deleting ranges")
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> list[str]:
+        """All keys in a range, in ascending order of their code points."""
+        raise self._unsupported("listing")
+
+    def locate_many(self, keys: Sequence[str]) -> LocateColumns:
+        """Where the values lie, without reading them."""
+        raise self._unsupported("locating values")
+
+    @abc.abstractmethod
+    def check_key(self, key: str) -> None:
+        """Raise InvalidKeyError unless `key` is legal here. No I/O."""
+
+    def describe(self, key: str) -> str:
+        """How messages name a key, e.g. ``local file "/p/zarr.json"``."""
+        return quote(key)
+
+    def rooted(self, path: str) -> KvStoreDriver:
+        """The same store with another root, which links must not leave."""
+        return self
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> DriverSpec:
+        """What would open this driver again."""
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        """The context resources it uses, by identifier."""
+        return {}
+
+    def _unsupported(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f'kvstore driver "{self.id}" does not support {what}')
+
+
+class DriverSpec(Protocol):
+    """What a spec says about a kvstore: an immutable, picklable value.
+
+    The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstore.KvStore` holds
+    it beside the driver.
+    """
+
+    @property
+    def id(self) -> str:
+        """Name of the driver."""
+
+    @property
+    def references(self) -> Mapping[str, JsonValue]:
+        """Context resources that are not the default ones: references or JSON, by identifier."""
+
+    def without_references(self) -> DriverSpec:
+        """The same with the default context resources."""
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Own JSON members, without ``driver``, ``path`` and ``context``."""
+
+    def to_url(self, path: str) -> str:
+        """URL of `path` in it; UnsupportedError if there is none."""
+
+    def open(self, context: Context, path: str) -> KvStoreDriver:
+        """Open it; `path` is the root that keys must not leave by way of links."""
+
+
+class DriverKind(Protocol):
+    """What a module in ``kvstores/`` registers under the name ``DRIVER``."""
+
+    @property
+    def id(self) -> str:
+        """Name of the driver; by default also its URL scheme."""
+
+    def from_json(self, members: Members) -> DriverSpec:
+        """Take the members this driver knows; the caller takes ``path`` and checks for more."""
+
+    def from_url(self, component: UrlComponent) -> tuple[DriverSpec, str]:
+        """Driver spec and path of a URL component."""
+
+    def check_path(self, path: str) -> None:
+        """Raise InvalidKeyError unless `path` is a legal path member."""
+
+
+def invalid_key(key: str, reason: str) -> InvalidKeyError:
+    """The error for a key that is not legal."""
+    return InvalidKeyError(f"Invalid key: {quote(key)}: {reason}", key=key)
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The smallest text greater than all that start with `prefix`, None if there is none.
+
+    >>> prefix_end("c/")
+    'c0'
+    """
+    stripped = prefix.rstrip("\U0010ffff")
+    if not stripped:
+        return None
+    return stripped[:-1] + chr(ord(stripped[-1]) + 1)
+
+
+def check_byte_range(size: int, start: int, stop: int | None, key: str) -> tuple[int, int]:
+    """The range of a value of `size` bytes that a request means.
+
+    Parameters
+    ----------
+    size : int
+        Bytes in the stored value.
+    start, stop : int, int or None
+        As in :class:`ReadRequest`.
+    key : str
+        Attached to the error.
+
+    Returns
+    -------
+    tuple of int
+        First byte and end, ``0 <= start <= stop <= size``.
+
+    Raises
+    ------
+    MismatchError
+        If the range is not inside the value; a range is never shortened.
+    """
+    begin = start + size if start < 0 else start
+    end = size if stop is None else stop
+    if 0 <= begin <= end <= size:
+        return begin, end
+    text = f"Requested byte range [{start}, {'?' if stop is None else stop})"
+    raise MismatchError(
+        f"{text} is not valid for value of size {size}", status="OUT_OF_RANGE", key=key
+    )
+
+
+def check_nbytes(nbytes: int, max_nbytes: int | None, key: str) -> None:
+    """Raise LimitError if a value is longer than its reader allows."""
+    if max_nbytes is not None and nbytes > max_nbytes:
+        raise LimitError(
+            f"{quote(key)} has {nbytes} bytes, at most {max_nbytes} are expected",
+            key=key,
+        )
+
+
+def condition_holds(if_equal: bytes, generation: bytes) -> bool:
+    """Whether a generation fulfils an ``if_equal`` condition."""
+    return not if_equal or if_equal == generation
+
+
+def take_references(members: Members, ids: Sequence[str]) -> dict[str, JsonValue]:
+    """Take what a spec says about the context resources of types `ids`, normalised."""
+    return {id: members.take_with(id, partial(resource_json, id)) for id in ids if id in members}
+
+
+def require_slashes(component: UrlComponent) -> None:
+    """Raise MetadataError unless a URL component is ``scheme://path``, without query."""
+    component.require_path_only("kvstore")
+    if not component.slashes:
+        scheme = component.scheme
+        raise component.error("kvstore", f'Scheme "{scheme}://" not present in url')

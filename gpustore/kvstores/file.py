@@ -1,0 +1,358 @@
+"""The ``file`` kvstore: one file a key, in local or network file systems.
+
+A key is a whole path: ``{"driver": "file", "path": "/data/x/"}`` prefixes every key with
+``/data/x/``. Reading costs one open, fstat, read and close. Writing is atomic and, unless
+``file_io_sync`` says otherwise, durable (:mod:`~gpustore.kvstores._atomic_file`); writers of one
+key exclude each other, TensorStore's included (:mod:`~gpustore.kvstores._file_lock`); links do
+not lead out of the store (:mod:`~gpustore.kvstores._file_root`).
+
+Source: TensorStore ``kvstore/file/index.rst``; URL ``file:///data/x/``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from gpustore._json import quote
+from gpustore.errors import GpustoreError, StoreIOError
+from gpustore.kvstores._atomic_file import generation_of
+from gpustore.kvstores._file_batch import WriteBatch
+from gpustore.kvstores._file_directory import parent_of
+from gpustore.kvstores._file_key import check_path, check_tail, path_from_url
+from gpustore.kvstores._file_options import RESOURCES, FileOptions
+from gpustore.kvstores._file_root import READ_FLAGS, Root, io_error
+from gpustore.kvstores._file_walk import walk, within
+from gpustore.kvstores.base import (
+    ABSENT,
+    KvStoreDriver,
+    LocateColumns,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    prefix_end,
+    take_references,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.kvstores.base import Arena, Buffer
+    from gpustore.url import UrlComponent
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+__all__ = ["DRIVER", "FileKvStore", "FileSpec"]
+
+# How often a file is opened anew that an NFS server replaced meanwhile.
+_ATTEMPTS: Final = 10
+# Errors that may be gone a moment later.
+_PASSING: Final = frozenset(
+    {
+        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE),
+        *(errno.ENOLCK, errno.ESTALE, errno.ETIMEDOUT),
+    }
+)
+_FILE_TYPES: Final = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}
+
+
+class FileKvStore(KvStoreDriver):
+    """An opened file kvstore.
+
+    Parameters
+    ----------
+    path : str
+        The root that links must not lead out of; keys outside it are legal to name.
+    spec : FileSpec
+    options : FileOptions
+        Values of the context resources.
+    """
+
+    id = "file"
+    atomic_single_key = True
+    is_local = True
+    locates_files = True
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        spec: FileSpec,
+        options: FileOptions,
+        resources: Mapping[str, Context.Resource],
+    ) -> None:
+        self._root = Root(path)
+        # Most keys lie in this directory; only what follows needs to be checked.
+        self._prefix = path if not path or path.endswith("/") else f"{path}/"
+        self._spec = spec
+        self._options = options
+        self._resources = resources
+        self.executor = options.executor
+        self.atomic_single_key = options.locking.mode != "none"
+
+    @property
+    def spec(self) -> FileSpec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    def rooted(self, path: str) -> FileKvStore:
+        return FileKvStore(path, spec=self._spec, options=self._options, resources=self._resources)
+
+    def describe(self, key: str) -> str:
+        return f"local file {quote(key)}"
+
+    def check_key(self, key: str) -> None:
+        if key.startswith(self._prefix):
+            tail = key[len(self._prefix) :]
+        elif key.startswith(self._root.path):
+            tail = key[len(parent_of(self._root.path)) :]
+        else:
+            tail = key.removeprefix("/")
+        check_tail(tail, key)
+
+    # ------------------------------------------------------------------ reading
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        result = ReadColumns.blank(len(request.keys))
+        for i, key in enumerate(request.keys):
+            try:
+                self.check_key(key)
+                self._repeat(self._read_one, i, key, request, result)
+            except GpustoreError as error:
+                result.error[i] = error
+            except OSError as error:
+                result.error[i] = io_error(error, "read", key)
+        return result
+
+    def _repeat(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something, again after passing errors as ``file_io_retries`` says."""
+        retries = self._options.retries
+        pause_s = retries.initial_delay_s
+        for _ in range(retries.max_retries):
+            try:
+                return operation(*args, **kwargs)
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise
+            time.sleep(min(pause_s, retries.max_delay_s))
+            pause_s *= 2
+        return operation(*args, **kwargs)
+
+    def _open(self, key: str) -> tuple[int, os.stat_result] | None:
+        """A regular file and its status; None if there is nothing."""
+        for _ in range(_ATTEMPTS):
+            fd = self._root.open(key, READ_FLAGS)
+            # ESTALE: an NFS server replaced the file between two steps of the open.
+            if fd != -errno.ESTALE:
+                break
+        if fd < 0:
+            if fd in (-errno.ENOENT, -errno.ENOTDIR):
+                return None
+            raise io_error(-fd, "open", key)
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
+            return fd, status
+        os.close(fd)
+        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "special file")
+        raise StoreIOError(
+            f"{self.describe(key)} is not a regular file but a {file_type}",
+            status="FAILED_PRECONDITION",
+            key=key,
+        )
+
+    def _read_one(self, i: int, key: str, request: ReadRequest, result: ReadColumns) -> None:
+        opened = self._open(key)
+        condition = request.if_equal[i] if request.if_equal else b""
+        if opened is None:
+            result.generation[i] = ABSENT
+            if condition_holds(condition, ABSENT):
+                result.state[i] = ReadState.MISSING
+            return
+        fd, status = opened
+        try:
+            size = status.st_size
+            generation = generation_of(status)
+            result.generation[i] = generation
+            result.total[i] = size
+            if not condition_holds(condition, generation):
+                return
+            if request.if_not_equal and request.if_not_equal[i] == generation:
+                return
+            begin, end = 0, size
+            if request.start or request.stop:
+                start = request.start[i] if request.start else 0
+                stop = request.stop[i] if request.stop else None
+                begin, end = check_byte_range(size, start, stop, key)
+            check_nbytes(end - begin, request.max_nbytes, key)
+            result.value[i] = _read_range(fd, begin, end - begin, request.into, key)
+            result.state[i] = ReadState.VALUE
+        finally:
+            os.close(fd)
+
+    def locate_many(self, keys: Sequence[str]) -> LocateColumns:
+        result = LocateColumns.blank(len(keys))
+        for i, key in enumerate(keys):
+            try:
+                self.check_key(key)
+                opened = self._open(key)
+                if opened is None:
+                    result.generation[i] = ABSENT
+                    continue
+                os.close(opened[0])
+                result.path[i] = key
+                result.offset[i] = 0
+                result.nbytes[i] = opened[1].st_size
+                result.generation[i] = generation_of(opened[1])
+            except GpustoreError as error:
+                result.error[i] = error
+        return result
+
+    # ------------------------------------------------------------------ writing
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        result = WriteColumns.blank(len(request.keys))
+        batch = WriteBatch(self._root, self._options)
+        try:
+            for i, (key, value) in enumerate(zip(request.keys, request.values, strict=True)):
+                condition = request.if_equal[i] if request.if_equal else b""
+                try:
+                    self.check_key(key)
+                    result.generation[i] = self._repeat(batch.write, i, key, value, condition)
+                except GpustoreError as error:
+                    result.error[i] = error
+                except OSError as error:
+                    result.error[i] = io_error(error, "write", key)
+        finally:
+            batch.close()
+        for i, failure in batch.error.items():
+            result.error.setdefault(i, failure)
+            result.generation[i] = b""
+        return result
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        count = 0
+        emptied = []
+        batch = WriteBatch(self._root, self._options)
+        try:
+            for directory, keys in walk(self._root, inclusive_min, exclusive_max):
+                for key in keys:
+                    try:
+                        count += batch.delete(count, key, b"") == ABSENT
+                    except FileNotFoundError:
+                        pass
+                    except GpustoreError:
+                        raise
+                    except OSError as error:
+                        raise io_error(error, "delete", key) from error
+                if within(directory, prefix_end(directory), inclusive_min, exclusive_max):
+                    emptied.append(directory)
+            for directory in sorted(emptied, reverse=True):
+                if directory.startswith(self._root.path) and directory != self._prefix:
+                    batch.remove_directory(directory)
+        finally:
+            batch.close()
+        for failure in batch.error.values():
+            raise failure
+        return count
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        found = walk(self._root, inclusive_min, exclusive_max)
+        return sorted(key for _, keys in found for key in keys)
+
+
+def _read_range(fd: int, begin: int, nbytes: int, into: Arena | None, key: str) -> Buffer:
+    """Bytes of an open file."""
+    if into is None:
+        data = os.pread(fd, nbytes, begin) if nbytes else b""
+        if len(data) == nbytes:
+            return data
+        # Linux reads at most 2 GiB at a time.
+        out = memoryview(bytearray(nbytes))
+        done = len(data)
+        out[:done] = data
+    else:
+        out = into.take(nbytes)
+        done = 0
+    while done < nbytes:
+        count = os.preadv(fd, [out[done:]], begin + done)
+        if not count:
+            raise StoreIOError(
+                f"local file {quote(key)} became shorter while it was being read: "
+                f"{done} bytes from {begin} on, expected {nbytes}",
+                status="ABORTED",
+                key=key,
+            )
+        done += count
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpec:
+    """What a spec says about a file kvstore.
+
+    Attributes
+    ----------
+    references : mapping of str to JsonValue
+        Context resources that are not the default ones, by identifier.
+    """
+
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id = "file"
+
+    def without_references(self) -> FileSpec:
+        return FileSpec()
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        json: dict[str, JsonValue] = {id: id for id in RESOURCES} if include_defaults else {}
+        return {**json, **self.references}
+
+    def to_url(self, path: str) -> str:
+        # A relative path is printed as it is typed, as in "file://data/x".
+        return f"file://{encode_path(path)}"
+
+    def open(self, context: Context, path: str) -> FileKvStore:
+        resources = {id: context.resource(id, self.references.get(id)) for id in RESOURCES}
+        options = FileOptions.from_resources(resources)
+        return FileKvStore(path, spec=self, options=options, resources=resources)
+
+
+class _Kind:
+    """Parses both forms of a file spec."""
+
+    id = "file"
+
+    def from_json(self, members: Members) -> FileSpec:
+        return FileSpec(take_references(members, RESOURCES))
+
+    def from_url(self, component: UrlComponent) -> tuple[FileSpec, str]:
+        return FileSpec(), path_from_url(component)
+
+    def check_path(self, path: str) -> None:
+        check_path(path)
+
+
+DRIVER = _Kind()

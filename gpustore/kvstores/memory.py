@@ -1,0 +1,205 @@
+"""The ``memory`` kvstore: values in a dict of this process.
+
+All stores opened with one ``memory_key_value_store`` context resource share their values; a
+context made anew starts empty. Every operation on one key is atomic.
+
+Source: TensorStore ``kvstore/memory/index.rst``; JSON ``{"driver": "memory", "path": "a/"}``, URL
+``memory://a/``. Any key is legal here, as in TensorStore.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpustore.errors import GpustoreError
+from gpustore.kvstores.base import (
+    ABSENT,
+    KvStoreDriver,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    require_slashes,
+    take_references,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Mapping
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.resources.memory_key_value_store import MemoryState
+    from gpustore.url import UrlComponent
+
+__all__ = ["DRIVER", "MemoryKvStore", "MemorySpec"]
+
+_RESOURCE = "memory_key_value_store"
+
+# One counter for all stores of the process, so that no generation is ever used twice.
+_counter = itertools.count()
+_pack_generation = struct.Struct("<xQ").pack
+
+
+class MemoryKvStore(KvStoreDriver):
+    """An opened memory kvstore.
+
+    Parameters
+    ----------
+    state : MemoryState
+        The values; shared with other stores of the same context resource.
+    """
+
+    id = "memory"
+    atomic_single_key = True
+    is_local = True
+
+    def __init__(self, state: MemoryState, *, spec: MemorySpec, resource: Context.Resource) -> None:
+        self._state = state
+        self._spec = spec
+        self._resource = resource
+
+    @property
+    def spec(self) -> MemorySpec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return {_RESOURCE: self._resource}
+
+    def check_key(self, key: str) -> None:
+        """Accept any key."""
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        result = ReadColumns.blank(len(request.keys))
+        entries = self._state.entries
+        for i, key in enumerate(request.keys):
+            entry = entries.get(key)
+            value, generation = (None, ABSENT) if entry is None else entry
+            result.generation[i] = generation
+            result.total[i] = -1 if value is None else len(value)
+            if request.if_equal and not condition_holds(request.if_equal[i], generation):
+                continue
+            if value is None:
+                result.state[i] = ReadState.MISSING
+            elif not (request.if_not_equal and request.if_not_equal[i] == generation):
+                try:
+                    result.value[i] = _part(value, i, request)
+                    result.state[i] = ReadState.VALUE
+                except GpustoreError as error:
+                    result.error[i] = error
+        return result
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        result = WriteColumns.blank(len(request.keys))
+        state = self._state
+        # Copies are made before the lock is taken; readers never wait.
+        values = [None if value is None else bytes(value) for value in request.values]
+        with state.lock:
+            for i, (key, value) in enumerate(zip(request.keys, values, strict=True)):
+                if request.if_equal and request.if_equal[i]:
+                    entry = state.entries.get(key)
+                    if request.if_equal[i] != (ABSENT if entry is None else entry[1]):
+                        continue
+                if value is None:
+                    state.entries.pop(key, None)
+                    result.generation[i] = ABSENT
+                else:
+                    generation = _pack_generation(next(_counter))
+                    state.entries[key] = value, generation
+                    result.generation[i] = generation
+        return result
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        with self._state.lock:
+            keys = self.list(inclusive_min, exclusive_max)
+            for key in keys:
+                del self._state.entries[key]
+        return len(keys)
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        # list(dict) is one step for the interpreter, so no writer can come in between.
+        return sorted(
+            key
+            for key in list(self._state.entries)
+            if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
+        )
+
+
+def _part(value: bytes, i: int, request: ReadRequest) -> bytes | memoryview:
+    """The bytes of `value` that entry `i` of the request asks for."""
+    key = request.keys[i]
+    start = request.start[i] if request.start else 0
+    stop = request.stop[i] if request.stop else None
+    part: bytes | memoryview = value
+    if start != 0 or stop is not None:
+        begin, end = check_byte_range(len(value), start, stop, key)
+        part = memoryview(value)[begin:end]
+    check_nbytes(len(part), request.max_nbytes, key)
+    if request.into is None:
+        return part
+    out = request.into.take(len(part))
+    out[:] = part
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """What a spec says about a memory kvstore.
+
+    Attributes
+    ----------
+    atomic : bool
+        Whether transactions over several keys may be atomic.
+    references : mapping of str to JsonValue
+        The context resource that holds the values, if it is not the default one.
+    """
+
+    atomic: bool = True
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id = "memory"
+
+    def without_references(self) -> MemorySpec:
+        return MemorySpec(self.atomic)
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        json: dict[str, JsonValue] = {_RESOURCE: _RESOURCE} if include_defaults else {}
+        if include_defaults or not self.atomic:
+            json["atomic"] = self.atomic
+        return {**json, **self.references}
+
+    def to_url(self, path: str) -> str:
+        return f"memory://{encode_path(path)}"
+
+    def open(self, context: Context, path: str) -> MemoryKvStore:
+        resource = context.resource(_RESOURCE, self.references.get(_RESOURCE))
+        return MemoryKvStore(resource.value, spec=self, resource=resource)
+
+
+class _Kind:
+    """Parses both forms of a memory spec."""
+
+    id = "memory"
+
+    def from_json(self, members: Members) -> MemorySpec:
+        atomic = members.take_bool("atomic", True)
+        return MemorySpec(atomic, take_references(members, (_RESOURCE,)))
+
+    def from_url(self, component: UrlComponent) -> tuple[MemorySpec, str]:
+        require_slashes(component)
+        return MemorySpec(), component.path
+
+    def check_path(self, path: str) -> None:
+        """Accept any path."""
+
+
+DRIVER = _Kind()

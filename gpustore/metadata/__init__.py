@@ -1,0 +1,1 @@
+"""Array metadata: strict JSON to frozen dataclasses and back, one file a format."""

@@ -1,0 +1,184 @@
+"""Names of data types in stored metadata: Zarr v3's ``data_type``, Zarr v2's ``dtype``.
+
+A v3 name is TensorStore's name. A v2 name is NumPy's type string with a byte order, or, as
+TensorStore's extension, the bare name of a type that NumPy has no string for.
+Source: Zarr v3 core specification, "Data types", and the extension registry; Zarr v2
+specification, "Data type encoding"; TensorStore's zarr2 and zarr3 driver pages.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from gpustore._json import JsonValue, Members, expect_list, expect_object, expect_str, quote, text
+from gpustore.dtype import DTYPES, dtype
+from gpustore.errors import MetadataError, UnsupportedError
+
+__all__ = [
+    "V3_DATA_TYPES",
+    "data_type_to_json",
+    "parse_v2_dtype",
+    "parse_v3_data_type",
+    "v2_dtype_to_json",
+]
+
+# In the order of TensorStore's message.
+V3_DATA_TYPES: Final = (
+    *("bool", "int2", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
+    *("uint64", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float16", "bfloat16"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+"""The data types of Zarr v3 arrays that can be read and written."""
+
+# Same type, other registered name.
+_V3_ALIASES: Final = {"complex_float32": "complex64", "complex_float64": "complex128"}
+
+# Registered or written by zarr-python, but without an implementation here.
+_V3_KNOWN: Final = frozenset(
+    {
+        *("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"),
+        *("complex_bfloat16", "complex_float16", "complex_float4_e2m1fn", "complex_float6_e2m3fn"),
+        *("complex_float6_e3m2fn", "complex_float8_e3m4", "complex_float8_e4m3"),
+        *("complex_float8_e4m3b11fnuz", "complex_float8_e4m3fnuz", "complex_float8_e5m2"),
+        *("complex_float8_e5m2fnuz", "complex_float8_e8m0fnu"),
+        *("string", "bytes", "fixed_length_utf32", "null_terminated_bytes", "raw_bytes"),
+        *("variable_length_bytes", "numpy.datetime64", "numpy.timedelta64"),
+        *("struct", "structured"),
+    }
+)
+_V3_RAW: Final = re.compile(r"r[1-9][0-9]*", re.ASCII)
+
+
+def parse_v3_data_type(value: JsonValue) -> dtype:
+    """Parse the value of ``data_type``: a name, or an object with a name and no options.
+
+    Raises
+    ------
+    UnsupportedError
+        For a type that exists but cannot be read yet: raw bits, strings, times, structures.
+    MetadataError
+        For anything else that is not one of :data:`V3_DATA_TYPES`.
+    """
+    if isinstance(value, list):
+        raise UnsupportedError("structured data types are not supported yet")
+    if isinstance(value, str):
+        return _v3_data_type(value)
+    if not isinstance(value, dict):
+        expect_str(value)
+    members = Members(value)
+    found = _v3_data_type(members.take_str("name"))
+    configuration = members.take_with("configuration", expect_object, {})
+    if configuration:
+        names = ",".join(map(quote, configuration))
+        raise members.error(f"data type {quote(found.name)} has no options, but received: {names}")
+    members.finish()
+    return found
+
+
+def _v3_data_type(name: str) -> dtype:
+    name = _V3_ALIASES.get(name, name)
+    if name in V3_DATA_TYPES:
+        return DTYPES[name]
+    message = (
+        f"{text(name)[1:-1]} data type is not one of the supported data types: "
+        f"{', '.join(V3_DATA_TYPES)}"
+    )
+    if name in _V3_KNOWN or _V3_RAW.fullmatch(name):
+        raise UnsupportedError(f"{message} (it is known, but not supported yet)")
+    raise MetadataError(message)
+
+
+def data_type_to_json(data_type: dtype) -> str:
+    """Return the value of ``data_type`` in Zarr v3 metadata.
+
+    Raises
+    ------
+    MetadataError
+        For a TensorStore data type that Zarr v3 arrays cannot have.
+    """
+    return _v3_data_type(data_type.name).name
+
+
+# --------------------------------------------------------------------------- Zarr v2
+
+_V2_BARE: Final = frozenset(
+    {
+        *("int2", "int4", "bfloat16", "float4_e2m1fn"),
+        *(name for name in V3_DATA_TYPES if name.startswith("float8")),
+    }
+)
+"""TensorStore's extension: little endian, one byte for the types narrower than that."""
+
+_V2_TYPESTR: Final = re.compile(r"([<>|])([a-zA-Z])([0-9]{0,9})(\[[0-9a-zA-Zμ]{1,20}\])?")
+_V2_ITEMSIZES: Final = {
+    "b": ("1",),
+    "i": ("1", "2", "4", "8"),
+    "u": ("1", "2", "4", "8"),
+    "f": ("2", "4", "8"),
+    "c": ("8", "16"),
+}
+# What NumPy knows and Zarr v2 arrays may have: strings, times, raw bytes, objects, long floats.
+_V2_KNOWN_KINDS: Final = "SUVMmO"
+_V2_KNOWN: Final = ("f12", "f16", "c24", "c32")
+
+
+def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
+    """Parse the value of ``dtype`` into the NumPy type of the stored elements.
+
+    Returns
+    -------
+    numpy.dtype
+        With the stored byte order; an ml_dtypes type for TensorStore's bare names.
+
+    Raises
+    ------
+    UnsupportedError
+        For a type that exists but cannot be read yet: structures, strings, times, raw bytes,
+        objects.
+    MetadataError
+        For anything else.
+    """
+    if isinstance(value, list) and value:
+        raise UnsupportedError(f"Unsupported zarr dtype: {text(value)} (structured data type)")
+    if not isinstance(value, str):
+        expect_list(value)
+        raise MetadataError("structured data type without fields")
+    if value in _V2_BARE:
+        return DTYPES[value].numpy_dtype
+    message = f"Unsupported zarr dtype: {text(value)}"
+    match = _V2_TYPESTR.fullmatch(value)
+    if match is None:
+        raise MetadataError(f"{message}{_hint(value)}")
+    order, kind, itemsize, unit = match.groups()
+    if unit is None and itemsize in _V2_ITEMSIZES.get(kind, ()):
+        if order == "|" and itemsize != "1":
+            raise MetadataError(f"{message} (a byte order is needed: < or >)")
+        return np.dtype("bool" if kind == "b" else f"{order}{kind}{itemsize}")
+    if kind in _V2_KNOWN_KINDS or kind + itemsize in _V2_KNOWN:
+        raise UnsupportedError(f"{message} (it is known, but not supported yet)")
+    raise MetadataError(message)
+
+
+def _hint(value: str) -> str:
+    for order in "<|":
+        if _V2_TYPESTR.fullmatch(order + value.removeprefix("=")):
+            return " (it must begin with a byte order: <, > or |)"
+    return ""
+
+
+def v2_dtype_to_json(stored: np.dtype[Any]) -> str:
+    """Return the value of ``dtype`` in Zarr v2 metadata.
+
+    >>> v2_dtype_to_json(np.dtype(">u2")), v2_dtype_to_json(np.dtype("bool"))
+    ('>u2', '|b1')
+    """
+    name = stored.name
+    if name in _V2_BARE:
+        return name
+    if stored.kind not in _V2_ITEMSIZES:
+        raise UnsupportedError(f"Unsupported zarr dtype: {quote(stored.str)}")
+    return stored.str

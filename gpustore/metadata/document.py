@@ -1,0 +1,208 @@
+"""What stored metadata of both formats have in common: reading a document, shapes, chunk sizes.
+
+Every size is computed in Python integers before anything is allocated, and every error names
+the document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from gpustore._json import (
+    INT64_MAX,
+    JsonValue,
+    at_position,
+    expect_int,
+    expect_list,
+    parse,
+    quote,
+    text,
+)
+from gpustore.errors import GpustoreError, MetadataError, MismatchError
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.named_configuration import json_equal
+
+__all__ = [
+    "check_chunk_nbytes",
+    "check_length",
+    "expect_equal",
+    "expect_subset",
+    "merge_mappings",
+    "merge_values",
+    "parse_shape",
+    "read_document",
+]
+
+T = TypeVar("T")
+
+_MAX_INT: Final = INT64_MAX - 1
+"""Largest integer that TensorStore takes for an extent."""
+
+_MAX_EXTENT: Final = 2**62
+"""Largest size of a dimension: its last index is ``inf``."""
+
+
+def read_document(
+    data: bytes | bytearray | memoryview,
+    from_json: Callable[[JsonValue], T],
+    *,
+    name: str,
+    where: str,
+    limits: Limits,
+    invalid_json_status: str,
+) -> T:
+    """Parse stored metadata; errors begin with ``Error reading <where>``.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The stored document.
+    from_json : callable
+        Turns the parsed JSON into the result.
+    name : str
+        The document's usual name, e.g. ``"zarr.json"``.
+    where : str
+        Which document it is, as a kvstore describes a key: ``local file "/p/zarr.json"``.
+    limits : Limits
+        Of its length and depth.
+    invalid_json_status : str
+        Status name if it is no JSON; ``FAILED_PRECONDITION`` if it is, but not as expected.
+    """
+    try:
+        value = parse(
+            data,
+            where=name,
+            max_nbytes=limits.metadata_nbytes,
+            max_depth=limits.metadata_depth,
+            status=invalid_json_status,
+        )
+        return from_json(value)
+    except GpustoreError as error:
+        located = error.prefixed(f"Error reading {where}", key=where)
+        if isinstance(located, MetadataError) and not located.status:
+            located = type(located)(
+                located.text, status="FAILED_PRECONDITION", key=located.key, codec=located.codec
+            )
+        raise located from error.__cause__
+
+
+def parse_shape(
+    value: JsonValue,
+    minimum: int,
+    *,
+    rank: int | None = None,
+    max_rank: int = DEFAULT_LIMITS.rank,
+    integral_floats: bool = False,
+) -> tuple[int, ...]:
+    """Parse an array of extents.
+
+    Parameters
+    ----------
+    value : JsonValue
+        The array.
+    minimum : int
+        Smallest entry allowed: 0 in shapes, 1 in chunk shapes.
+    rank : int, optional
+        Its length, if known.
+    max_rank : int
+        Its greatest length.
+    integral_floats : bool
+        Whether ``3.0`` counts as 3.
+    """
+    extents = expect_list(value)
+    if len(extents) > max_rank:
+        raise MetadataError(f"Rank {len(extents)} is outside valid range [0, {max_rank}]")
+    check_length(extents, rank)
+    shape = []
+    for index, extent in enumerate(extents):
+        with at_position(index):
+            shape.append(_extent(extent, minimum, integral_floats=integral_floats))
+    return tuple(shape)
+
+
+def _extent(value: JsonValue, minimum: int, *, integral_floats: bool) -> int:
+    extent = expect_int(value, minimum, _MAX_INT, integral_floats=integral_floats)
+    if extent > _MAX_EXTENT:
+        raise MetadataError(f"(0, {extent}) do not specify a valid sized index interval")
+    return extent
+
+
+def check_length(value: Sequence[object], rank: int | None) -> None:
+    """Raise MetadataError if `value` has not one entry a dimension."""
+    if rank is not None and len(value) != rank:
+        raise MetadataError(f"Array has length {len(value)} but should have length {rank}")
+
+
+def check_chunk_nbytes(
+    chunk_shape: Sequence[int], itemsize: int, limits: Limits, *, is_sharded: bool
+) -> None:
+    """Raise if a decoded chunk is too large.
+
+    Parameters
+    ----------
+    chunk_shape : sequence of int
+        In elements.
+    itemsize : int
+        Bytes of an element.
+    limits : Limits
+        Of the bytes of a chunk.
+    is_sharded : bool
+        Whether it is a shard; those are not decoded as a whole and have no such limit.
+
+    Raises
+    ------
+    MetadataError
+        If the number of bytes is no int64.
+    LimitError
+        If it is beyond the limit.
+    """
+    nbytes = math.prod(chunk_shape) * itemsize
+    if nbytes > INT64_MAX:
+        dimensions = ", ".join(map(str, chunk_shape))
+        raise MetadataError(
+            f"Product of chunk dimensions {{{dimensions}}} is too large: with {itemsize} bytes "
+            "an element it must be less than 2^63 bytes"
+        )
+    if not is_sharded:
+        limits.check("chunk_nbytes", nbytes, f"Chunk of shape {text(list(chunk_shape))}")
+
+
+def expect_equal(name: str, expected: JsonValue, found: JsonValue) -> None:
+    """Raise MismatchError, worded as TensorStore does, unless both JSON values are the same."""
+    if not json_equal(expected, found):
+        raise MismatchError(
+            f"Expected {quote(name)} of {text(expected)} but received: {text(found)}"
+        )
+
+
+def expect_subset(expected: Mapping[str, JsonValue], found: Mapping[str, JsonValue]) -> None:
+    """Raise MismatchError unless `found` has every member of `expected`, with the same value."""
+    for name, value in expected.items():
+        if name not in found:
+            raise MismatchError(f"Expected {quote(name)} of {text(value)} but received: nothing")
+        expect_equal(name, value, found[name])
+
+
+def merge_values(name: str, a: T, b: T, to_json: Callable[[Any], JsonValue], *, unset: T) -> T:
+    """Return the constraint that holds both `a` and `b`, either of which may be `unset`.
+
+    Raises
+    ------
+    MismatchError
+        If they differ.
+    """
+    if a is unset:
+        return b
+    if b is not unset:
+        expect_equal(name, to_json(a), to_json(b))
+    return a
+
+
+def merge_mappings(
+    a: Mapping[str, JsonValue], b: Mapping[str, JsonValue]
+) -> Mapping[str, JsonValue]:
+    """Return the members of both; MismatchError if one of them differs."""
+    expect_subset({name: value for name, value in a.items() if name in b}, b)
+    return {**a, **b}

@@ -1,0 +1,306 @@
+"""Fill values as JSON and as the exact bits of one element.
+
+Zarr v3 floats are numbers, ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` or ``"0x..."``, the bits
+as a big-endian hexadecimal number of full width; every other NaN than the default one is written
+so. Zarr v2 has no notation for such a NaN: there all NaNs are the default one.
+
+A parsed fill value is a read-only array of rank 0 in native byte order, since that keeps every
+bit of a NaN, which a NumPy scalar on its way through Python's float does not.
+Source: Zarr v3 core specification, "Fill value"; Zarr v2 specification, "Fill value encoding".
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import numpy as np
+
+from gpustore._json import JsonValue, at_position, expect_bool, expect_int, expect_list, text
+from gpustore.dtype import DTYPES, dtype
+from gpustore.errors import MetadataError
+
+__all__ = [
+    "FillValue",
+    "fill_value_array",
+    "parse_v2_fill_value",
+    "parse_v3_fill_value",
+    "v2_fill_value_to_json",
+    "v3_fill_value_to_json",
+]
+
+FillValue: TypeAlias = np.ndarray[Any, Any]
+
+_HEX: Final = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
+_DECIMAL: Final = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
+# The expression above takes quadratic time to refuse a long string of digits.
+_DECIMAL_MAX: Final = 100
+_SPECIAL: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_PART: Final = {"complex64": DTYPES["float32"], "complex128": DTYPES["float64"]}
+_SUB_BYTE_INT: Final = {"int2": (-2, 1), "int4": (-8, 7)}
+
+
+def fill_value_array(value: object, data_type: dtype) -> FillValue:
+    """Return `value` as a read-only array of rank 0 with the NumPy dtype of `data_type`.
+
+    Parameters
+    ----------
+    value : array-like of rank 0
+        Anything NumPy can convert; an array of the same type keeps its bits.
+    data_type : dtype
+        The type of the result, native byte order.
+
+    Raises
+    ------
+    MetadataError
+        If `value` is not of rank 0.
+    """
+    with np.errstate(all="ignore"):
+        array = np.array(value, dtype=data_type.array_dtype)
+    if array.ndim != 0:
+        raise MetadataError(f"Expected fill value of rank 0, but received: {value!r:.200}")
+    array.flags.writeable = False
+    return array
+
+
+# --------------------------------------------------------------------------- Zarr v3
+
+
+def parse_v3_fill_value(value: JsonValue, data_type: dtype) -> FillValue:
+    """Parse the ``fill_value`` of Zarr v3 metadata.
+
+    Returns
+    -------
+    numpy.ndarray
+        Rank 0, read-only, of ``data_type.numpy_dtype``.
+
+    Raises
+    ------
+    MetadataError
+        If it is no value of that type: out of range, a fraction, a special value that the type
+        does not have, bits of another width.
+
+    Examples
+    --------
+    >>> parse_v3_fill_value("0x7fc00001", DTYPES["float32"]).tobytes().hex()
+    '0100c07f'
+    """
+    if data_type.name in _PART:
+        return _from_parts(value, data_type, parse_v3_fill_value)
+    if not _is_float(data_type):
+        return _exact(value, data_type)
+    if isinstance(value, str):
+        return (_special if value in _SPECIAL else _from_hex)(value, data_type)
+    if not _is_number(value):
+        raise MetadataError(f"Expected floating-point number, but received: {text(value)}")
+    return _number(value, data_type)
+
+
+def v3_fill_value_to_json(value: FillValue, data_type: dtype) -> JsonValue:
+    """Return the JSON that :func:`parse_v3_fill_value` turns into exactly these bits."""
+    if data_type.name in _PART:
+        part = _PART[data_type.name]
+        return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]
+    if not _is_float(data_type):
+        return _exact_to_json(value, data_type)
+    if math.isnan(value):
+        nan = _special("NaN", data_type)
+        return "NaN" if value.tobytes() == nan.tobytes() else _to_hex(value)
+    if data_type.name == "float8_e8m0fnu":
+        # TensorStore 0.1.86 takes 63 for its exponent bias, not 127; bits mean the same to all.
+        return _to_hex(value)
+    return _float_to_json(value)
+
+
+def _from_hex(value: str, data_type: dtype) -> FillValue:
+    if not _HEX.fullmatch(value):
+        raise MetadataError(
+            f'Expected "Infinity", "-Infinity", "NaN", or hex string, but received: {text(value)}'
+        )
+    # Shorter ones mean different bits to TensorStore (right-aligned) and zarr-python (left).
+    digits = 2 * data_type.itemsize
+    if len(value) != 2 + digits:
+        raise MetadataError(
+            f"Expected {digits} hex digits for the bits of {data_type.name}, "
+            f"but received: {text(value)}"
+        )
+    if data_type.name == "float4_e2m1fn" and value[2] != "0":
+        raise MetadataError(f'Expected "0x00" to "0x0f", but received: {text(value)}')
+    return _from_bytes(bytes.fromhex(value[2:]), ">", data_type)
+
+
+def _to_hex(value: FillValue) -> str:
+    bits = int.from_bytes(value.tobytes(), sys.byteorder)
+    return f"0x{bits:0{2 * value.itemsize}x}"
+
+
+# --------------------------------------------------------------------------- Zarr v2
+
+
+def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | None:
+    """Parse the ``fill_value`` of Zarr v2 metadata.
+
+    Wider than Zarr v3: booleans may be 0 and 1, floats decimal strings, and complex numbers and
+    ``float4_e2m1fn`` the base64 of their stored bytes.
+
+    Parameters
+    ----------
+    value : JsonValue
+        ``null`` means undefined.
+    stored : numpy.dtype
+        Type and byte order of the stored elements.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Rank 0, read-only, native byte order.
+
+    Raises
+    ------
+    MetadataError
+        If it is no value of that type.
+    """
+    if value is None:
+        return None
+    data_type = _native(stored)
+    if data_type.name in _PART:
+        if isinstance(value, list):
+            return _from_parts(value, data_type, _parse_v2_float)
+        return _from_base64(value, stored)
+    if data_type.name == "float4_e2m1fn" and isinstance(value, str) and value not in _SPECIAL:
+        return _from_base64(value, stored)
+    if _is_float(data_type):
+        return _parse_v2_float(value, data_type)
+    if data_type.name == "bool" and type(value) is int and value in (0, 1):
+        value = bool(value)
+    return _exact(value, data_type)
+
+
+def v2_fill_value_to_json(value: FillValue | None, stored: np.dtype[Any]) -> JsonValue:
+    """Return the JSON of a fill value; every NaN becomes ``"NaN"``."""
+    if value is None:
+        return None
+    data_type = _native(stored)
+    if data_type.name in _PART:
+        return [_float_to_json(x) for x in _parts(value, _PART[data_type.name])]
+    if data_type.name == "float4_e2m1fn":
+        # The only form of it that TensorStore reads.
+        return base64.b64encode(value.tobytes()).decode()
+    return _float_to_json(value) if _is_float(data_type) else _exact_to_json(value, data_type)
+
+
+def _parse_v2_float(value: JsonValue, data_type: dtype) -> FillValue:
+    if isinstance(value, str):
+        if value in _SPECIAL:
+            return _special(value, data_type)
+        if len(value) <= _DECIMAL_MAX and _DECIMAL.fullmatch(value):
+            number = float(value)
+            if math.isfinite(number):
+                return _number(number, data_type)
+    elif _is_number(value):
+        return _number(value, data_type)
+    raise MetadataError(f"Invalid floating-point value: {text(value)}")
+
+
+def _from_base64(value: JsonValue, stored: np.dtype[Any]) -> FillValue:
+    try:
+        decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (TypeError, ValueError):
+        decoded = b""
+    if len(decoded) != stored.itemsize:
+        raise MetadataError(
+            f"Expected {stored.itemsize} base64-encoded bytes, but received: {text(value)}"
+        )
+    return _from_bytes(decoded, ">" if stored.byteorder == ">" else "<", _native(stored))
+
+
+# --------------------------------------------------------------------------- one element
+
+
+def _native(stored: np.dtype[Any]) -> dtype:
+    return DTYPES[stored.name]
+
+
+def _is_float(data_type: dtype) -> bool:
+    return "float" in data_type.name
+
+
+def _is_number(value: JsonValue) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _exact(value: JsonValue, data_type: dtype) -> FillValue:
+    """A boolean or an integer; ``1.0`` is an integer here, as in TensorStore and zarr-python."""
+    if data_type.name == "bool":
+        return fill_value_array(expect_bool(value), data_type)
+    if data_type.name in _SUB_BYTE_INT:
+        low, high = _SUB_BYTE_INT[data_type.name]
+    else:
+        info = np.iinfo(data_type.array_dtype)
+        low, high = int(info.min), int(info.max)
+    return fill_value_array(expect_int(value, low, high, integral_floats=True), data_type)
+
+
+def _exact_to_json(value: FillValue, data_type: dtype) -> JsonValue:
+    return bool(value) if data_type.name == "bool" else int(value)
+
+
+def _number(value: float, data_type: dtype) -> FillValue:
+    try:
+        exact = float(value)
+    except OverflowError:
+        _refuse(value, data_type)
+    if data_type.name == "float8_e8m0fnu" and exact == 0:
+        # It has no zero; its least value, bits 0, is nearer than the NaN of a conversion.
+        return _from_bytes(b"\0", "<", data_type)
+    array = fill_value_array(np.float64(exact), data_type)
+    if math.isnan(array):
+        _refuse(value, data_type)
+    return array
+
+
+def _special(name: str, data_type: dtype) -> FillValue:
+    array = fill_value_array(np.float64(_SPECIAL[name]), data_type)
+    if repr(float(array)) != repr(_SPECIAL[name]):
+        _refuse(name, data_type)
+    return array
+
+
+def _refuse(value: JsonValue, data_type: dtype) -> NoReturn:
+    raise MetadataError(
+        f"Expected value of data type {data_type.name}, but received: {text(value)}"
+    )
+
+
+def _float_to_json(value: FillValue) -> JsonValue:
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _from_bytes(data: bytes, order: Literal["<", ">"], data_type: dtype) -> FillValue:
+    stored = data_type.array_dtype.newbyteorder(order)
+    return fill_value_array(np.frombuffer(data, dtype=stored).reshape(()), data_type)
+
+
+def _from_parts(
+    value: JsonValue, data_type: dtype, parse: Callable[[JsonValue, dtype], FillValue]
+) -> FillValue:
+    part = _PART[data_type.name]
+    array = np.empty((), data_type.array_dtype)
+    parts = array.reshape(1).view(part.array_dtype)
+    for index, element in enumerate(expect_list(value, length=2)):
+        with at_position(index):
+            parts[index] = parse(element, part)
+    array.flags.writeable = False
+    return array
+
+
+def _parts(value: FillValue, part: dtype) -> list[FillValue]:
+    real, imaginary = value.reshape(1).view(part.array_dtype)[:, None]
+    return [real.reshape(()), imaginary.reshape(())]

@@ -1,0 +1,107 @@
+"""``{"name": ..., "configuration": {...}}``: how Zarr v3 names a codec and its options.
+
+What a name means and which options it takes is for the codecs to say; here they are only words.
+Source: Zarr v3 core specification, "Extension definitions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpustore._json import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_bool,
+    expect_list,
+    expect_object,
+    text,
+)
+
+__all__ = ["NamedConfiguration", "json_equal"]
+
+
+def json_equal(a: JsonValue, b: JsonValue) -> bool:
+    """Whether two JSON values are the same; ``1`` and ``1.0`` are, ``1`` and ``true`` are not.
+
+    >>> json_equal({"a": [1, 2.0]}, {"a": [1.0, 2]}), json_equal(1, True)
+    (True, False)
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(json_equal(a[name], b[name]) for name in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(json_equal, a, b))
+    return bool(a == b)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedConfiguration:
+    """A codec's name and its options.
+
+    Parameters
+    ----------
+    name : str
+        The registered name, e.g. ``"zstd"``.
+    configuration : mapping, optional
+        Its options as JSON, empty if none were given. Not to be changed.
+    must_understand : bool, optional
+        False where the file allows a reader to skip what it does not know.
+
+    Examples
+    --------
+    >>> NamedConfiguration("zstd", {"level": 3}).to_json()
+    {'name': 'zstd', 'configuration': {'level': 3}}
+    """
+
+    name: str
+    configuration: Mapping[str, JsonValue] = field(default_factory=dict)
+    must_understand: bool = True
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> NamedConfiguration:
+        """Parse the object form, or a bare string, which is a name without options."""
+        if isinstance(value, str):
+            return cls(value)
+        members = Members(value)
+        name = members.take_str("name")
+        configuration = members.take_with("configuration", _object, {})
+        must_understand = members.take_with("must_understand", expect_bool, True)
+        members.finish()
+        return cls(name, configuration, must_understand)
+
+    @classmethod
+    def list_from_json(cls, value: JsonValue) -> tuple[NamedConfiguration, ...]:
+        """Parse an array of them."""
+        parsed = []
+        for index, element in enumerate(expect_list(value)):
+            with at_position(index):
+                parsed.append(cls.from_json(element))
+        return tuple(parsed)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the object form; no options, no ``configuration``, as TensorStore writes it."""
+        value: dict[str, JsonValue] = {"name": self.name}
+        if self.configuration:
+            value["configuration"] = dict(self.configuration)
+        if not self.must_understand:
+            value["must_understand"] = False
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NamedConfiguration):
+            return NotImplemented
+        return json_equal(self.to_json(), other.to_json())
+
+    def __hash__(self) -> int:
+        # Equal numbers may be written differently (1, 1.0), so only names of options count.
+        return hash((self.name, frozenset(self.configuration), self.must_understand))
+
+    def __str__(self) -> str:
+        return text(self.to_json())
+
+
+def _object(value: JsonValue) -> dict[str, JsonValue]:
+    return dict(expect_object(value))

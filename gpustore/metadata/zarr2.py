@@ -1,0 +1,363 @@
+"""Zarr v2 array metadata: the document ``.zarray``, and constraints on it in a spec.
+
+:class:`Zarr2Metadata` is what a ``.zarray`` says; reading and writing it back keeps members that
+are not known. :class:`Zarr2Constraints` is the same with every member optional, the ``metadata``
+of a spec. Compressor and filters are JSON objects here; what they mean is for the codecs.
+
+Source: Zarr v2 specification, "Metadata"; TensorStore's zarr2 driver page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias, cast
+
+import numpy as np
+
+from gpustore._json import JsonValue, Members, dump, in_member
+from gpustore.dtype import DTYPES
+from gpustore.dtype import dtype as DataType
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.data_type import v2_dtype_to_json
+from gpustore.metadata.document import (
+    check_chunk_nbytes,
+    check_length,
+    expect_equal,
+    merge_values,
+    read_document,
+)
+from gpustore.metadata.fill_value import (
+    FillValue,
+    fill_value_array,
+    parse_v2_fill_value,
+    v2_fill_value_to_json,
+)
+from gpustore.metadata.named_configuration import json_equal
+from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
+
+__all__ = [
+    "UNSET",
+    "Unset",
+    "Zarr2Constraints",
+    "Zarr2Metadata",
+    "chunk_key_encoding",
+    "decode",
+    "validate",
+]
+
+Order: TypeAlias = Literal["C", "F"]
+Separator: TypeAlias = Literal[".", "/"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Zarr2Metadata:
+    """What a ``.zarray`` says.
+
+    Parameters
+    ----------
+    shape : tuple of int, length rank
+        Extents in elements.
+    chunks : tuple of int, length rank
+        Extents of a chunk in elements.
+    dtype : numpy.dtype
+        Of the stored elements, with their byte order.
+    compressor : mapping or None
+        Configuration with an ``id``, None for none. Not to be changed.
+    fill_value : numpy.ndarray of rank 0 or None
+        Value of elements never written, native byte order; None if undefined (read as zero).
+    order : {"C", "F"}
+        Order of the elements in a chunk.
+    filters : tuple of mapping or None
+        Configurations with an ``id``, in the order of encoding; None for none.
+    dimension_separator : {".", "/"} or None
+        Between the indices of a chunk's key; None if the document does not say, which means
+        ``"."``.
+    extra : mapping of str to JsonValue
+        Unknown members, kept as they are. Not to be changed.
+
+    Raises
+    ------
+    MetadataError
+        If the lengths differ.
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    compressor: Codec | None = None
+    fill_value: FillValue | None = None
+    order: Order = "C"
+    filters: tuple[Codec, ...] | None = None
+    dimension_separator: Separator | None = "."
+    extra: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with in_member("chunks"):
+            check_length(self.chunks, len(self.shape))
+        if self.fill_value is not None:
+            # JSON has one NaN only; what is written must be what is compared with.
+            given = fill_value_array(self.fill_value, self.data_type)
+            written = v2_fill_value_to_json(given, self.dtype)
+            object.__setattr__(self, "fill_value", parse_v2_fill_value(written, self.dtype))
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Validate parsed JSON.
+
+        Raises
+        ------
+        MetadataError
+            If it is not the metadata of an array.
+        UnsupportedError
+            If its data type is not supported.
+        LimitError
+            If the rank or a chunk's size is beyond `limits`.
+        """
+        members = Members(value)
+        parsed = parse_members(members, limits=limits, is_stored=True)
+        del parsed["zarr_format"]
+        extra = {name: members.take(name) for name in filter(members.__contains__, value)}
+        metadata = cls(**parsed, extra=extra)
+        metadata.check(limits)
+        return metadata
+
+    @classmethod
+    def decode(
+        cls,
+        data: bytes | bytearray | memoryview,
+        *,
+        where: str = '".zarray"',
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Parse the bytes of a ``.zarray``; errors as :meth:`from_json`, naming `where`."""
+        return read_document(
+            data,
+            lambda value: cls.from_json(value, limits=limits),
+            name=".zarray",
+            where=where,
+            limits=limits,
+            invalid_json_status="FAILED_PRECONDITION",
+        )
+
+    def check(self, limits: Limits) -> None:
+        """Raise MetadataError or LimitError if a chunk is too large."""
+        with in_member("chunks"):
+            check_chunk_nbytes(self.chunks, self.dtype.itemsize, limits, is_sharded=False)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def data_type(self) -> DataType:
+        """The data type of the elements, without byte order."""
+        return DTYPES[self.dtype.name]
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """The member ``chunks``."""
+        return self.chunks
+
+    @property
+    def chunk_key_encoding(self) -> ChunkKeyEncoding:
+        """How chunks are named."""
+        return ChunkKeyEncoding("v2", self.dimension_separator or ".")
+
+    def with_shape(self, shape: tuple[int, ...]) -> Self:
+        """Return the metadata of the array resized to `shape`, of the same rank."""
+        return dataclasses.replace(self, shape=tuple(shape))
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the document."""
+        value: dict[str, JsonValue] = {
+            "zarr_format": 2,
+            "shape": list(self.shape),
+            "chunks": list(self.chunks),
+            "dtype": v2_dtype_to_json(self.dtype),
+            "compressor": _compressor_to_json(self.compressor),
+            "fill_value": v2_fill_value_to_json(self.fill_value, self.dtype),
+            "order": self.order,
+            "filters": _filters_to_json(self.filters),
+        }
+        if self.dimension_separator is not None:
+            value["dimension_separator"] = self.dimension_separator
+        return value | dict(self.extra)
+
+    def encode(self) -> bytes:
+        """Return the bytes of ``.zarray``: compact, members sorted, as TensorStore writes it."""
+        return dump(self.to_json(), sort_keys=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Zarr2Metadata):
+            return NotImplemented
+        return self.encode() == other.encode()
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.chunks, self.dtype, self.order))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Zarr2Constraints:
+    """The ``metadata`` of a zarr2 spec: as :class:`Zarr2Metadata`, UNSET where nothing is said."""
+
+    zarr_format: int | Unset = UNSET
+    shape: tuple[int, ...] | Unset = UNSET
+    chunks: tuple[int, ...] | Unset = UNSET
+    dtype: np.dtype[Any] | Unset = UNSET
+    compressor: Codec | Unset | None = UNSET
+    fill_value: FillValue | Unset | None = UNSET
+    order: Order | Unset = UNSET
+    filters: tuple[Codec, ...] | Unset | None = UNSET
+    dimension_separator: Separator | Unset = UNSET
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, Unset) and not isinstance(self.chunks, Unset):
+            with in_member("chunks"):
+                check_length(self.chunks, len(self.shape))
+
+    @classmethod
+    def from_json(cls, value: JsonValue, pointer: str = "") -> Self:
+        """Validate the ``metadata`` of a spec.
+
+        Parameters
+        ----------
+        value : JsonValue
+            The member.
+        pointer : str
+            Its JSON pointer in the spec, ``"/metadata"``, for messages.
+
+        Raises
+        ------
+        MetadataError
+            If something in it is not as expected; unknown members are errors.
+        """
+        members = Members(value, pointer=pointer, integral_floats=True)
+        parsed = parse_members(members, limits=DEFAULT_LIMITS, is_stored=False)
+        members.finish()
+        return cls(**parsed)
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, if any member says so."""
+        for value in (self.shape, self.chunks):
+            if not isinstance(value, Unset):
+                return len(value)
+        return None
+
+    @property
+    def data_type(self) -> DataType | None:
+        """The data type, without byte order, if there is a constraint on it."""
+        return None if isinstance(self.dtype, Unset) else DTYPES[self.dtype.name]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the ``metadata`` of a spec."""
+        return {
+            name: to_json(value)
+            for name, to_json in self._to_json().items()
+            if not isinstance(value := getattr(self, name), Unset)
+        }
+
+    def _to_json(self) -> dict[str, Callable[[Any], JsonValue]]:
+        """How each member is printed."""
+        return {
+            "zarr_format": int,
+            "shape": list,
+            "chunks": list,
+            "dtype": v2_dtype_to_json,
+            "compressor": _compressor_to_json,
+            "fill_value": lambda value: v2_fill_value_to_json(
+                value, cast("np.dtype[Any]", self.dtype)
+            ),
+            "order": str,
+            "filters": _filters_to_json,
+            "dimension_separator": str,
+        }
+
+    def merge(self, other: Zarr2Constraints) -> Self:
+        """Return the constraints of both.
+
+        Raises
+        ------
+        MismatchError
+            If they contradict each other.
+        """
+        merged = {
+            name: merge_values(
+                name, getattr(self, name), getattr(other, name), to_json, unset=UNSET
+            )
+            for name, to_json in self._to_json().items()
+        }
+        return type(self)(**merged)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Zarr2Constraints):
+            return NotImplemented
+        return json_equal(self.to_json(), other.to_json())
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.chunks, self.dtype, self.order))
+
+
+decode = Zarr2Metadata.decode
+
+
+def chunk_key_encoding(constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> ChunkKeyEncoding:
+    """How chunks are named; where the document has no separator, the spec may give it.
+
+    >>> stored = Zarr2Metadata(shape=(4,), chunks=(2,), dtype=np.dtype("<u2"))
+    >>> chunk_key_encoding(Zarr2Constraints(), stored)
+    ChunkKeyEncoding(name='v2', separator='.')
+    """
+    given = constraints.dimension_separator
+    if metadata.dimension_separator is None and not isinstance(given, Unset):
+        return ChunkKeyEncoding("v2", given)
+    return metadata.chunk_key_encoding
+
+
+def validate(
+    constraints: Zarr2Constraints,
+    metadata: Zarr2Metadata,
+    *,
+    complete_compressor: Callable[[Codec], Codec] | None = None,
+) -> None:
+    """Raise MismatchError unless stored `metadata` satisfies `constraints`.
+
+    Parameters
+    ----------
+    constraints : Zarr2Constraints
+        What was asked for.
+    metadata : Zarr2Metadata
+        What is stored.
+    complete_compressor : callable, optional
+        Adds the default options of a compressor to its configuration, before they are compared.
+
+    Examples
+    --------
+    >>> stored = Zarr2Metadata(shape=(4,), chunks=(2,), dtype=np.dtype("<u2"))
+    >>> validate(Zarr2Constraints(order="F"), stored)
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.MismatchError: FAILED_PRECONDITION: Expected "order" of "F" but received: "C"
+    """
+    asked, stored = constraints.to_json(), metadata.to_json()
+    if metadata.dimension_separator is None:
+        # The spec may say what the document does not: see `chunk_key_encoding`.
+        asked.pop("dimension_separator", None)
+    if complete_compressor is not None:
+        for value in (asked, stored):
+            if value.get("compressor") is not None:
+                value["compressor"] = dict(complete_compressor(value["compressor"]))
+    for name, value in asked.items():
+        expect_equal(name, value, stored[name])
+
+
+def _compressor_to_json(compressor: Codec | None) -> JsonValue:
+    return None if compressor is None else dict(compressor)
+
+
+def _filters_to_json(filters: Sequence[Codec] | None) -> JsonValue:
+    return None if filters is None else [dict(codec) for codec in filters]

@@ -1,0 +1,138 @@
+"""The members of ``.zarray`` one by one: JSON to values, as stored and as constraints.
+
+In stored metadata every member but ``dimension_separator`` is required, and integers are
+integers; in a spec all are optional and ``3.0`` counts as 3, as in TensorStore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from gpustore._json import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    Required,
+    at_position,
+    expect_list,
+    expect_object,
+    expect_str,
+    in_member,
+)
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.limits import Limits
+from gpustore.metadata.data_type import parse_v2_dtype
+from gpustore.metadata.document import parse_shape
+from gpustore.metadata.fill_value import FillValue, parse_v2_fill_value
+
+__all__ = ["UNSET", "Codec", "Unset", "parse_members"]
+
+Codec: TypeAlias = Mapping[str, JsonValue]
+
+
+class Unset(Enum):
+    """Type of :data:`UNSET`."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+"""No constraint, where None stands for JSON's ``null``."""
+
+
+def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[str, Any]:
+    """Take all known members; the result's names are those of ``Zarr2Constraints``.
+
+    Parameters
+    ----------
+    members : Members
+        The object; what is left in it is unknown.
+    limits : Limits
+        Of the rank and the number of filters.
+    is_stored : bool
+        Whether this is a ``.zarray`` and not constraints in a spec.
+
+    Returns
+    -------
+    dict
+        In a spec UNSET for a member that is missing; None for a missing stored separator.
+    """
+    default: Required | Unset = REQUIRED if is_stored else UNSET
+
+    def extents(minimum: int, rank: int | None) -> Callable[[JsonValue], tuple[int, ...]]:
+        return lambda value: parse_shape(
+            value, minimum, rank=rank, max_rank=limits.rank, integral_floats=not is_stored
+        )
+
+    zarr_format = members.take_int("zarr_format", 2, 2, default)
+    shape = members.take_with("shape", extents(0, None), default)
+    rank = None if isinstance(shape, Unset) else len(shape)
+    chunks = members.take_with("chunks", extents(1, rank), default)
+    # The filters say whether objects are harmless.
+    filters = members.take_with("filters", lambda value: _filters(value, limits), default)
+    dtype = members.take_with("dtype", lambda value: _dtype(value, filters), default)
+
+    def fill_value(value: JsonValue) -> FillValue | None:
+        if isinstance(dtype, Unset):
+            raise MetadataError('must be specified in conjunction with "dtype"')
+        if isinstance(value, Required):
+            raise MetadataError("Expected value, but member is missing")
+        return parse_v2_fill_value(value, dtype)
+
+    return {
+        "zarr_format": zarr_format,
+        "shape": shape,
+        "chunks": chunks,
+        "dtype": dtype,
+        "compressor": members.take_with("compressor", _compressor, default),
+        "fill_value": members.take_with("fill_value", fill_value, default),
+        "order": members.take_str("order", default, choices=("C", "F")),
+        "filters": filters,
+        "dimension_separator": members.take_str(
+            "dimension_separator", None if is_stored else UNSET, choices=(".", "/")
+        ),
+    }
+
+
+# Filters that turn objects into bytes without running code from the file.
+_OBJECT_FILTERS: Final = frozenset({"vlen-utf8", "vlen-bytes", "vlen-array", "categorize"})
+
+
+def _dtype(value: JsonValue, filters: tuple[Codec, ...] | Unset | None) -> np.dtype[Any]:
+    try:
+        return parse_v2_dtype(value)
+    except UnsupportedError as error:
+        ids = [] if filters is None or isinstance(filters, Unset) else [f["id"] for f in filters]
+        if value == "|O" and not _OBJECT_FILTERS.intersection(ids):
+            raise MetadataError(
+                f"{error.text}: objects are only read through one of the filters "
+                f"{', '.join(sorted(_OBJECT_FILTERS))}, but filters are {ids}"
+            ) from None
+        raise
+
+
+def _compressor(value: JsonValue) -> Codec | None:
+    return None if value is None else _codec(value)
+
+
+def _codec(value: JsonValue) -> Codec:
+    codec = dict(expect_object(value))
+    with in_member("id"):
+        expect_str(codec.get("id", REQUIRED))
+    return codec
+
+
+def _filters(value: JsonValue, limits: Limits) -> tuple[Codec, ...] | None:
+    if value is None:
+        return None
+    filters = []
+    elements = expect_list(value)
+    limits.check("codecs", len(elements), "Filters")
+    for index, element in enumerate(elements):
+        with at_position(index):
+            filters.append(_codec(element))
+    return tuple(filters) or None

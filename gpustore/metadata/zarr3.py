@@ -1,0 +1,427 @@
+"""Zarr v3 array metadata: the document ``zarr.json``, and constraints on it in a spec.
+
+:class:`Zarr3Metadata` is what a ``zarr.json`` says; reading and writing it back keeps attributes
+and extension members. :class:`Zarr3Constraints` is the same with every member optional, the
+``metadata`` of a spec. Codecs are names and options here; what they mean is for the codecs.
+
+Source: Zarr v3 core specification; TensorStore's zarr3 driver page. Reading is wider than
+TensorStore's in two points of specification 3.1: codecs, the chunk key encoding and the data
+type may be given by name alone, and a codec may say ``must_understand``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeAlias
+
+from gpustore._json import JsonValue, dump, in_member
+from gpustore.dtype import dtype as DataType
+from gpustore.errors import MetadataError, MismatchError
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.data_type import data_type_to_json
+from gpustore.metadata.document import (
+    check_chunk_nbytes,
+    check_length,
+    expect_equal,
+    expect_subset,
+    merge_mappings,
+    merge_values,
+    read_document,
+)
+from gpustore.metadata.fill_value import FillValue, fill_value_array, v3_fill_value_to_json
+from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
+from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
+from gpustore.unit import Unit
+
+__all__ = ["Zarr3Constraints", "Zarr3Metadata", "decode", "validate"]
+
+Codecs: TypeAlias = tuple[NamedConfiguration, ...]
+DimensionNames: TypeAlias = tuple[str | None, ...]
+DimensionUnits: TypeAlias = tuple[Unit | None, ...]
+MergeCodecs: TypeAlias = Callable[[Codecs, Codecs], Codecs]
+
+# A shard is not decoded as a whole: its size is the codec's business.
+_SHARDING: Final = "sharding_indexed"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Zarr3Metadata:
+    """What a ``zarr.json`` of an array says.
+
+    Parameters
+    ----------
+    shape : tuple of int, length rank
+        Extents in elements.
+    data_type : dtype
+        Of the elements.
+    chunk_shape : tuple of int, length rank
+        Extents of a chunk (with sharding: of a shard) in elements.
+    chunk_key_encoding : ChunkKeyEncoding
+        How chunks are named.
+    fill_value : numpy.ndarray of rank 0
+        Value of elements never written; bits count.
+    codecs : tuple of NamedConfiguration
+        How chunks are encoded, in the order of encoding.
+    attributes : mapping of str to JsonValue
+        The user's, kept as they are. Not to be changed.
+    dimension_names : tuple of (str or None), length rank, or None
+        Names as stored; see :attr:`labels`.
+    extensions : mapping of str to JsonValue
+        Members that a reader need not understand, kept as they are. Not to be changed.
+
+    Raises
+    ------
+    MetadataError
+        If the lengths differ.
+    """
+
+    shape: tuple[int, ...]
+    data_type: DataType
+    chunk_shape: tuple[int, ...]
+    fill_value: FillValue
+    codecs: Codecs
+    chunk_key_encoding: ChunkKeyEncoding = field(default_factory=ChunkKeyEncoding)
+    attributes: Mapping[str, JsonValue] = field(default_factory=dict)
+    dimension_names: DimensionNames | None = None
+    extensions: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, len(self.shape))
+        object.__setattr__(self, "fill_value", fill_value_array(self.fill_value, self.data_type))
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Validate parsed JSON.
+
+        Raises
+        ------
+        MetadataError
+            If it is not the metadata of an array.
+        UnsupportedError
+            If it uses an extension that is not supported.
+        LimitError
+            If the rank, the number of codecs or a chunk's size is beyond `limits`.
+        """
+        parsed = parse_members(value, limits=limits, is_stored=True)
+        del parsed["zarr_format"], parsed["node_type"]
+        metadata = cls(**parsed)
+        metadata.check(limits)
+        return metadata
+
+    @classmethod
+    def decode(
+        cls,
+        data: bytes | bytearray | memoryview,
+        *,
+        where: str = '"zarr.json"',
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Parse the bytes of a ``zarr.json``; errors as :meth:`from_json`, naming `where`."""
+        return read_document(
+            data,
+            lambda value: cls.from_json(value, limits=limits),
+            name="zarr.json",
+            where=where,
+            limits=limits,
+            invalid_json_status="DATA_LOSS",
+        )
+
+    def check(self, limits: Limits) -> None:
+        """Raise MetadataError or LimitError if a chunk is too large."""
+        is_sharded = any(codec.name == _SHARDING for codec in self.codecs)
+        with in_member("chunk_grid"), in_member("configuration"), in_member("chunk_shape"):
+            itemsize = self.data_type.itemsize
+            check_chunk_nbytes(self.chunk_shape, itemsize, limits, is_sharded=is_sharded)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> DataType:
+        """The data type, by the name that stores give it."""
+        return self.data_type
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Dimension labels: all empty if the stored names are not distinct."""
+        names = tuple(name or "" for name in self.dimension_names or ())
+        named = [name for name in names if name]
+        if len(set(named)) != len(named) or not names:
+            return ("",) * self.rank
+        return names
+
+    @property
+    def dimension_units(self) -> DimensionUnits:
+        """Units of the dimensions, None where there is none."""
+        units = parse_dimension_units(self.attributes)
+        return (None,) * self.rank if units is None else units
+
+    def with_shape(self, shape: tuple[int, ...]) -> Self:
+        """Return the metadata of the array resized to `shape`, of the same rank."""
+        return dataclasses.replace(self, shape=tuple(shape))
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the document."""
+        value: dict[str, JsonValue] = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": data_type_to_json(self.data_type),
+            "chunk_grid": _chunk_grid(self.chunk_shape),
+            "chunk_key_encoding": self.chunk_key_encoding.to_json(),
+            "fill_value": v3_fill_value_to_json(self.fill_value, self.data_type),
+            "codecs": [codec.to_json() for codec in self.codecs],
+        }
+        if self.attributes:
+            value["attributes"] = dict(self.attributes)
+        if self.dimension_names is not None:
+            value["dimension_names"] = list(self.dimension_names)
+        return value | dict(self.extensions)
+
+    def encode(self) -> bytes:
+        """Return the bytes of ``zarr.json``: compact, members sorted, as TensorStore writes it."""
+        return dump(self.to_json(), sort_keys=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Zarr3Metadata):
+            return NotImplemented
+        return self.encode() == other.encode()
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.chunk_shape, self.data_type, self.fill_value.tobytes()))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Zarr3Constraints:
+    """The ``metadata`` of a zarr3 spec: as :class:`Zarr3Metadata`, None where nothing is said.
+
+    `attributes` and `extensions` are constraints on the members they have, not on others.
+    `codecs` may leave options, and the array -> bytes codec, to be chosen.
+    """
+
+    zarr_format: int | None = None
+    node_type: str | None = None
+    shape: tuple[int, ...] | None = None
+    data_type: DataType | None = None
+    chunk_shape: tuple[int, ...] | None = None
+    chunk_key_encoding: ChunkKeyEncoding | None = None
+    fill_value: FillValue | None = None
+    codecs: Codecs | None = None
+    attributes: Mapping[str, JsonValue] = field(default_factory=dict)
+    dimension_names: DimensionNames | None = None
+    extensions: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, self.rank)
+
+    @classmethod
+    def from_json(cls, value: JsonValue, pointer: str = "") -> Self:
+        """Validate the ``metadata`` of a spec.
+
+        Parameters
+        ----------
+        value : JsonValue
+            The member.
+        pointer : str
+            Its JSON pointer in the spec, ``"/metadata"``, for messages.
+
+        Raises
+        ------
+        MetadataError
+            If something in it is not as expected; unknown members are errors.
+        """
+        return cls(**parse_members(value, limits=DEFAULT_LIMITS, is_stored=False, pointer=pointer))
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, if any member says so."""
+        units = parse_dimension_units(self.attributes)
+        for value in (self.shape, self.chunk_shape, self.dimension_names, units):
+            if value is not None:
+                return len(value)
+        return None
+
+    @property
+    def dtype(self) -> DataType | None:
+        """The data type, by the name that stores give it."""
+        return self.data_type
+
+    @property
+    def dimension_units(self) -> DimensionUnits | None:
+        """Units of the dimensions, if there is a constraint on them."""
+        return parse_dimension_units(self.attributes)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the ``metadata`` of a spec, with ``node_type`` unless it is empty."""
+        value: dict[str, JsonValue] = {}
+        if self.zarr_format is not None:
+            value["zarr_format"] = self.zarr_format
+        if self.shape is not None:
+            value["shape"] = list(self.shape)
+        if self.data_type is not None:
+            value["data_type"] = data_type_to_json(self.data_type)
+            if self.fill_value is not None:
+                value["fill_value"] = v3_fill_value_to_json(self.fill_value, self.data_type)
+        if self.chunk_shape is not None:
+            value["chunk_grid"] = _chunk_grid(self.chunk_shape)
+        if self.chunk_key_encoding is not None:
+            value["chunk_key_encoding"] = self.chunk_key_encoding.to_json()
+        if self.codecs is not None:
+            value["codecs"] = [codec.to_json() for codec in self.codecs]
+        if self.attributes:
+            value["attributes"] = dict(self.attributes)
+        if self.dimension_names is not None and any(n is not None for n in self.dimension_names):
+            value["dimension_names"] = list(self.dimension_names)
+        value |= self.extensions
+        if value or self.node_type is not None:
+            value["node_type"] = "array"
+        return value
+
+    def merge(self, other: Zarr3Constraints, *, merge_codecs: MergeCodecs | None = None) -> Self:
+        """Return the constraints of both.
+
+        Parameters
+        ----------
+        other : Zarr3Constraints
+            The other constraints.
+        merge_codecs : callable, optional
+            Merges two partial chains of codecs; without it they must be equal.
+
+        Raises
+        ------
+        MismatchError
+            If they contradict each other.
+        """
+
+        def either(name: str, to_json: Callable[[Any], JsonValue]) -> Any:
+            a, b = getattr(self, name), getattr(other, name)
+            return merge_values(name, a, b, to_json, unset=None)
+
+        data_type = either("data_type", data_type_to_json)
+        return type(self)(
+            zarr_format=either("zarr_format", int),
+            node_type=either("node_type", str),
+            shape=either("shape", list),
+            data_type=data_type,
+            chunk_shape=either("chunk_shape", list),
+            chunk_key_encoding=either("chunk_key_encoding", ChunkKeyEncoding.to_json),
+            fill_value=either("fill_value", lambda f: v3_fill_value_to_json(f, data_type)),
+            codecs=_merge_codecs(self.codecs, other.codecs, merge_codecs),
+            attributes=merge_mappings(self.attributes, other.attributes),
+            dimension_names=either("dimension_names", list),
+            extensions=merge_mappings(self.extensions, other.extensions),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Zarr3Constraints):
+            return NotImplemented
+        return json_equal(self.to_json(), other.to_json())
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.chunk_shape, self.data_type))
+
+
+decode = Zarr3Metadata.decode
+
+
+def validate(
+    constraints: Zarr3Constraints,
+    metadata: Zarr3Metadata,
+    *,
+    merge_codecs: MergeCodecs | None = None,
+) -> None:
+    """Raise MismatchError unless stored `metadata` satisfies `constraints`.
+
+    Parameters
+    ----------
+    constraints : Zarr3Constraints
+        What was asked for.
+    metadata : Zarr3Metadata
+        What is stored.
+    merge_codecs : callable, optional
+        ``merge_codecs(stored, asked)`` raises if the codecs do not match. What a partial chain
+        matches is for the codecs to say: without it they are not compared.
+
+    Examples
+    --------
+    >>> stored = decode(
+    ...     b'{"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "int8", '
+    ...     b'"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}}, '
+    ...     b'"chunk_key_encoding": {"name": "default"}, "fill_value": 0, "codecs": ["bytes"]}'
+    ... )
+    >>> validate(Zarr3Constraints(shape=(5,)), stored)
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.MismatchError: FAILED_PRECONDITION: Expected "shape" of [5] but received: [4]
+    """
+    asked, stored = constraints.to_json(), metadata.to_json()
+    for name in ("data_type", "fill_value", "shape"):
+        if name in asked:
+            expect_equal(name, asked[name], stored[name])
+    if constraints.chunk_shape is not None:
+        expect_equal("chunk_shape", list(constraints.chunk_shape), list(metadata.chunk_shape))
+    if "chunk_key_encoding" in asked:
+        expect_equal(
+            "chunk_key_encoding", asked["chunk_key_encoding"], stored["chunk_key_encoding"]
+        )
+    if constraints.codecs is not None and merge_codecs is not None:
+        try:
+            merge_codecs(metadata.codecs, constraints.codecs)
+        except (MetadataError, MismatchError) as error:
+            raise MismatchError(f'Mismatch in "codecs": {error.text}') from error
+    _validate_attributes(constraints, metadata)
+    if constraints.dimension_names is not None:
+        names = metadata.dimension_names or (None,) * metadata.rank
+        expect_equal("dimension_names", list(constraints.dimension_names), list(names))
+    expect_subset(constraints.extensions, metadata.extensions)
+
+
+def _validate_attributes(constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
+    units = constraints.dimension_units
+    if units is not None:
+        stored = metadata.dimension_units
+        # Null asks for nothing.
+        same = len(units) == len(stored) and all(
+            a is None or a == b for a, b in zip(units, stored, strict=True)
+        )
+        if not same:
+            expect_equal("dimension_units", _units_to_json(units), _units_to_json(stored))
+    others = {n: v for n, v in constraints.attributes.items() if n != "dimension_units"}
+    try:
+        expect_subset(others, metadata.attributes)
+    except MismatchError as error:
+        raise error.prefixed('Mismatch in "attributes"') from None
+
+
+def _units_to_json(units: DimensionUnits) -> JsonValue:
+    return [unit if unit is None else str(unit) for unit in units]
+
+
+def _chunk_grid(chunk_shape: tuple[int, ...]) -> JsonValue:
+    return {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
+
+
+def _merge_codecs(
+    a: Codecs | None, b: Codecs | None, merge_codecs: MergeCodecs | None
+) -> Codecs | None:
+    if merge_codecs is not None and a is not None and b is not None:
+        return merge_codecs(a, b)
+    return merge_values("codecs", a, b, lambda c: [codec.to_json() for codec in c], unset=None)
+
+
+def _check_lengths(value: Zarr3Metadata | Zarr3Constraints, rank: int | None) -> None:
+    units = parse_dimension_units(value.attributes)
+    for name, entries in (
+        ("shape", value.shape),
+        ("chunk_shape", value.chunk_shape),
+        ("dimension_names", value.dimension_names),
+        ("dimension_units", units),
+    ):
+        if entries is not None:
+            with in_member(name):
+                check_length(entries, rank)

@@ -1,0 +1,235 @@
+"""The members of ``zarr.json`` one by one: JSON to values, as stored and as constraints.
+
+In stored metadata every member but ``attributes``, ``dimension_names`` and
+``storage_transformers`` is required, and integers are integers; in a spec all are optional and
+``3.0`` counts as 3, as in TensorStore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpustore._json import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    Required,
+    at_position,
+    expect_list,
+    expect_object,
+    expect_str,
+    in_member,
+    quote,
+)
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.limits import Limits
+from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.data_type import parse_v3_data_type
+from gpustore.metadata.document import check_length, parse_shape
+from gpustore.metadata.fill_value import parse_v3_fill_value
+from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.unit import Unit
+
+__all__ = ["parse_dimension_units", "parse_members"]
+
+_UNITS: Final = "dimension_units"
+_KNOWN_GRIDS: Final = frozenset({"rectilinear"})
+
+
+def parse_members(
+    value: JsonValue, *, limits: Limits, is_stored: bool, pointer: str = ""
+) -> dict[str, Any]:
+    """Parse all members; the result's names are those of ``Zarr3Constraints``.
+
+    Parameters
+    ----------
+    value : JsonValue
+        The object.
+    limits : Limits
+        Of rank and number of codecs.
+    is_stored : bool
+        Whether this is a ``zarr.json`` and not constraints in a spec.
+    pointer : str
+        Where `value` stands, for messages.
+
+    Returns
+    -------
+    dict
+        None for a member that is missing, empty mappings for ``attributes`` and ``extensions``.
+    """
+    members = Members(value, pointer=pointer, integral_floats=not is_stored)
+    default = REQUIRED if is_stored else None
+    parsed: dict[str, Any] = {
+        "zarr_format": members.take_int("zarr_format", 3, 3, default),
+        "node_type": members.take_with("node_type", _node_type, default),
+        "data_type": members.take_with("data_type", parse_v3_data_type, default),
+        "shape": members.take_with(
+            "shape",
+            lambda shape: parse_shape(
+                shape, 0, max_rank=limits.rank, integral_floats=not is_stored
+            ),
+            default,
+        ),
+    }
+    parsed["fill_value"] = _take_fill_value(members, parsed["data_type"], default)
+    parsed |= _take_dimensions(members, parsed["shape"], limits, default)
+    parsed["chunk_key_encoding"] = members.take_with(
+        "chunk_key_encoding", _chunk_key_encoding, default
+    )
+    parsed["codecs"] = members.take_with("codecs", lambda codecs: _codecs(codecs, limits), default)
+    members.take_with("storage_transformers", _storage_transformers, None)
+    parsed["extensions"] = _take_extensions(members, value)
+    return parsed
+
+
+def _node_type(value: JsonValue) -> str:
+    if value == "group":
+        raise MetadataError(
+            'Expected "array", but received: "group" (open one of the arrays in this group)'
+        )
+    return expect_str(value, choices=("array",))
+
+
+def _take_fill_value(members: Members, data_type: Any, default: Required | None) -> Any:
+    def convert(value: JsonValue) -> Any:
+        if isinstance(value, Required):
+            raise MetadataError("Expected value, but member is missing")
+        if data_type is None:
+            raise MetadataError('must be specified in conjunction with "data_type"')
+        return parse_v3_fill_value(value, data_type)
+
+    return members.take_with("fill_value", convert, default)
+
+
+# --------------------------------------------------------------------------- dimensions
+
+
+def _take_dimensions(
+    members: Members,
+    shape: tuple[int, ...] | None,
+    limits: Limits,
+    default: Required | None,
+) -> dict[str, Any]:
+    """Members with one entry a dimension, of equal length."""
+    rank = None if shape is None else len(shape)
+
+    def grid(value: JsonValue) -> tuple[int, ...]:
+        return _chunk_grid(value, rank, limits, integral_floats=default is None)
+
+    chunk_shape = members.take_with("chunk_grid", grid, default)
+    if rank is None and chunk_shape is not None:
+        rank = len(chunk_shape)
+
+    def names(value: JsonValue) -> tuple[str | None, ...]:
+        return _strings(value, rank, limits)
+
+    dimension_names = members.take_with("dimension_names", names, None)
+    if rank is None and dimension_names is not None:
+        rank = len(dimension_names)
+
+    def attributes(value: JsonValue) -> Mapping[str, JsonValue]:
+        return _attributes(value, rank, limits, is_stored=default is not None)
+
+    return {
+        "chunk_shape": chunk_shape,
+        "dimension_names": dimension_names,
+        "attributes": members.take_with("attributes", attributes, {}),
+    }
+
+
+def _chunk_grid(
+    value: JsonValue, rank: int | None, limits: Limits, *, integral_floats: bool
+) -> tuple[int, ...]:
+    members = Members(value, integral_floats=integral_floats)
+    members.take_with("name", _chunk_grid_name)
+    configuration = members.take_object("configuration")
+    chunk_shape = configuration.take_with(
+        "chunk_shape",
+        lambda shape: parse_shape(
+            shape, 1, rank=rank, max_rank=limits.rank, integral_floats=integral_floats
+        ),
+    )
+    configuration.finish()
+    members.finish()
+    return chunk_shape
+
+
+def _chunk_grid_name(value: JsonValue) -> str:
+    if isinstance(value, str) and value in _KNOWN_GRIDS:
+        raise UnsupportedError(f"chunk grid {quote(value)} is known, but not supported yet")
+    return expect_str(value, choices=("regular",))
+
+
+def _strings(value: JsonValue, rank: int | None, limits: Limits) -> tuple[str | None, ...]:
+    """One string or null a dimension."""
+    strings = expect_list(value)
+    if len(strings) > limits.rank:
+        raise MetadataError(f"Rank {len(strings)} is outside valid range [0, {limits.rank}]")
+    check_length(strings, rank)
+    for index, string in enumerate(strings):
+        if string is not None:
+            with at_position(index):
+                expect_str(string)
+    return tuple(strings)
+
+
+def _attributes(
+    value: JsonValue, rank: int | None, limits: Limits, *, is_stored: bool
+) -> Mapping[str, JsonValue]:
+    attributes = dict(expect_object(value))
+    if _UNITS in attributes:
+        with in_member(_UNITS):
+            units = _strings(attributes[_UNITS], rank, limits)
+        if not is_stored:
+            # What is stored stays as it was written; what a spec says gets the usual form.
+            attributes[_UNITS] = [u if u is None else str(Unit(u)) for u in units]
+    return attributes
+
+
+def parse_dimension_units(attributes: Mapping[str, JsonValue]) -> tuple[Unit | None, ...] | None:
+    """Return the units in (validated) `attributes`; None if it has none."""
+    if _UNITS not in attributes:
+        return None
+    return tuple(u if u is None else Unit(u) for u in attributes[_UNITS])
+
+
+# --------------------------------------------------------------------------- named extensions
+
+
+def _chunk_key_encoding(value: JsonValue) -> ChunkKeyEncoding:
+    if isinstance(value, str):
+        value = {"name": value}
+    members = Members(value)
+    name = members.take_str("name", choices=("default", "v2"))
+    configuration = members.take_object("configuration", None)
+    separator = ""
+    if configuration is not None:
+        separator = configuration.take_str("separator", "", choices=(".", "/"))
+        configuration.finish()
+    members.finish()
+    return ChunkKeyEncoding(name, separator)
+
+
+def _codecs(value: JsonValue, limits: Limits) -> tuple[NamedConfiguration, ...]:
+    codecs = expect_list(value)
+    limits.check("codecs", len(codecs), "Codec chain")
+    return NamedConfiguration.list_from_json(codecs)
+
+
+def _storage_transformers(value: JsonValue) -> None:
+    if expect_list(value):
+        raise MetadataError("No storage transformers supported")
+
+
+def _take_extensions(members: Members, document: dict[str, JsonValue]) -> Mapping[str, JsonValue]:
+    extensions = {}
+    for name in filter(members.__contains__, document):
+        value = members.take(name)
+        if not isinstance(value, dict) or value.get("must_understand") is not False:
+            raise members.error(
+                f"Unsupported metadata field {quote(name)} is not marked "
+                '{"must_understand": false}'
+            )
+        extensions[name] = value
+    return extensions

@@ -1,0 +1,122 @@
+"""The front door: :func:`open`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpustore.context import Context
+from gpustore.drivers.base import OpenMode
+from gpustore.errors import GpustoreError
+from gpustore.future import Future, failed
+from gpustore.kvstore import KvStore
+from gpustore.spec import Spec, SpecLike
+from gpustore.store import TensorStore
+
+__all__ = ["open"]
+
+
+def open(
+    spec: SpecLike,
+    *,
+    device: str | None = None,
+    read: bool | None = None,
+    write: bool | None = None,
+    open_mode: OpenMode | None = None,
+    open: bool | None = None,
+    create: bool | None = None,
+    delete_existing: bool | None = None,
+    assume_metadata: bool | None = None,
+    assume_cached_metadata: bool | None = None,
+    context: Context | None = None,
+    kvstore: KvStore.Spec | KvStore | None = None,
+    recheck_cached_metadata: Any = None,
+    recheck_cached_data: Any = None,
+    recheck_cached: Any = None,
+    rank: int | None = None,
+    dtype: Any = None,
+    domain: Any = None,
+    shape: Any = None,
+    chunk_layout: Any = None,
+    codec: Any = None,
+    fill_value: Any = None,
+    dimension_units: Any = None,
+    schema: Any = None,
+) -> Future[TensorStore]:
+    """Open or create an array.
+
+    Parameters
+    ----------
+    spec : Spec, dict, str or os.PathLike
+        What to open: a spec, a URL (``"file:///data/x.zarr|zarr3:"``) or a path as you would
+        type it (``"x.zarr"``). Without a driver the format is detected.
+    device : str, optional
+        Where the arrays live that :meth:`TensorStore.read` returns: ``"cpu"`` (NumPy), ``"cuda"``
+        or ``"cuda:N"`` (CuPy), or ``"auto"`` (the default: CUDA if it can be used, else the host).
+    read, write : bool, optional
+        Required access. By default both, as far as the store allows.
+    open, create, delete_existing, assume_metadata, assume_cached_metadata, open_mode
+        Whether to open what is there (the default), to create it, or both; any of them replaces
+        the spec's open mode.
+    context : Context, optional
+        Shares caches, thread pools and limits. By default each call has its own.
+    kvstore : KvStore.Spec or KvStore, optional
+        Where the bytes lie, if the spec does not say.
+    recheck_cached_metadata, recheck_cached_data, recheck_cached
+        When cached data are checked again.
+    rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
+        Constraints: what is opened must fulfil them, what is created is made to.
+
+    Returns
+    -------
+    Future of TensorStore
+        Use ``.result()``, or ``await`` it.
+
+    Raises
+    ------
+    MetadataError, TypeError
+        At once, if the arguments make no sense.
+    NotFoundError, AlreadyExistsError, MismatchError, MetadataError, StoreIOError, DeviceError
+        Through the Future.
+
+    Examples
+    --------
+    >>> store = open("memory://a|zarr3:", create=True, dtype="uint16", shape=[4, 4]).result()
+    >>> store[1, :] = 7
+    >>> store[:2, :2].read().result()
+    array([[0, 0],
+           [7, 7]], dtype=uint16)
+    """
+    opened = Spec(spec)
+    opened.update(
+        open_mode=open_mode,
+        open=open,
+        create=create,
+        delete_existing=delete_existing,
+        assume_metadata=assume_metadata,
+        assume_cached_metadata=assume_cached_metadata,
+        kvstore=kvstore,
+        recheck_cached_metadata=recheck_cached_metadata,
+        recheck_cached_data=recheck_cached_data,
+        recheck_cached=recheck_cached,
+        rank=rank,
+        dtype=dtype,
+        domain=domain,
+        shape=shape,
+        chunk_layout=chunk_layout,
+        codec=codec,
+        fill_value=fill_value,
+        dimension_units=dimension_units,
+        schema=schema,
+        device=device,
+    )
+    try:
+        opening = opened._opening(context, read, write)
+    except GpustoreError as error:
+        return failed(error)
+
+    def run() -> TensorStore:
+        return TensorStore._of(*opening.run())
+
+    if opening.may_defer:
+        return Future.deferred(run, opening.executor)
+    return opening.executor.submit(run, drain=True)

@@ -1,0 +1,1 @@
+"""Pipelines: the steps of a read and of a write, in order."""

@@ -1,0 +1,99 @@
+"""Refiners: the stages of a chain that can narrow a plan down to parts of stored values.
+
+A refiner looks at the rows of a window and says which bytes of each value it must see first
+(:meth:`Refiner.probe`: a shard index, a frame header), and, given those, rewrites the rows so that
+less is fetched (:meth:`Refiner.refine`). It never does I/O: the read pipeline owns the loop, and
+fetches the refined rows on condition that the values are still the ones that were probed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpustore.chunk_plan import PlanWindow
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["Probe", "RawBytesRefiner", "Refiner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Byte ranges a refiner must see, one a row of the window.
+
+    Attributes
+    ----------
+    start : sequence of int
+        First byte; negative for a suffix of that length.
+    stop : sequence of int or None
+        End of the range, exclusive; None for the end of the value.
+    """
+
+    start: Sequence[int]
+    stop: Sequence[int | None]
+
+
+class Refiner(Protocol):
+    """What a stage offers that can read parts of a chunk."""
+
+    def probe(self, rows: PlanWindow) -> Probe | None:
+        """Ranges to fetch before :meth:`refine`, or None if none are needed."""
+
+    def refine(self, rows: PlanWindow, heads: Sequence[Buffer | None]) -> PlanWindow:
+        """Rewrite `rows` to fetch less.
+
+        Parameters
+        ----------
+        rows : PlanWindow
+            As passed to :meth:`probe`.
+        heads : sequence of buffer or None
+            What was found in the probed ranges, None for a missing key; empty without a probe.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RawBytesRefiner:
+    """Reads only the span of an uncompressed chunk that holds the elements wanted.
+
+    Attributes
+    ----------
+    nbytes, itemsize : int
+        Of a decoded chunk and of one of its elements.
+    """
+
+    nbytes: int
+    itemsize: int
+
+    def probe(self, rows: PlanWindow) -> Probe | None:
+        """Nothing: the offsets of raw bytes are known from the shape alone."""
+        del rows
+        return None
+
+    def refine(self, rows: PlanWindow, heads: Sequence[Buffer | None]) -> PlanWindow:
+        """Give each row the byte span between its first and its last element.
+
+        A span of more than half the chunk is left alone: one whole read also verifies the size.
+        """
+        del heads
+        if all(rows.whole):
+            return rows
+        src_start, _, shapes = rows.rows()
+        starts, stops, offsets = [], [], []
+        narrowed = False
+        for first, shape in zip(src_start, shapes):
+            low = high = first
+            for stride, count in zip(rows.src_stride, shape):
+                reach = stride * (count - 1)
+                low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+            high += self.itemsize
+            if 2 * (high - low) > self.nbytes:
+                low, high = 0, self.nbytes
+            else:
+                narrowed = True
+            starts.append(low)
+            stops.append(high)
+            offsets.append(first - low)
+        if not narrowed:
+            return rows
+        return replace(rows, src_start=offsets, byte_start=starts, byte_stop=stops)

@@ -1,0 +1,93 @@
+"""Finds kvstores, codecs, drivers, backends and context resources by name, at run time.
+
+This is how a lower layer reaches a higher one: driver JSON -> kvstore, Spec -> driver,
+metadata -> codec. It is the only module that uses :mod:`importlib`. A name that comes from a
+file is compared with the folder listing below; nothing is ever imported because a file said so.
+
+Each module in one of the folders registers itself by defining one object:
+
+=============  ============  =================================================
+folder         object        what it is
+=============  ============  =================================================
+``resources``  ``RESOURCE``  a context resource, file name = its identifier
+``kvstores``   ``DRIVER``    a kvstore driver, file name = its identifier
+``codecs``     ``CODEC``     a codec, file name = its name
+``backends``   ``BACKEND``   how bytes move and decode
+``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
+=============  ============  =================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["find", "ids", "is_installed"]
+
+_OBJECT = {
+    "resources": "RESOURCE",
+    "kvstores": "DRIVER",
+    "codecs": "CODEC",
+    "backends": "BACKEND",
+    "drivers": "DRIVER",
+}
+
+# Modules of those folders that are machinery, not registered things.
+_NOT_REGISTERED = {
+    "kvstores": {"base"},
+    "codecs": {"base", "chain", "merge"},
+    "backends": {"base", "selection"},
+    "drivers": {"base", "chunked", "chunked_spec", "format"},
+}
+
+# Other names under which a registered module is known: (folder, name) -> file name.
+_ALIASES = {
+    ("drivers", "zarr"): "zarr2",
+}
+
+
+@cache
+def ids(folder: str) -> tuple[str, ...]:
+    """Names of all modules registered in `folder`, sorted, without aliases.
+
+    >>> "file" in ids("kvstores")
+    True
+    """
+    path = Path(__file__).parent / folder
+    skip = _NOT_REGISTERED.get(folder, set())
+    names = (module.name for module in pkgutil.iter_modules([str(path)]))
+    return tuple(sorted(n for n in names if not n.startswith("_") and n not in skip))
+
+
+@cache
+def find(folder: str, name: str) -> Any:
+    """The object that ``gpustore/<folder>/<name>.py`` registers, or None if there is none.
+
+    Parameters
+    ----------
+    folder : str
+        One of the folders listed above.
+    name : str
+        A name, possibly from a file: it is only compared with :func:`ids` and the aliases.
+    """
+    name = _ALIASES.get((folder, name), name)
+    if name not in ids(folder):
+        return None
+    module = importlib.import_module(f"gpustore.{folder}.{name}")
+    return getattr(module, _OBJECT[folder])
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module of another package could be imported; imports at most its parents.
+
+    >>> is_installed("numpy"), is_installed("no_such_package.part")
+    (True, False)
+    """
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

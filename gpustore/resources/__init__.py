@@ -1,0 +1,1 @@
+"""Context resources, one file each; the file name is the resource's identifier."""

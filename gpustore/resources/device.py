@@ -1,0 +1,81 @@
+"""``device``: where arrays live.
+
+JSON: ``"auto"`` (the default: CUDA if it is usable, else the host), ``"cpu"``, ``"cuda"`` (CUDA's
+current device) or ``"cuda:N"``. It stays as written when it is serialised or pickled, so that a
+program written on a laptop uses the GPU of the machine it is sent to; finding out what it means
+here is left to the backends.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from gpustore._json import JsonValue, text
+from gpustore.context import ResourceType
+from gpustore.errors import MetadataError
+
+__all__ = ["RESOURCE", "DeviceName", "parse_device"]
+
+_SYNTAX = re.compile(r"(auto|cpu|cuda)(?:(?<=cuda):(0|[1-9][0-9]{0,2}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """Which device, in words.
+
+    Attributes
+    ----------
+    text : str
+        As written.
+    kind : str
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    ordinal : int or None
+        The N of ``cuda:N``.
+    """
+
+    text: str
+    kind: Literal["auto", "cpu", "cuda"]
+    ordinal: int | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_device(json: JsonValue) -> DeviceName:
+    """Parse the name of a device, MetadataError if it is none.
+
+    >>> parse_device("cuda:1").ordinal
+    1
+    """
+    match = _SYNTAX.fullmatch(json) if isinstance(json, str) else None
+    if match is None:
+        raise MetadataError(
+            f'Expected one of "auto", "cpu", "cuda", "cuda:N", but received: {text(json)}'
+        )
+    kind, ordinal = match.groups()
+    return DeviceName(
+        text=match.group(),
+        kind=cast("Literal['auto', 'cpu', 'cuda']", kind),
+        ordinal=None if ordinal is None else int(ordinal),
+    )
+
+
+class _DeviceType(ResourceType[DeviceName, DeviceName]):
+    id = "device"
+
+    def parse(self, json: JsonValue) -> DeviceName:
+        return parse_device(json)
+
+    def default(self) -> DeviceName:
+        return DeviceName("auto", "auto")
+
+    def to_json(self, config: DeviceName, *, include_defaults: bool) -> JsonValue:
+        return config.text
+
+    def make(self, config: DeviceName) -> DeviceName:
+        return config
+
+
+RESOURCE = _DeviceType()

@@ -1,0 +1,86 @@
+"""``file_io_locking``: how writers of one local file exclude each other.
+
+JSON: ``{"mode": "os", "acquire_timeout": "60s"}`` with these modes:
+
+==============  ================================================================================
+``os``          a lock of the operating system on ``<key>.__lock`` (the default)
+``lockfile``    the mere existence of ``<key>.__lock``; for file systems without locks. A writer
+                that was killed leaves it behind, and the next one fails after `acquire_timeout`
+``none``        no lock: of two writers of one chunk, one may lose what the other wrote
+``non_atomic``  TensorStore's mode without renaming: not supported
+==============  ================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from gpustore._json import JsonValue, Members
+from gpustore.context import ResourceType
+from gpustore.errors import UnsupportedError
+from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+
+__all__ = ["RESOURCE", "FileIoLocking", "LockMode"]
+
+LockMode = Literal["os", "lockfile", "none"]
+
+_MODES = ("os", "lockfile", "none", "non_atomic")
+_DEFAULT_TIMEOUT = parse_duration("60s")
+
+
+@dataclass(frozen=True, slots=True)
+class FileIoLocking:
+    """How to lock.
+
+    Attributes
+    ----------
+    mode : str
+        ``"os"``, ``"lockfile"`` or ``"none"``.
+    acquire_timeout_s : float
+        How long to wait for a lock, in seconds; may be infinite.
+    """
+
+    mode: LockMode
+    acquire_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    mode: str = "os"
+    acquire_timeout: Duration = _DEFAULT_TIMEOUT
+
+
+class _FileIoLockingType(ResourceType[_Config, FileIoLocking]):
+    id = "file_io_locking"
+
+    def parse(self, json: JsonValue) -> _Config:
+        members = Members(json)
+        mode = members.take_str("mode", "os", choices=_MODES)
+        timeout = members.take_with("acquire_timeout", parse_duration, _DEFAULT_TIMEOUT)
+        members.finish()
+        return _Config(mode, timeout)
+
+    def default(self) -> _Config:
+        return _Config()
+
+    def to_json(self, config: _Config, *, include_defaults: bool) -> JsonValue:
+        # TensorStore leaves these two out even when asked for the defaults.
+        json = {}
+        if config.acquire_timeout != _DEFAULT_TIMEOUT:
+            json["acquire_timeout"] = format_duration(config.acquire_timeout)
+        if config.mode != "os":
+            json["mode"] = config.mode
+        return json
+
+    def make(self, config: _Config) -> FileIoLocking:
+        if config.mode == "non_atomic":
+            raise UnsupportedError(
+                'file_io_locking: mode "non_atomic" is not supported, because a reader could see '
+                'half of a write; expected one of "os", "lockfile", "none"'
+            )
+        timeout = max(0.0, seconds(config.acquire_timeout))
+        return FileIoLocking(cast("LockMode", config.mode), timeout)
+
+
+RESOURCE = _FileIoLockingType()

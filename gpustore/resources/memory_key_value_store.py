@@ -1,0 +1,58 @@
+"""``memory_key_value_store``: the contents of ``memory`` kvstores.
+
+JSON: ``{}``. The value, :class:`MemoryState`, is empty at first; all memory kvstores opened with
+one resource share it, so its name is what distinguishes one set of keys from another.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gpustore._json import JsonValue, Members
+from gpustore.context import ResourceType
+from gpustore.executor import reset_after_fork
+
+__all__ = ["RESOURCE", "MemoryState"]
+
+
+class MemoryState:
+    """Values by key.
+
+    Attributes
+    ----------
+    entries : dict
+        What the kvstore keeps for each key. After a fork the child has a copy.
+    lock : threading.Lock
+        To be held while `entries` is changed.
+    """
+
+    __slots__ = ("__weakref__", "entries", "lock")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make a lock that no thread of the parent process holds."""
+        self.lock = threading.Lock()
+
+
+class _MemoryType(ResourceType[None, MemoryState]):
+    id = "memory_key_value_store"
+
+    def parse(self, json: JsonValue) -> None:
+        Members(json).finish()
+
+    def default(self) -> None:
+        return None
+
+    def to_json(self, config: None, *, include_defaults: bool) -> JsonValue:
+        return {}
+
+    def make(self, config: None) -> MemoryState:
+        return MemoryState()
+
+
+RESOURCE = _MemoryType()

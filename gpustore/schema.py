@@ -1,0 +1,542 @@
+"""Schemas: everything about an array but where it is stored, as constraints.
+
+A schema collects constraints from keywords, from specs and from metadata; merging is the
+intersection of them, or an error. Indexing a schema gives the constraints on the indexed array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+from gpustore._json import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    at_position,
+    expect_int,
+    expect_list,
+    from_python,
+    pretty,
+)
+from gpustore.chunk_constraint import MAX_RANK
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.domain_merge import merge_domains, merge_units
+from gpustore.dtype import dtype as DataType
+from gpustore.dtype import from_json as dtype_from_json
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.fill_value import FillValue, check_broadcast, shape_text
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.accessor import Accessor
+from gpustore.keyword_argument import as_int, expect_type, set_keywords, when_known
+from gpustore.schema_transform import SchemaParts, parts_to_input, parts_to_output
+from gpustore.unit import Unit, UnitLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from gpustore.dtype import DTypeLike
+
+__all__ = ["Schema", "SchemaKeywords"]
+
+
+class SchemaKeywords(TypedDict, total=False):
+    """Keywords of :class:`Schema`."""
+
+    rank: int | None
+    dtype: DTypeLike | None
+    domain: IndexDomain | None
+    shape: Iterable[int] | None
+    chunk_layout: ChunkLayout | None
+    codec: CodecSpec | None
+    fill_value: Any
+    dimension_units: Iterable[UnitLike | None] | None
+    schema: Schema | None
+
+
+class Schema:
+    """Constraints on an array.
+
+    Parameters
+    ----------
+    json : object, optional
+        The JSON form. Excludes the keywords.
+    rank : int, optional
+        Number of dimensions.
+    dtype : dtype or what names one, optional
+        Data type.
+    domain : IndexDomain, optional
+        Bounds and labels; see :func:`gpustore.domain_merge.merge_domains` for how they merge.
+    shape : iterable of int, length rank, optional
+        Short for a domain of that shape with origin 0, in elements.
+    chunk_layout : ChunkLayout, optional
+        Constraints on the chunks.
+    codec : CodecSpec, optional
+        Constraints on the encoding.
+    fill_value : array_like, optional
+        Value of elements never written; broadcast to the domain from the right.
+    dimension_units : iterable of Unit, str, number, (number, str) or None, optional
+        What one step along each dimension is.
+    schema : Schema, optional
+        More constraints to merge in.
+
+    Raises
+    ------
+    MetadataError
+        For constraints that are out of range or contradict each other.
+    TypeError
+        For values of the wrong type.
+
+    Examples
+    --------
+    >>> Schema(dtype="uint8", shape=[100, 200])
+    Schema({
+      'domain': {'exclusive_max': [100, 200], 'inclusive_min': [0, 0]},
+      'dtype': 'uint8',
+      'rank': 2,
+    })
+    >>> Schema(rank=2)[5].rank
+    1
+    """
+
+    __slots__ = (
+        "_chunk_layout",
+        "_codec",
+        "_domain",
+        "_dtype",
+        "_fill_value",
+        "_rank",
+        "_units",
+    )
+    __hash__ = None  # type: ignore[assignment]
+
+    _rank: int | None
+    _dtype: DataType | None
+    _domain: IndexDomain | None
+    _chunk_layout: ChunkLayout
+    _codec: CodecSpec | None
+    _fill_value: FillValue | None
+    _units: tuple[Unit | None, ...] | None
+
+    def __init__(self, json: Any = REQUIRED, **keywords: Unpack[SchemaKeywords]) -> None:
+        given = cast("dict[str, Any]", keywords)
+        for name in self.__slots__:
+            setattr(self, name, None)
+        self._chunk_layout = ChunkLayout()
+        if json is not REQUIRED:
+            if given:
+                raise TypeError("Schema() takes either json or keywords, not both")
+            self._load(from_python(json))
+        self.update(**given)
+
+    def copy(self) -> Schema:
+        """An independent copy."""
+        other = Schema.__new__(Schema)
+        other._assign(self)
+        return other
+
+    __copy__ = copy
+
+    def _assign(self, other: Schema) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+        self._chunk_layout = other._chunk_layout.copy()
+
+    def update(self, **keywords: Unpack[SchemaKeywords]) -> None:
+        """Merge in more constraints; the keywords are those of the constructor.
+
+        If a keyword is refused, nothing changes.
+        """
+        new = self.copy()
+        new._update(cast("dict[str, Any]", keywords))
+        self._assign(new)
+
+    def merged(self, **keywords: Unpack[SchemaKeywords]) -> Schema:
+        """A copy with more constraints; the keywords are those of the constructor."""
+        new = self.copy()
+        new._update(cast("dict[str, Any]", keywords))
+        return new
+
+    def _update(self, given: dict[str, Any]) -> None:
+        # What a caller's value is converted to depends on the data type, which may be given in
+        # the same call; errors of both conversions come unprefixed, as in TensorStore.
+        given = dict(given)
+        if given.get("dtype") is not None:
+            given["dtype"] = _as_dtype(given["dtype"])
+        if given.get("fill_value") is not None:
+            dtype = self._dtype or given.get("dtype")
+            given["fill_value"] = FillValue.from_array(given["fill_value"], dtype)
+        set_keywords(self._setters(), given)
+
+    def _setters(self) -> dict[str, Callable[[Any], None]]:
+        return {
+            "rank": lambda v: when_known(as_int(v), lambda rank: self.set_rank(rank, "rank")),
+            "dtype": self.set_dtype,
+            "domain": lambda v: self.merge_domain(expect_type(IndexDomain, v)),
+            "shape": self._set_shape,
+            "chunk_layout": lambda v: self.merge_chunk_layout(expect_type(ChunkLayout, v)),
+            "codec": lambda v: self.merge_codec(expect_type(CodecSpec, v)),
+            "fill_value": self.merge_fill_value,
+            "dimension_units": lambda v: self.merge_units(_as_units(v)),
+            "schema": lambda v: self.merge(expect_type(Schema, v)),
+        }
+
+    # ---- merging, one constraint each
+
+    def set_rank(self, rank: int, source: str) -> None:
+        """Fix the number of dimensions; `source` names what told it, for messages."""
+        if not 0 <= rank <= MAX_RANK:
+            raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
+        if self._rank not in (None, rank):
+            raise MetadataError(
+                f"Rank specified by {source} ({rank}) does not match existing rank specified by "
+                f"schema ({self._rank})"
+            )
+        if self._fill_value is not None and self._fill_value.rank > rank:
+            raise MetadataError(
+                f"Rank specified by {source} ({rank}) is incompatible with existing fill_value of "
+                f"shape {shape_text(self._fill_value.shape)}"
+            )
+        self._rank = rank
+
+    def set_dtype(self, dtype: DataType) -> None:
+        """Fix the data type."""
+        if self._dtype is not None and self._dtype is not dtype:
+            raise MetadataError(
+                f"Specified dtype ({dtype.name}) does not match existing value ({self._dtype.name})"
+            )
+        self._dtype = dtype
+
+    def merge_domain(self, domain: IndexDomain) -> None:
+        """Merge in bounds and labels."""
+        self.set_rank(domain.rank, "domain")
+        merged = merge_domains(self._domain, domain)
+        if self._fill_value is not None:
+            with _context("domain is incompatible with fill_value"):
+                check_broadcast(self._fill_value.shape, merged.shape)
+        self._domain = merged
+
+    def _set_shape(self, values: Any) -> None:
+        shape = [as_int(size) for size in values]
+        self.set_rank(len(shape), "shape")
+        self.merge_domain(IndexDomain(shape=shape))
+
+    def merge_chunk_layout(self, layout: ChunkLayout) -> None:
+        """Merge in constraints on the chunks."""
+        merged = self._chunk_layout.merged(layout)
+        if merged.rank != -1:
+            self.set_rank(merged.rank, "chunk_layout")
+        self._chunk_layout = merged
+
+    def merge_codec(self, codec: CodecSpec) -> None:
+        """Merge in constraints on the encoding."""
+        self._codec = codec if self._codec is None else self._codec.merged(codec)
+
+    def merge_fill_value(self, value: FillValue) -> None:
+        """Fix the fill value."""
+        if self._domain is not None:
+            with _context("fill_value is incompatible with domain"):
+                check_broadcast(value.shape, self._domain.shape)
+        if self._rank is not None and self._rank < value.rank:
+            raise MetadataError(f"Invalid fill_value for rank {self._rank}: {value}")
+        if self._fill_value is None:
+            self._fill_value = value
+        elif not self._fill_value.same_as(value):
+            raise MetadataError(
+                f"Specified fill_value ({value}) does not match existing value in schema "
+                f"({self._fill_value})"
+            )
+
+    def merge_units(self, units: tuple[Unit | None, ...]) -> None:
+        """Merge in units; an empty sequence is no constraint."""
+        if units:
+            self.set_rank(len(units), "dimension_units")
+            self._units = merge_units(self._units, units)
+
+    def merge(self, other: Schema) -> None:
+        """Merge in all constraints of `other`.
+
+        Raises
+        ------
+        MetadataError, MismatchError
+            If constraints contradict each other. This schema may then hold some of them; use
+            :meth:`merged` to keep it whole.
+        """
+        if other._rank is not None:
+            self.set_rank(other._rank, "rank")
+        if other._dtype is not None:
+            self.set_dtype(other._dtype)
+        if other._domain is not None:
+            self.merge_domain(other._domain)
+        self.merge_chunk_layout(other._chunk_layout)
+        if other._fill_value is not None:
+            self.merge_fill_value(other._fill_value)
+        if other._codec is not None:
+            self.merge_codec(other._codec)
+        if other._units is not None:
+            self.merge_units(other._units)
+
+    # ---- JSON
+
+    def _load(self, json: JsonValue) -> None:
+        members = Members(json, integral_floats=True)
+        members.take_with("rank", self._load_rank, None)
+        members.take_with("dtype", lambda v: self.set_dtype(dtype_from_json(v)), None)
+        members.take_with("domain", self._load_domain, None)
+        members.take_with("chunk_layout", self._load_chunk_layout, None)
+        members.take_with("codec", lambda v: self.merge_codec(CodecSpec(v)), None)
+        members.take_with("fill_value", self._load_fill_value, None)
+        members.take_with("dimension_units", self._load_units, None)
+        members.finish()
+
+    def _load_rank(self, json: JsonValue) -> None:
+        self.set_rank(expect_int(json, 0, MAX_RANK, integral_floats=True), "rank")
+
+    def _load_domain(self, json: JsonValue) -> None:
+        self.merge_domain(IndexDomain(json=json))
+
+    def _load_chunk_layout(self, json: JsonValue) -> None:
+        self.merge_chunk_layout(ChunkLayout(json))
+
+    def _load_fill_value(self, json: JsonValue) -> None:
+        self.merge_fill_value(FillValue.from_json(json, self._dtype))
+
+    def _load_units(self, json: JsonValue) -> None:
+        units: list[Unit | None] = []
+        for i, unit in enumerate(expect_list(json)):
+            with at_position(i):
+                units.append(None if unit is None else Unit(json=unit))
+        self.merge_units(tuple(units))
+
+    def to_json(self, include_defaults: bool = False) -> JsonValue:
+        """JSON of the constraints."""
+        json: dict[str, JsonValue] = {}
+        if self._rank is not None:
+            json["rank"] = self._rank
+        if self._dtype is not None:
+            json["dtype"] = self._dtype.to_json()
+        if self._domain is not None:
+            json["domain"] = self._domain.to_json()
+        if self._chunk_layout.has_constraints:
+            json["chunk_layout"] = self._chunk_layout.to_json()
+        if self._codec is not None:
+            json["codec"] = self._codec.to_json()
+        if self._fill_value is not None:
+            json["fill_value"] = self._fill_value.to_json()
+        if self._units is not None and any(unit is not None for unit in self._units):
+            json["dimension_units"] = [None if u is None else u.to_json() for u in self._units]
+        return json
+
+    # ---- reading
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if not known."""
+        return self._rank
+
+    ndim = rank
+
+    @property
+    def dtype(self) -> DataType | None:
+        """Data type, None if not known."""
+        return self._dtype
+
+    @property
+    def domain(self) -> IndexDomain | None:
+        """Bounds and labels, None if not known."""
+        return self._domain
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the domain, in elements; None if that is not known."""
+        return None if self._domain is None else self._domain.shape
+
+    @property
+    def origin(self) -> tuple[int, ...] | None:
+        """Origin of the domain, in elements; None if that is not known."""
+        return None if self._domain is None else self._domain.origin
+
+    @property
+    def size(self) -> int | None:
+        """Number of elements of the domain; None if that is not known."""
+        return None if self._domain is None else self._domain.size
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """Constraints on the chunks; a copy."""
+        return self._chunk_layout.copy()
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Constraints on the encoding."""
+        return self._codec
+
+    @property
+    def fill_value(self) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """The fill value as a read-only host array, unbroadcast; None if there is none."""
+        return None if self._fill_value is None else self._fill_value.array
+
+    @property
+    def typed_fill_value(self) -> FillValue | None:
+        """The fill value with its data type, which tells json from string."""
+        return self._fill_value
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...] | None:
+        """Unit of each dimension, None where it is not known; None if the rank is not known."""
+        if self._units is None and self._rank is not None:
+            return (None,) * self._rank
+        return self._units
+
+    # ---- indexing
+
+    @property
+    def transform(self) -> IndexTransform:
+        """The identity over the domain: where an indexing expression begins.
+
+        Raises
+        ------
+        MetadataError
+            If the rank is not known.
+        """
+        if self._rank is None:
+            raise MetadataError("Cannot index a schema whose rank is not known; give it a rank")
+        if self._domain is not None:
+            return IndexTransform(self._domain)
+        return IndexTransform(self._rank)
+
+    def __getitem__(self, index: Any) -> Schema:
+        """The schema of the indexed array.
+
+        Parameters
+        ----------
+        index : NumPy-style indices, IndexTransform or IndexDomain
+            As in ``IndexTransform[index]``.
+
+        Raises
+        ------
+        MetadataError
+            If the rank is not known, or a constraint overflows.
+        UnsupportedError
+            If a fill value that is not a scalar would have to be gathered.
+        """
+        return self.transformed(self.transform[index])
+
+    def transformed(self, transform: IndexTransform) -> Schema:
+        """These constraints on the output of `transform` as constraints on its input.
+
+        Parameters
+        ----------
+        transform : IndexTransform
+            Its domain is that of the result if this schema has one.
+        """
+        return self._replaced(parts_to_input(self._parts(), transform))
+
+    def inverse_transformed(self, transform: IndexTransform) -> Schema:
+        """These constraints on the input of `transform` as constraints on its output."""
+        return self._replaced(parts_to_output(self._parts(), transform))
+
+    def _parts(self) -> SchemaParts:
+        return SchemaParts(
+            self._rank, self._domain, self._chunk_layout, self._fill_value, self._units
+        )
+
+    def _replaced(self, parts: SchemaParts) -> Schema:
+        new = self.copy()
+        new._rank, new._domain, new._chunk_layout, new._fill_value, new._units = parts
+        return new
+
+    @property
+    def oindex(self) -> Accessor[Schema]:
+        """Indexing in which each index array applies to its own dimension."""
+        return self._accessor("oindex")
+
+    @property
+    def vindex(self) -> Accessor[Schema]:
+        """Indexing in which the dimensions of index arrays come first."""
+        return self._accessor("vindex")
+
+    @property
+    def label(self) -> Accessor[Schema]:
+        """``schema.label["x", "y"]``: other labels."""
+        return self._accessor("label")
+
+    @property
+    def translate_to(self) -> Accessor[Schema]:
+        """``schema.translate_to[1, 2]``: another origin."""
+        return self._accessor("translate_to")
+
+    @property
+    def translate_by(self) -> Accessor[Schema]:
+        """``schema.translate_by[1, 2]``: the domain moved."""
+        return self._accessor("translate_by")
+
+    @property
+    def translate_backward_by(self) -> Accessor[Schema]:
+        """``schema.translate_backward_by[1, 2]``: the domain moved back."""
+        return self._accessor("translate_backward_by")
+
+    @property
+    def mark_bounds_implicit(self) -> Accessor[Schema]:
+        """``schema.mark_bounds_implicit[True]``: bounds that may move, or may not."""
+        return self._accessor("mark_bounds_implicit")
+
+    def _accessor(self, name: str) -> Accessor[Schema]:
+        def apply(index: Any) -> Schema:
+            return self.transformed(getattr(self.transform, name)[index])
+
+        return Accessor(self, name, apply)
+
+    def transpose(self, axes: Any = None) -> Schema:
+        """The dimensions in another order, reversed if `axes` is None."""
+        return self.transformed(self.transform.transpose(axes))
+
+    @property
+    def T(self) -> Schema:
+        """The dimensions in reverse order."""
+        return self.transpose()
+
+    # ---- comparing
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schema):
+            return NotImplemented
+        a, b = self._fill_value, other._fill_value
+        same_fill = a is b if a is None or b is None else a.same_as(b)
+        return same_fill and self._state() == other._state()
+
+    def _state(self) -> tuple[object, ...]:
+        return (
+            self._rank,
+            self._dtype,
+            self._domain,
+            self._chunk_layout,
+            self._codec,
+            self._units,
+        )
+
+    def __repr__(self) -> str:
+        return pretty("Schema", self.to_json())
+
+
+def _as_dtype(value: Any) -> DataType:
+    try:
+        return DataType(value)
+    except TypeError as error:
+        raise TypeError(f"Invalid dtype: {value!r:.200}") from error
+
+
+def _as_units(values: Any) -> tuple[Unit | None, ...]:
+    return tuple(None if unit is None else Unit(unit) for unit in values)
+
+
+@contextmanager
+def _context(context: str) -> Iterator[None]:
+    try:
+        yield
+    except GpustoreError as error:
+        raise error.prefixed(context) from error.__cause__

@@ -1,0 +1,397 @@
+"""Specs: what is to be opened, as plain data.
+
+A :class:`Spec` is a driver's own spec, an index transform into it, an open mode and a context. It
+is made from JSON or from a URL, prints as TensorStore's, and pickles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from gpustore import registry
+from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, pretty
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.context import Context
+from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
+from gpustore.dtype import dtype as dtype_
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.keyword_argument import set_keywords
+from gpustore.kvstore import KvStore
+from gpustore.kvstores._spec import spec_from_component
+from gpustore.schema import Schema
+from gpustore.unit import Unit
+from gpustore.url import parse_pipeline
+
+__all__ = ["Spec", "SpecLike"]
+
+SpecLike = Any
+"""A Spec, a JSON object, a URL or a path."""
+
+_SCHEMA_KEYWORDS = (
+    "rank",
+    "dtype",
+    "domain",
+    "shape",
+    "chunk_layout",
+    "codec",
+    "fill_value",
+    "dimension_units",
+    "schema",
+)
+
+_MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
+
+
+class Spec:
+    """What :func:`gpustore.open` is to open.
+
+    Parameters
+    ----------
+    json : dict, str or os.PathLike
+        A TensorStore spec, a kvstore spec (whose format is then detected), a URL, or a path.
+
+    Raises
+    ------
+    MetadataError
+        If it is not a valid spec.
+    InvalidKeyError
+        If a path in it leaves its store.
+
+    Examples
+    --------
+    >>> Spec("memory://a|zarr3:")
+    Spec({'driver': 'zarr3', 'kvstore': {'driver': 'memory', 'path': 'a/'}})
+    """
+
+    __slots__ = ("_context", "_driver", "_mode", "_transform")
+
+    def __init__(self, json: Any) -> None:
+        if isinstance(json, Spec):
+            self._set(json._driver, json._transform, json._mode, json._context)
+        elif isinstance(json, str | os.PathLike):
+            self._set(_from_url(os.fspath(json)), None, OpenMode(), None)
+        else:
+            self._set(*_from_json(from_python(json)))
+
+    def _set(
+        self,
+        driver: DriverSpec,
+        transform: IndexTransform | None,
+        mode: OpenMode,
+        context: Context.Spec | None,
+    ) -> None:
+        self._driver = driver
+        self._transform = transform
+        self._mode = mode
+        self._context = context
+
+    @classmethod
+    def _make(
+        cls,
+        driver: DriverSpec,
+        transform: IndexTransform | None,
+        mode: OpenMode,
+        context: Context.Spec | None,
+    ) -> Spec:
+        spec = cls.__new__(cls)
+        spec._set(driver, transform, mode, context)
+        return spec
+
+    def copy(self) -> Spec:
+        """A spec that can be updated independently."""
+        return Spec(self)
+
+    def update(self, **keywords: Any) -> None:
+        """Add constraints and options.
+
+        Parameters
+        ----------
+        open_mode : OpenMode, optional
+            Replaces the open mode.
+        open, create, delete_existing, assume_metadata, assume_cached_metadata : bool, optional
+            Any of them replaces the open mode as a whole.
+        kvstore : KvStore.Spec or KvStore, optional
+            If there is none yet.
+        context : Context.Spec or dict, optional
+            Replaces the spec's context.
+        minimal_spec : bool, optional
+            True drops metadata constraints.
+        recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float
+            When cached data are checked again; see the drivers.
+        rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
+            As for :class:`Schema`; merged with what is there.
+        device : str, optional
+            Where arrays live: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+        Raises
+        ------
+        MetadataError
+            If they contradict what is there.
+        TypeError
+            For an unknown keyword, or a value of the wrong type.
+        """
+        given = {name: value for name, value in keywords.items() if value is not None}
+        mode = given.pop("open_mode", None)
+        flags = {name: bool(given.pop(name)) for name in _MODE_KEYWORDS if name in given}
+        if flags:
+            mode = OpenMode(**flags)
+        schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
+        driver = self._driver
+        if schema:
+            driver = driver.updated(schema=_schema_of(schema))
+        if "kvstore" in given:
+            kvstore = given.pop("kvstore")
+            if isinstance(kvstore, KvStore):
+                kvstore = kvstore.spec(retain_context=True)
+            if not isinstance(kvstore, KvStore.Spec):
+                raise TypeError(f"kvstore: expected KvStore or KvStore.Spec, got {kvstore!r:.200}")
+            driver = driver.updated(kvstore=kvstore)
+        context = given.pop("context", None)
+        options = _options(given)
+        if options:
+            driver = driver.updated(**options)
+        if context is not None:
+            self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
+        self._driver = driver
+        self._mode = mode or self._mode
+
+    # ---- parts
+
+    @property
+    def open_mode(self) -> OpenMode:
+        """How it is to be opened, with the default filled in."""
+        mode = self._mode
+        if not any(getattr(mode, field.name) for field in fields(mode)):
+            return OpenMode(open=True)
+        return mode
+
+    @property
+    def kvstore(self) -> KvStore.Spec | None:
+        """Where its bytes lie."""
+        return self._driver.kvstore
+
+    @property
+    def url(self) -> str:
+        """The spec as a URL, as far as a URL can tell."""
+        return self._driver.url
+
+    @property
+    def transform(self) -> IndexTransform | None:
+        """From the domain to the driver's; None if not even the rank is known."""
+        if self._transform is not None:
+            return self._transform
+        domain = self._driver.schema.domain
+        return None if domain is None else IndexTransform(domain=domain)
+
+    @property
+    def schema(self) -> Schema:
+        """All constraints, in terms of the spec's own domain."""
+        schema = self._driver.schema
+        return schema if self._transform is None else schema[self._transform]
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if unknown."""
+        return self._driver.schema.rank if self._transform is None else self._transform.input_rank
+
+    ndim = rank
+
+    @property
+    def domain(self) -> IndexDomain | None:
+        """None if unknown."""
+        transform = self.transform
+        return None if transform is None else transform.domain
+
+    @property
+    def dtype(self) -> dtype_ | None:
+        """None if unconstrained."""
+        return self._driver.schema.dtype
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """Constraints on the chunks."""
+        return self.schema.chunk_layout
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Constraints on the codec."""
+        return self._driver.schema.codec
+
+    @property
+    def fill_value(self) -> Any:
+        """None if unconstrained."""
+        return self.schema.fill_value
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...] | None:
+        """None if unconstrained."""
+        return self.schema.dimension_units
+
+    def __getitem__(self, index: Any) -> Spec:
+        """The spec of a part; the rank must be known.
+
+        Raises
+        ------
+        MetadataError
+            If it is not.
+        OutOfBoundsError
+            If an index is outside explicit bounds.
+        """
+        transform = self.transform
+        if transform is None:
+            rank = self.rank
+            if rank is None:
+                raise MetadataError("IndexTransform is not available: the rank is unknown")
+            transform = IndexTransform(input_rank=rank)
+        return Spec._make(self._driver, transform[index], self._mode, self._context)
+
+    def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
+        """How to open it; `context` holds what its own does not define."""
+        scope = context or Context()
+        if self._context is not None:
+            scope = Context(self._context, context)
+        return self._driver.open(OpenRequest(self._mode, scope, read, write, self._transform))
+
+    # ---- as data
+
+    def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """The spec as JSON.
+
+        Parameters
+        ----------
+        include_defaults : bool
+            Also members that say the default.
+        """
+        json: dict[str, JsonValue] = {"driver": self._driver.id}
+        json.update(self._driver.to_json(include_defaults=include_defaults))
+        if include_defaults:
+            json.update({field.name: False for field in fields(OpenMode) if field.name != "open"})
+        json.update(self._mode.to_json())
+        transform = self.transform
+        if transform is not None:
+            json["transform"] = transform.to_json()
+        if self._context is not None:
+            context = self._context.to_json(include_defaults)
+            if context:
+                json["context"] = context
+        return dict(sorted(json.items()))
+
+    def __repr__(self) -> str:
+        return pretty("Spec", self.to_json())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spec):
+            return NotImplemented
+        return self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Spec._make, (self._driver, self._transform, self._mode, self._context))
+
+
+def _schema_of(keywords: Mapping[str, Any]) -> Schema:
+    """A schema from keywords; a wrong type is a TypeError that names the keyword."""
+    return Schema(**keywords)
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Keywords that are options of the driver, in its words."""
+    options: dict[str, Any] = {}
+    both = given.pop("recheck_cached", None)
+    if both is not None:
+        options.update(recheck_cached_data=both, recheck_cached_metadata=both)
+    if given.pop("minimal_spec", False):
+        options["minimal"] = True
+    setters = {
+        name: (lambda value, name=name: options.update({name: from_python(value)}))
+        for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
+    }
+    set_keywords(setters, given)
+    return options
+
+
+def _from_json(
+    json: JsonValue,
+) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
+    if isinstance(json, str):
+        return _from_url(json), None, OpenMode(), None
+    members = Members(expect_object(json))
+    name = members.take_str("driver")
+    kind = registry.find("drivers", name)
+    context = members.take_with("context", Context.Spec, None)
+    if kind is None:
+        if registry.find("kvstores", name) is None:
+            raise MetadataError(
+                f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
+                f"driver; known: {', '.join(registry.ids('drivers'))}"
+            )
+        return _detecting(KvStore.Spec(json)), None, OpenMode(), None
+    schema = Schema()
+    for member in ("schema", "dtype"):
+        if member in members:
+            value = members.take(member)
+            with in_member(member):
+                schema.update(**{member: Schema(value) if member == "schema" else _dtype(value)})
+    rank = members.take_int("rank", 0, 32, None)
+    transform = members.take_with("transform", _transform, None)
+    if rank is not None and transform is not None and transform.input_rank != rank:
+        raise MetadataError(
+            f'Error parsing object member "transform": Expected input_rank {rank}, but received: '
+            f"{transform.input_rank}"
+        )
+    driver_rank = rank if transform is None else transform.output_rank
+    if driver_rank is not None:
+        schema.update(rank=driver_rank)
+    mode = OpenMode.from_members(members)
+    driver = kind.from_json(members, schema)
+    members.finish()
+    return driver, transform, mode, context
+
+
+def _dtype(value: JsonValue) -> dtype_:
+    if not isinstance(value, str):
+        raise MetadataError(f"Expected string, but received: {value!r}")
+    return dtype_(value)
+
+
+def _transform(value: JsonValue) -> IndexTransform:
+    return IndexTransform(json=value)
+
+
+def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
+    kind: DriverKind = registry.find("drivers", "auto")
+    return kind.from_url(kvstore, "")
+
+
+def _from_url(url: str) -> DriverSpec:
+    """A spec from a URL pipeline: a kvstore, then at most one driver."""
+    try:
+        components = parse_pipeline(url)
+        at = next(
+            (
+                i
+                for i, component in enumerate(components)
+                if i
+                and registry.find("drivers", component.scheme) is not None
+                and component.scheme != "zarr"
+            ),
+            len(components),
+        )
+        kvstore = spec_from_component(components[0])
+        if at > 1:
+            raise MetadataError(f'unsupported URL scheme: "{components[1].scheme}"')
+        if at == len(components):
+            return _detecting(kvstore)
+        component, *rest = components[at:]
+        if rest:
+            raise MetadataError(f'unsupported URL scheme: "{rest[0].scheme}"')
+        kind: DriverKind = registry.find("drivers", component.scheme)
+        return kind.from_url(kvstore, component.path)
+    except GpustoreError as error:
+        raise error.prefixed(f'Parsing spec from url: "{url}"') from error.__cause__

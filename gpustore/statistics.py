@@ -1,0 +1,106 @@
+"""Counters of what happened: keys read, bytes fetched, chunks decoded where, launches, copies.
+
+A :class:`Statistics` belongs to one operation, one store or the process, and hands on what it
+counts to its parent. Nothing falls back silently: every fallback is counted in one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["COUNTERS", "STATISTICS", "Statistics"]
+
+COUNTERS: Final = MappingProxyType(
+    {
+        "reads": "reads of an array",
+        "writes": "writes of an array",
+        "chunks_planned": "chunks that reads and writes touch",
+        "chunks_missing": "chunks that are not stored and read as the fill value",
+        "chunks_decoded_device": "chunks decoded by the device",
+        "host_fallbacks": "chunks decoded by the host because the device cannot, then copied",
+        "retries": "attempts repeated because another writer changed a chunk or the device failed",
+        "key_reads": "keys (or byte ranges of keys) asked of a kvstore",
+        "bytes_fetched": "encoded bytes that came from a kvstore",
+        "bytes_stored": "encoded bytes that went to a kvstore",
+        "bytes_to_device": "bytes copied from host to device memory",
+        "bytes_to_host": "bytes copied from device to host memory",
+        "copies": "copies between host and device memory",
+        "launches": "kernel launches and calls of device libraries",
+        "waits": "times a thread waited for the device",
+        "cache_hits": "chunks found in the cache",
+    }
+)
+"""What each counter counts; a test holds the package to these names."""
+
+
+# One lock for all: it is held for a few dictionary updates a batch, never while anything waits.
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Make a lock that no thread of the parent process holds."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Statistics:
+    """A set of named counters, see :data:`COUNTERS`, that many threads may add to.
+
+    Parameters
+    ----------
+    parent : Statistics, optional
+        What is added here is added there as well.
+
+    Examples
+    --------
+    >>> process = Statistics()
+    >>> read = Statistics(process)
+    >>> read.add(key_reads=3, bytes_read=4096)
+    >>> process["key_reads"], process["launches"]
+    (3, 0)
+    >>> read.snapshot()
+    {'bytes_read': 4096, 'key_reads': 3}
+    """
+
+    __slots__ = ("_counts", "_parent")
+
+    def __init__(self, parent: Statistics | None = None) -> None:
+        self._parent = parent
+        self._counts: dict[str, int] = {}
+
+    def add(self, **amounts: int) -> None:
+        """Add to the named counters, all at once."""
+        here: Statistics | None = self
+        with _lock:
+            while here is not None:
+                for name, amount in amounts.items():
+                    here._counts[name] = here._counts.get(name, 0) + amount
+                here = here._parent
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts.get(name, 0)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counters that are not 0, by name, as of one moment."""
+        with _lock:
+            counts = dict(self._counts)
+        return {name: counts[name] for name in sorted(counts) if counts[name]}
+
+    def reset(self) -> dict[str, int]:
+        """Set all counters to 0 and return what they were; the parent's stay."""
+        with _lock:
+            counts, self._counts = self._counts, {}
+        return {name: counts[name] for name in sorted(counts) if counts[name]}
+
+    def __repr__(self) -> str:
+        return f"Statistics({self.snapshot()})"
+
+
+STATISTICS: Final = Statistics()
+"""Counts everything that happens in this process."""

@@ -1,0 +1,483 @@
+"""The opened array a user holds: :class:`TensorStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import JsonValue, pretty
+from gpustore.chunk_layout import ChunkLayout
+from gpustore.codec_spec import CodecSpec
+from gpustore.context import Context
+from gpustore.drivers.base import Driver, OpenMode
+from gpustore.dtype import dtype as dtype_
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.future import Future, WriteFutures
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
+from gpustore.kvstore import KvStore
+from gpustore.schema import Schema
+from gpustore.spec import Spec
+from gpustore.unit import Unit
+
+__all__ = ["TensorStore"]
+
+
+class TensorStore:
+    """An array that is read and written through an index transform.
+
+    Indexing is free and does no I/O: it returns another TensorStore for that part, whose domain
+    keeps its origin (``store[10:20]`` starts at 10). Made by :func:`gpustore.open`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gpustore
+    >>> store = gpustore.array(np.arange(6).reshape(2, 3))
+    >>> store[1, ::-1].read().result()
+    array([5, 4, 3])
+    """
+
+    __slots__ = ("_driver", "_transform")
+
+    _driver: Driver
+    _transform: IndexTransform
+
+    def __init__(self) -> None:
+        raise TypeError("use gpustore.open(...).result() to get a TensorStore")
+
+    @classmethod
+    def _of(cls, driver: Driver, transform: IndexTransform) -> TensorStore:
+        store = cls.__new__(cls)
+        store._driver = driver
+        store._transform = transform
+        return store
+
+    # ---- what it is
+
+    @property
+    def domain(self) -> IndexDomain:
+        """Its domain; upper bounds that can be resized are implicit."""
+        return self._transform.domain
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self._transform.input_rank
+
+    ndim = rank
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, in elements."""
+        return tuple(self.domain.shape)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """First index of each dimension."""
+        return tuple(self.domain.origin)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.domain.size
+
+    @property
+    def dtype(self) -> dtype_:
+        """Data type of the elements."""
+        return self._driver.dtype
+
+    @property
+    def fill_value(self) -> NDArray[Any] | None:
+        """Value of elements never written, of shape (); None if undefined."""
+        fill = self._driver.fill_value
+        return None if fill is None else np.asarray(fill)
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """How chunks are encoded."""
+        return self._driver.codec
+
+    @property
+    def schema(self) -> Schema:
+        """All of its properties that a new array could be asked to have."""
+        driver = self._driver
+        keywords: dict[str, Any] = {
+            "dtype": driver.dtype,
+            "domain": driver.domain,
+            "chunk_layout": driver.chunk_layout,
+            "codec": driver.codec,
+            "fill_value": driver.fill_value,
+        }
+        if any(unit is not None for unit in driver.dimension_units):
+            keywords["dimension_units"] = driver.dimension_units
+        schema = Schema(**{name: value for name, value in keywords.items() if value is not None})
+        return schema if self._is_identity else schema[self._transform]
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """How it is stored, in terms of its own dimensions."""
+        return self._driver.chunk_layout if self._is_identity else self.schema.chunk_layout
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...]:
+        """Physical size of a step in each dimension, None where unknown."""
+        if self._is_identity:
+            return self._driver.dimension_units
+        return tuple(self.schema.dimension_units or (None,) * self.rank)
+
+    @property
+    def kvstore(self) -> KvStore | None:
+        """Where its bytes lie; None for an array in memory."""
+        return self._driver.kvstore
+
+    @property
+    def url(self) -> str:
+        """A URL that opens it, as far as a URL can tell."""
+        return self._driver.spec(minimal=True).url
+
+    @property
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return self._driver.readable
+
+    @property
+    def writable(self) -> bool:
+        """Whether it can be written."""
+        return self._driver.writable
+
+    @property
+    def mode(self) -> str:
+        """``"r"``, ``"w"``, ``"rw"`` or ``""``."""
+        return "r" * self.readable + "w" * self.writable
+
+    @property
+    def _is_identity(self) -> bool:
+        return self._transform.domain == self._driver.domain and all(
+            map_.method == OutputIndexMethod.single_input_dimension
+            and (map_.input_dimension, map_.offset, map_.stride) == (i, 0, 1)
+            for i, map_ in enumerate(self._transform.output)
+        )
+
+    # ---- parts of it
+
+    def __getitem__(self, index: Any) -> TensorStore:
+        """The part an index expression selects; no I/O.
+
+        Raises
+        ------
+        OutOfBoundsError
+            If an index is outside explicit bounds; implicit ones are checked on reading.
+        """
+        return self._through(self._transform[index])
+
+    def __setitem__(self, index: Any, source: Any) -> None:
+        """Write `source` to a part and wait until it is stored."""
+        self[index].write(source).result()
+
+    def _through(self, transform: IndexTransform) -> TensorStore:
+        return TensorStore._of(self._driver, transform)
+
+    @property
+    def oindex(self) -> Any:
+        """Indexing where index arrays apply one by one."""
+        return _Indexing(self, self._transform.oindex)
+
+    @property
+    def vindex(self) -> Any:
+        """Indexing where index arrays apply together and come first."""
+        return _Indexing(self, self._transform.vindex)
+
+    @property
+    def translate_to(self) -> Any:
+        """``store.translate_to[origin]``: moves the domain there."""
+        return _Indexing(self, self._transform.translate_to)
+
+    @property
+    def translate_by(self) -> Any:
+        """``store.translate_by[offset]``: moves the domain by that much."""
+        return _Indexing(self, self._transform.translate_by)
+
+    @property
+    def translate_backward_by(self) -> Any:
+        """``store.translate_backward_by[offset]``: moves the domain back by that much."""
+        return _Indexing(self, self._transform.translate_backward_by)
+
+    @property
+    def label(self) -> Any:
+        """``store.label["x", "y"]``: names the dimensions."""
+        return _Indexing(self, self._transform.label)
+
+    @property
+    def mark_bounds_implicit(self) -> Any:
+        """``store.mark_bounds_implicit[lower:upper]``: changes what can be resized."""
+        return _Indexing(self, self._transform.mark_bounds_implicit)
+
+    def transpose(self, axes: Any = None) -> TensorStore:
+        """Its dimensions in another order, reversed by default."""
+        return self._through(self._transform.transpose(axes))
+
+    @property
+    def T(self) -> TensorStore:
+        """Its dimensions in reverse order."""
+        return self.transpose()
+
+    # ---- elements
+
+    def read(self, *, order: str = "C", out: Any = None) -> Future[Any]:
+        """Read the domain.
+
+        Parameters
+        ----------
+        order : {"C", "F"}
+            Layout of the array returned.
+        out : array, optional
+            Filled and returned instead of a new array: NumPy, or anything that offers the buffer
+            protocol, ``__array_interface__`` or DLPack; shape and data type must be those of the
+            store. It must stay alive until the Future is ready.
+
+        Returns
+        -------
+        Future of ndarray
+            In native byte order, shape that of the domain; in host memory, unless the store was
+            opened with a GPU as its ``device``.
+
+        Raises
+        ------
+        OutOfBoundsError, LimitError, MismatchError, TypeError
+            At once.
+        CorruptChunkError, StoreIOError
+            Through the Future; the message names the key.
+        """
+        if order not in ("C", "F"):
+            raise ValueError(f'order: expected "C" or "F", but received: {order!r}')
+        if not self.readable:
+            raise MetadataError("Source does not support reading.")
+        return self._driver.read(self._transform, out=out, order=order)
+
+    def write(
+        self, source: Any, *, can_reference_source_data_indefinitely: bool | None = None
+    ) -> WriteFutures:
+        """Write the domain.
+
+        Parameters
+        ----------
+        source : array-like or TensorStore
+            Broadcast to the shape of the domain; its data type must cast to the store's under
+            NumPy's rule "safe", Python numbers convert by value.
+        can_reference_source_data_indefinitely : bool, optional
+            Accepted for TensorStore's sake: nothing is kept beyond ``copy`` anyway.
+
+        Returns
+        -------
+        WriteFutures
+            ``copy`` is ready when `source` may be changed again, ``commit`` (and itself) when all
+            is stored. Chunks are replaced one by one and each of them whole.
+
+        Raises
+        ------
+        OutOfBoundsError, LimitError, MismatchError, TypeError
+            At once.
+        """
+        del can_reference_source_data_indefinitely
+        if not self.writable:
+            raise MetadataError("Destination does not support writing.")
+        if isinstance(source, TensorStore):
+            source = source.read().result()
+        return self._driver.write(self._transform, source)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Read it whole into a NumPy array; only for stores in host memory."""
+        if copy is False:
+            raise ValueError("a TensorStore cannot be viewed as a NumPy array without a copy")
+        array: NDArray[Any] = self.read().result()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        # As TensorStore: a length would make it a sequence of elements, each a read.
+        raise TypeError("object of type 'gpustore.TensorStore' has no len()")
+
+    __iter__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    # ---- bounds
+
+    def resolve(self, *, fix_resizable_bounds: bool = False) -> Future[TensorStore]:
+        """The store with its bounds as they are stored now.
+
+        Parameters
+        ----------
+        fix_resizable_bounds : bool
+            Make the upper bounds explicit, so that they are checked when indexing.
+        """
+
+        def run() -> TensorStore:
+            driver = self._driver.resolve()
+            transform = IndexTransform(domain=driver.domain)[self._transform]
+            if fix_resizable_bounds:
+                transform = transform.mark_bounds_implicit[False]
+            return TensorStore._of(driver, transform)
+
+        return self._driver.executor.submit(run)
+
+    def resize(
+        self,
+        inclusive_min: Sequence[int | None] | None = None,
+        exclusive_max: Sequence[int | None] | None = None,
+        *,
+        resize_metadata_only: bool = False,
+        resize_tied_bounds: bool = False,
+        expand_only: bool = False,
+        shrink_only: bool = False,
+    ) -> Future[TensorStore]:
+        """Change its bounds, and delete the chunks that are then outside.
+
+        Parameters
+        ----------
+        inclusive_min : sequence of int or None, length rank
+            Zarr arrays start at zero, so only None, or the bound as it is, is possible.
+        exclusive_max : sequence of int or None, length rank
+            New upper bounds; None keeps one.
+        resize_metadata_only : bool
+            Keep the chunks outside.
+        expand_only, shrink_only : bool
+            Make the other direction an error.
+
+        Returns
+        -------
+        Future of TensorStore
+            The resized store; this one keeps its domain.
+        """
+        del resize_tied_bounds
+        bounds = self._driver_bounds(inclusive_min, exclusive_max)
+
+        def run() -> TensorStore:
+            driver = self._driver.resize(
+                bounds,
+                resize_metadata_only=resize_metadata_only,
+                expand_only=expand_only,
+                shrink_only=shrink_only,
+            )
+            transform = IndexTransform(domain=driver.domain)[self._transform]
+            return TensorStore._of(driver, transform)
+
+        return self._driver.executor.submit(run, drain=True)
+
+    def _driver_bounds(
+        self, inclusive_min: Sequence[int | None] | None, exclusive_max: Sequence[int | None] | None
+    ) -> tuple[int | None, ...]:
+        """Upper bounds of the driver's domain for new bounds of the store's."""
+        transform, domain = self._transform, self.domain
+        for values in (inclusive_min, exclusive_max):
+            if values is not None and len(values) != self.rank:
+                raise MetadataError(
+                    f"Resize request has {len(values)} bounds, expected {self.rank}"
+                )
+        bounds: list[int | None] = [None] * transform.output_rank
+        for d in range(self.rank):
+            low = None if inclusive_min is None else inclusive_min[d]
+            high = None if exclusive_max is None else exclusive_max[d]
+            where = f"Invalid resize request for input dimension {d}"
+            if low is not None and low != domain.inclusive_min[d]:
+                raise MetadataError(f"{where}: Cannot change explicit lower bound")
+            if high is None or high == domain.exclusive_max[d]:
+                continue
+            if not domain.implicit_upper_bounds[d]:
+                raise MetadataError(f"{where}: Cannot change explicit upper bound")
+            if high < domain.inclusive_min[d]:
+                raise MetadataError(
+                    f"{where}: Expected at least {domain.inclusive_min[d]}, but received: {high}"
+                )
+            for o, map_ in enumerate(transform.output):
+                if map_.method != OutputIndexMethod.constant and map_.input_dimension == d:
+                    if map_.stride != 1:
+                        raise MetadataError(f"{where}: it has a stride of {map_.stride}")
+                    bounds[o] = map_.offset + high
+        return tuple(bounds)
+
+    # ---- as data
+
+    def spec(
+        self,
+        *,
+        open_mode: OpenMode | None = None,
+        open: bool | None = None,
+        create: bool | None = None,
+        delete_existing: bool | None = None,
+        assume_metadata: bool | None = None,
+        assume_cached_metadata: bool | None = None,
+        minimal_spec: bool | None = None,
+        retain_context: bool | None = None,
+        unbind_context: bool | None = None,
+        recheck_cached_metadata: Any = None,
+        recheck_cached_data: Any = None,
+        recheck_cached: Any = None,
+    ) -> Spec:
+        """What would open it again.
+
+        Parameters
+        ----------
+        open_mode, open, create, delete_existing, assume_metadata, assume_cached_metadata
+            Open mode of the spec.
+        minimal_spec : bool
+            Leave out the metadata, which would be needed to create it anew.
+        retain_context, unbind_context : bool
+            Include the definitions of its context resources.
+        recheck_cached_metadata, recheck_cached_data, recheck_cached
+            As for :func:`gpustore.open`.
+        """
+        driver = self._driver.spec(minimal=bool(minimal_spec))
+        context = Context.Spec(self._context_json()) if retain_context or unbind_context else None
+        spec = Spec._make(driver, self._transform, OpenMode(), context)
+        spec.update(
+            open_mode=open_mode,
+            open=open,
+            create=create,
+            delete_existing=delete_existing,
+            assume_metadata=assume_metadata,
+            assume_cached_metadata=assume_cached_metadata,
+            recheck_cached_metadata=recheck_cached_metadata,
+            recheck_cached_data=recheck_cached_data,
+            recheck_cached=recheck_cached,
+        )
+        return spec
+
+    def _context_json(self) -> dict[str, JsonValue]:
+        context = {name: value.to_json() for name, value in self._driver.resources.items()}
+        # Not TensorStore's: shown only if they say something.
+        for name, default in (("device", "auto"), ("limits", {})):
+            if context.get(name) == default:
+                del context[name]
+        return context
+
+    def __repr__(self) -> str:
+        json = self.spec(unbind_context=True).to_json()
+        return pretty("TensorStore", json)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kvstore = self._driver.kvstore
+        if kvstore is not None and kvstore.driver.id == "memory":
+            raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
+        return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))
+
+
+def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:
+    return TensorStore._of(*spec._opening(None, read, write).run())
+
+
+class _Indexing:
+    """``store.translate_to[...]`` and the like: an accessor of its transform."""
+
+    __slots__ = ("_accessor", "_store")
+
+    def __init__(self, store: TensorStore, accessor: Any) -> None:
+        self._store = store
+        self._accessor = accessor
+
+    def __getitem__(self, index: Any) -> TensorStore:
+        return self._store._through(self._accessor[index])
+
+    def __setitem__(self, index: Any, source: Any) -> None:
+        self[index].write(source).result()

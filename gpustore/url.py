@@ -1,0 +1,195 @@
+"""Syntax of URL pipelines: ``root://path|adapter:path|driver:path|cast:dtype``.
+
+A pipeline is a root and what is applied to it, from left to right, separated by ``|``. Each
+component is ``scheme:path?query#fragment``; the root has ``//`` before its path, the others may
+leave out the colon. Paths are percent-encoded UTF-8. Instead of a root there may be a file path
+as people type it, which is taken literally: ``/data/50%.zarr|zarr3:``.
+
+Nothing is known here about which schemes exist and what their paths mean. Whoever does prefixes
+the errors with ``Parsing spec from url: "...": ``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import quote as percent_encode
+from urllib.parse import unquote_to_bytes
+
+from gpustore._json import quote
+from gpustore.errors import InvalidKeyError, MetadataError
+
+__all__ = ["UrlComponent", "check_segments", "encode_path", "format_pipeline", "parse_pipeline"]
+
+# Never encoded by TensorStore, besides letters, digits and -._~ .
+_UNENCODED = "!$&'()*+,/:;="
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_+.-]*")
+# A single letter is a drive: C:\data.
+_ROOT = re.compile(r"([A-Za-z][A-Za-z0-9_+.-]+):(//)?")
+
+
+@dataclass(frozen=True, slots=True)
+class UrlComponent:
+    """One component of a pipeline.
+
+    Attributes
+    ----------
+    scheme : str
+        As typed; ``"file"`` for a plain path.
+    path : str
+        What follows the colon and slashes, percent-decoded. Of ``http://host/p`` it includes
+        the host.
+    slashes : bool
+        Whether ``//`` preceded the path.
+    query, fragment : str or None
+        What follows ``?`` and ``#``, as typed; None if they are not there.
+    plain : bool
+        Whether this is a file path as people type it, not a URL.
+    raw : str
+        The whole component as typed, empty if made otherwise; no part in comparisons.
+    """
+
+    scheme: str
+    path: str = ""
+    slashes: bool = False
+    query: str | None = None
+    fragment: str | None = None
+    plain: bool = False
+    raw: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """Print so that parsing gives an equal component."""
+        if self.plain:
+            return self.path
+        path = encode_path(self.path)
+        if not self.slashes and path.startswith("//"):
+            path = "/%2F" + path[2:]
+        query = "" if self.query is None else f"?{self.query}"
+        fragment = "" if self.fragment is None else f"#{self.fragment}"
+        return f"{self.scheme}:{'//' if self.slashes else ''}{path}{query}{fragment}"
+
+    def require_path_only(self, kind: str) -> None:
+        """Raise MetadataError if there is a query or a fragment.
+
+        Parameters
+        ----------
+        kind : str
+            What the scheme is, for the message: ``"kvstore"`` or ``"TensorStore"``.
+        """
+        if self.query is not None:
+            raise self.error(kind, "Query string not supported")
+        if self.fragment is not None:
+            raise self.error(kind, "Fragment identifier not supported")
+
+    def error(self, kind: str, reason: str) -> MetadataError:
+        """The error that this component, of a `kind` as above, is not valid."""
+        return _invalid(kind, self.raw or str(self), reason)
+
+
+def _invalid(kind: str, component: str, reason: str) -> MetadataError:
+    return MetadataError(f"Invalid {kind} URL component {quote(component)}: {reason}")
+
+
+def parse_pipeline(url: str) -> tuple[UrlComponent, ...]:
+    """Split `url` into its components, the root first.
+
+    Raises
+    ------
+    MetadataError
+        If the syntax is wrong.
+    InvalidKeyError
+        If a decoded path contains ``..``: it is never normalised away.
+
+    Examples
+    --------
+    >>> for component in parse_pipeline("file:///tmp/x%20y.zarr/|zarr3:a/b|cast:float32"):
+    ...     print(component.scheme, component.slashes, component.path)
+    file True /tmp/x y.zarr/
+    zarr3 False a/b
+    cast False float32
+    >>> parse_pipeline("./50%.zarr|zarr3")[0].path
+    './50%.zarr'
+    """
+    if not url:
+        raise MetadataError("URL must be non-empty")
+    root, *rest = url.split("|")
+    return (_parse_root(root), *map(_parse_applied, rest))
+
+
+def format_pipeline(components: Iterable[UrlComponent]) -> str:
+    """The inverse of :func:`parse_pipeline`, in canonical form.
+
+    >>> format_pipeline(parse_pipeline("memory://a b|zarr3"))
+    'memory://a%20b|zarr3:'
+    """
+    return "|".join(map(str, components))
+
+
+def encode_path(path: str) -> str:
+    """Percent-encode `path` as TensorStore does.
+
+    >>> encode_path("/tmp/x y@z")
+    '/tmp/x%20y%40z'
+    """
+    try:
+        return percent_encode(path, safe=_UNENCODED)
+    except UnicodeEncodeError:
+        raise InvalidKeyError(f"Invalid key: {quote(path)}: not Unicode") from None
+
+
+def check_segments(path: str) -> None:
+    """Raise InvalidKeyError if a segment of `path` is ``..``; a backslash separates as well."""
+    if ".." in path and ".." in re.split(r"[/\\]", path):
+        raise InvalidKeyError(
+            f'Invalid key: {quote(path)}: ".." is not allowed, write the path without it'
+        )
+
+
+def _parse_root(text: str) -> UrlComponent:
+    match = _ROOT.match(text)
+    if match:
+        return _parse_rest(match[1], match[2] is not None, text, match.end(), "kvstore")
+    if not text or "://" in text:
+        scheme = text.split(":", 1)[0]
+        raise MetadataError(f"unsupported URL scheme: {quote(scheme)}")
+    check_segments(text)
+    return UrlComponent("file", text, plain=True, raw=text)
+
+
+def _parse_applied(text: str) -> UrlComponent:
+    scheme, colon, rest = text.partition(":")
+    if not _SCHEME.fullmatch(scheme):
+        raise MetadataError(f"unsupported URL scheme: {quote(scheme)}")
+    slashes = rest.startswith("//")
+    start = len(scheme) + len(colon) + (2 if slashes else 0)
+    return _parse_rest(scheme, slashes, text, start, "TensorStore")
+
+
+def _parse_rest(scheme: str, slashes: bool, text: str, start: int, kind: str) -> UrlComponent:
+    rest, hash_mark, fragment = text[start:].partition("#")
+    path, question_mark, query = rest.partition("?")
+    try:
+        path = _decode(path)
+    except ValueError as error:
+        raise _invalid(kind, text, str(error)) from None
+    check_segments(path)
+    return UrlComponent(
+        scheme,
+        path,
+        slashes,
+        query if question_mark else None,
+        fragment if hash_mark else None,
+        raw=text,
+    )
+
+
+def _decode(path: str) -> str:
+    wrong = re.search(r"%(?![0-9A-Fa-f]{2})", path)
+    if wrong:
+        raise ValueError(f"Invalid percent-encoding at position {wrong.start()}: {quote(path)}")
+    try:
+        return unquote_to_bytes(path).decode()
+    except UnicodeError:
+        raise ValueError(f"Invalid UTF-8 percent-encoding sequence: {quote(path)}") from None

@@ -1,0 +1,1 @@
+"""Tests of gpustore; a package so that suites shared between tests can be imported."""

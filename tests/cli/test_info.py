@@ -1,0 +1,141 @@
+"""``gpustore info``: arrays that TensorStore wrote, described."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorstore
+
+
+def create(path, driver, **keywords):
+    spec = {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}}
+    return tensorstore.open({**spec, **keywords}, create=True).result()
+
+
+@pytest.fixture
+def zarr3(tmp_path):
+    metadata = {
+        "shape": [10, 7],
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
+        "dimension_names": ["y", None],
+        "fill_value": 3,
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "big"}},
+            {"name": "gzip", "configuration": {"level": 4}},
+        ],
+    }
+    store = create(tmp_path / "a.zarr", "zarr3", metadata=metadata)
+    store[:4].write(np.arange(28, dtype="uint16").reshape(4, 7)).result()
+    return tmp_path / "a.zarr"
+
+
+@pytest.fixture
+def zarr2(tmp_path):
+    metadata = {
+        "shape": [5],
+        "dtype": "<f4",
+        "chunks": [2],
+        "fill_value": "NaN",
+        "compressor": {"id": "zlib", "level": 2},
+    }
+    create(tmp_path / "b.zarr", "zarr", metadata=metadata)
+    return tmp_path / "b.zarr"
+
+
+def test_info_for_programs(gpustore_command, zarr3):
+    code, out, err = gpustore_command("info", zarr3, "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    stored = sum(p.stat().st_size for p in (zarr3 / "c").rglob("*") if p.is_file())
+    assert facts["format"] == "Zarr v3"
+    assert facts["shape"] == [10, 7]
+    assert facts["labels"] == ["y", ""]
+    assert facts["dtype"] == "uint16"
+    assert facts["chunk"] == [4, 4]
+    assert facts["shard"] is None
+    assert [codec["name"] for codec in facts["codec"]["codecs"]] == ["bytes", "gzip"]
+    assert facts["fill_value"] == 3
+    assert facts["nbytes"] == 140
+    assert facts["values_possible"] == 6
+    assert facts["values_stored"] == 2
+    assert facts["stored_nbytes"] == stored
+    assert facts["device"] == "cpu"
+
+
+def test_info_for_people(gpustore_command, zarr3):
+    code, out, err = gpustore_command("info", zarr3)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.split("\n")]
+    assert lines[0] == str(zarr3)
+    for line in (
+        "format Zarr v3",
+        "shape 10 x 7 (y, 1)",
+        "type uint16",
+        "decoded size 140 B",
+        "chunk 4 x 4",
+        'codecs bytes (endian "big")',
+        "gzip (level 4)",
+        "fill value 3",
+        "read on cpu",
+    ):
+        assert line in lines
+    assert any(line.startswith("chunks stored 2 of 6, ") for line in lines)
+
+
+def test_info_of_zarr2_has_valid_json_for_nan(gpustore_command, zarr2):
+    code, out, _ = gpustore_command("info", zarr2, "--json")
+    facts = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+    assert code == 0
+    assert facts["format"] == "Zarr v2"
+    assert facts["fill_value"] == "nan"
+    assert facts["values_stored"] == 0
+    assert facts["stored_nbytes"] == 0
+
+
+def test_info_of_zarr2_shows_the_compressor(gpustore_command, zarr2):
+    _, out, _ = gpustore_command("info", zarr2)
+    assert "zlib (level 2)" in out
+    assert "0 of 3" in out
+
+
+def test_info_of_a_single_value(gpustore_command, tmp_path):
+    create(tmp_path / "c.zarr", "zarr3", schema={"dtype": "bool", "domain": {"shape": []}})
+    code, out, err = gpustore_command("info", tmp_path / "c.zarr")
+    assert (code, err) == (0, "")
+    assert "a single value" in out
+
+
+def test_info_accepts_a_url(gpustore_command, zarr3):
+    code, out, _ = gpustore_command("info", f"file://{zarr3}/|zarr3:")
+    assert code == 0
+    assert "uint16" in out
+
+
+def test_info_json_does_not_need_rich(gpustore_command, zarr3, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
+    assert gpustore_command("info", zarr3, "--json")[0] == 0
+    code, _, err = gpustore_command("info", zarr3)
+    assert code == 1
+    assert "pip install 'gpustore[cli]'" in err
+
+
+@pytest.mark.parametrize("case", ["nothing", "empty folder", "bad json", "bad url", "a group"])
+def test_info_fails_with_one_line_that_names_the_place(gpustore_command, tmp_path, case):
+    path = tmp_path / "x.zarr"
+    argument = str(path)
+    if case == "empty folder":
+        path.mkdir()
+    elif case == "bad json":
+        path.mkdir()
+        (path / "zarr.json").write_text('{"zarr_format": 3, "shape": [1')
+    elif case == "bad url":
+        argument = "nonsense://x.zarr"
+    elif case == "a group":
+        path.mkdir()
+        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    code, out, err = gpustore_command("info", argument)
+    assert (code, out) == (1, "")
+    assert err.startswith("gpustore: error: ")
+    assert err.count("\n") == 1
+    assert "x.zarr" in err or "nonsense" in err

@@ -1,0 +1,68 @@
+"""What is shown, where there is a terminal and where there is none."""
+
+import pytest
+
+from gpustore.cli.screen import Screen, format_nbytes
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (12_345_678, "12.3 MB"),
+        (123_456_789_012, "123 GB"),
+        (5 * 10**18, "5.00 EB"),
+        (5 * 10**21, "5000 EB"),
+    ],
+)
+def test_sizes_have_three_digits(nbytes, text):
+    assert format_nbytes(nbytes) == text
+
+
+def test_a_step_without_a_terminal_is_one_plain_line(capsys):
+    with Screen().step("write it", 100) as advance:
+        advance(50)
+        advance(50)
+    assert capsys.readouterr().out.startswith("write it ")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_step_on_a_terminal_shows_a_bar(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with Screen().step("write it", 100) as advance:
+        advance(100)
+    out = capsys.readouterr().out
+    assert "\x1b[" in out
+    assert "100/100" in out
+
+
+def test_no_color_means_no_colour(capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    Screen().facts("title", [("name", "value")])
+    out = capsys.readouterr().out
+    assert "name" in out
+    assert "\x1b[36m" not in out
+
+
+def test_long_paths_are_not_folded(capsys):
+    path = "/" + "very-long-name/" * 30
+    Screen().line(f"Next: {path}")
+    assert capsys.readouterr().out == f"Next: {path}\n"
+
+
+def test_text_is_not_read_as_markup(capsys):
+    Screen().line("[bold]x[/bold] :smile:")
+    assert capsys.readouterr().out == "[bold]x[/bold] :smile:\n"
+
+
+def test_facts_keep_their_columns(capsys):
+    Screen().facts("title", [("a", "1"), ("long name", "2\n3")])
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == ["title", "  a          1", "  long name  2", "             3", ""]

@@ -1,0 +1,88 @@
+"""gzip against the standard library and numcodecs, and every kind of damage."""
+
+import gzip
+import struct
+import zlib
+
+import numcodecs
+import pytest
+from hypothesis import given, settings
+
+from gpustore.errors import CorruptChunkError
+from tests.codecs.contract import (
+    check_damage,
+    check_round_trip,
+    check_sizes,
+    make_payload,
+    payloads,
+    stage,
+)
+
+LEVELS = (0, 1, 2, 6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(payload=payloads())
+def test_round_trip(level, payload):
+    check_round_trip(stage("gzip", level=level), payload)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_000])
+def test_decodes_what_others_encode_and_the_reverse(level, nbytes):
+    payload = make_payload(nbytes, "steps")
+    codec = stage("gzip", level=level)
+    assert numcodecs.GZip().decode(codec.encode(payload)) == payload
+    for encoded in (numcodecs.GZip(level).encode(payload), gzip.compress(payload, level)):
+        assert codec.decode(encoded, nbytes, exact=True) == payload
+
+
+def test_encoding_is_reproducible():
+    codec = stage("gzip", level=1)
+    assert codec.encode(b"abc") == codec.encode(b"abc")
+    assert codec.encode(b"abc")[4:8] == bytes(4)  # no time
+
+
+def test_refuses_wrong_sizes():
+    check_sizes(stage("gzip"), make_payload(5000, "steps"))
+
+
+@pytest.mark.parametrize("nbytes", [0, 50, 3000])
+def test_refuses_damage(nbytes):
+    check_damage_but_for_members(stage("gzip"), make_payload(nbytes, "steps"))
+
+
+def check_damage_but_for_members(codec, payload):
+    if payload:
+        check_damage(codec, payload, checksummed=True)
+    else:  # Twice an empty member is still a legal encoding of nothing.
+        assert codec.decode(codec.encode(b"") * 2, 0, exact=True) == b""
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (0, 5, 0), (40_000, 40_000, 17), (1,) * 500])
+def test_accepts_members_that_together_are_one_chunk(sizes):
+    codec = stage("gzip")
+    parts = [make_payload(nbytes, "noise", i) for i, nbytes in enumerate(sizes)]
+    encoded, payload = b"".join(map(gzip.compress, parts)), b"".join(parts)
+    assert codec.decode(encoded, len(payload), exact=True) == payload
+    out = bytearray(len(payload))
+    assert codec.decode(encoded, len(payload), exact=True, out=memoryview(out)) == payload
+    for wrong in (encoded[:-1], encoded + b"\x1f", encoded + gzip.compress(b"x")):
+        with pytest.raises(CorruptChunkError):
+            codec.decode(wrong, len(payload), exact=True)
+    with pytest.raises(CorruptChunkError, match=r"^FAILED_PRECONDITION: Not enough data"):
+        codec.decode(encoded, len(payload) + 1, exact=True)
+
+
+def test_reads_a_header_with_every_optional_field():
+    payload = make_payload(1000, "steps")
+    header = b"\x1f\x8b\x08\x1e\x00\x00\x00\x00\x00\xff" + b"\x02\x00ab" + b"name\0" + b"why\0"
+    header += struct.pack("<H", zlib.crc32(header) & 0xFFFF)
+    body = gzip.compress(payload)[10:]
+    assert stage("gzip").decode(header + body, 1000, exact=True) == payload
+
+
+def test_refuses_a_zlib_stream():
+    with pytest.raises(CorruptChunkError, match="inflate"):
+        stage("gzip").decode(zlib.compress(b"abc"), 3, exact=True)

@@ -1,0 +1,71 @@
+"""What the package imports is what pyproject.toml declares."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Where the module is not called as its distribution is.
+DISTRIBUTIONS = {"PIL": "pillow", "cupy": "cupy-cuda13x", "nvidia": "nvidia-nvcomp-cu13"}
+DISTRIBUTIONS |= {"kvikio": "kvikio-cu13"}
+
+
+def names(requirements):
+    found = set()
+    for requirement in requirements:
+        name = requirement
+        for end in "[<>=!~; ":
+            name = name.partition(end)[0]
+        found.add(name.lower().replace("_", "-"))
+    return found
+
+
+def imported():
+    """Distribution -> the first place that imports it, for everything neither ours nor Python's."""
+    found = {}
+    for path in sorted((ROOT / "gpustore").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            else:
+                continue
+            for module in modules:
+                root = module.partition(".")[0]
+                if root == "gpustore" or root in sys.stdlib_module_names:
+                    continue
+                name = DISTRIBUTIONS.get(root, root.lower().replace("_", "-"))
+                found.setdefault(name, f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+IMPORTED = imported()
+CORE = names(PROJECT["dependencies"])
+EXTRAS = {
+    extra: names(requirements) for extra, requirements in PROJECT["optional-dependencies"].items()
+}
+
+
+def test_every_import_is_declared():
+    declared = CORE | EXTRAS["cli"] | EXTRAS["cuda13"] | EXTRAS["gds13"]
+    assert {name: place for name, place in IMPORTED.items() if name not in declared} == {}
+
+
+@pytest.mark.parametrize("name", sorted(CORE | EXTRAS["cli"]))
+def test_every_dependency_is_used(name):
+    assert name in IMPORTED
+
+
+def test_libraries_of_the_command_line_are_used_there_only():
+    for name in EXTRAS["cli"] - CORE:
+        assert IMPORTED[name].startswith("gpustore/cli/")
+
+
+def test_gpu_libraries_are_never_hard_dependencies():
+    assert not any(name.startswith(("cupy", "nvidia", "kvikio", "torch")) for name in CORE)

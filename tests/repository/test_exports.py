@@ -1,0 +1,68 @@
+"""What is public is listed, exists and is documented."""
+
+import importlib
+import inspect
+import pkgutil
+import types
+from pathlib import Path
+
+import pytest
+
+import gpustore
+
+NAMES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(gpustore.__path__, "gpustore.")
+    if not module.name.endswith("__main__")
+)
+MODULES = ["gpustore", *NAMES]
+
+
+def sort_key(name):
+    """Constants, then classes, then the rest, each by name: the order of ruff's RUF022."""
+    kind = 0 if name.isupper() else 1 if name.lstrip("_")[:1].isupper() else 2
+    return kind, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_exports_are_sorted_and_exist(name):
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", [])
+    assert list(exported) == sorted(exported, key=sort_key)
+    assert len(set(exported)) == len(exported)
+    assert [n for n in exported if not hasattr(module, n)] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_and_exported_functions_and_classes_are_documented(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    exported = (getattr(module, n) for n in getattr(module, "__all__", []))
+    undocumented = [
+        value.__name__
+        for value in exported
+        if (inspect.isclass(value) or inspect.isroutine(value)) and not inspect.getdoc(value)
+    ]
+    assert undocumented == []
+
+
+def test_nothing_public_is_missing_from_the_front():
+    public = {
+        name
+        for name, value in vars(gpustore).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public - set(gpustore.__all__) == set()
+
+
+def test_public_names_are_a_subset_of_what_tensorstore_calls_them_or_are_known_additions():
+    tensorstore = pytest.importorskip("tensorstore")
+    from gpustore import errors
+
+    additions = set(errors.__all__) | {"__version__"}
+    unknown = set(gpustore.__all__) - set(dir(tensorstore)) - additions
+    assert unknown == set()
+
+
+def test_the_package_is_marked_as_typed():
+    assert (Path(gpustore.__file__).parent / "py.typed").is_file()

@@ -1,0 +1,227 @@
+"""The layers of docs/design/001-architecture.md, read off the syntax trees of all modules."""
+
+import ast
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "gpustore"
+
+# Longest prefix wins; a module that matches none fails the test and gets its place here.
+LAYERS = {
+    "gpustore.errors": 0,
+    "gpustore._json": 0,
+    "gpustore.registry": 0,
+    "gpustore.url": 0,
+    "gpustore.dtype": 0,
+    "gpustore.unit": 0,
+    "gpustore.future": 0,
+    "gpustore.executor": 0,
+    "gpustore.limits": 0,
+    "gpustore.statistics": 0,
+    "gpustore.context": 0,
+    "gpustore.resources": 0,
+    "gpustore.json_pointer": 0,
+    "gpustore.keyword_argument": 0,
+    "gpustore.index_space": 1,
+    "gpustore.metadata": 2,
+    "gpustore.fill_value": 2,
+    "gpustore.domain_merge": 2,
+    "gpustore.chunk_constraint": 2,
+    "gpustore.chunk_keyword": 2,
+    "gpustore.chunk_grid": 2,
+    "gpustore.chunk_template": 2,
+    "gpustore.chunk_shape": 2,
+    "gpustore.chunk_layout": 2,
+    "gpustore.constraint_transform": 2,
+    "gpustore.codec_spec": 2,
+    "gpustore.schema": 2,
+    "gpustore.schema_transform": 2,
+    "gpustore.kvstores": 3,
+    "gpustore.kvstore": 3,
+    "gpustore.codecs": 3,
+    "gpustore.chunk_plan": 3,
+    "gpustore.refiner": 3,
+    "gpustore.backends": 4,
+    "gpustore.pipelines": 5,
+    "gpustore.drivers": 6,
+    "gpustore.spec": 7,
+    "gpustore.store": 7,
+    "gpustore.open": 7,
+    "gpustore": 7,
+    "gpustore.cli": 8,
+}
+
+# Third-party modules and the only folders or modules that may import them.
+CONFINED = {
+    "cupy": "gpustore.backends",
+    "kvikio": "gpustore.backends",
+    "nvidia": "gpustore.backends",
+    "importlib": "gpustore.registry",
+    "rich": "gpustore.cli",
+    "PIL": "gpustore.cli",
+}
+
+FORBIDDEN_NAMES = re.compile(r"_?(utils?|helpers?|common|managers?|misc)\b")
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+    in_function: bool
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree, name, *, is_package, modules):
+    """Every import of a module, `from a import b` resolved to the module a.b if there is one."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    found = []
+
+    def visit(node, in_function):
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, node.lineno, in_function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = name.split(".") if is_package else name.split(".")[:-1]
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                deeper = f"{base}.{alias.name}"
+                target = deeper if deeper in modules else base
+                found.append(Import(target, node.lineno, in_function))
+        for child in ast.iter_child_nodes(node):
+            visit(child, in_function or isinstance(node, functions))
+
+    visit(tree, False)
+    return found
+
+
+def load(package):
+    paths = {module_name(path): path for path in sorted(package.rglob("*.py"))}
+    return {
+        name: imports_of(
+            ast.parse(path.read_text(encoding="utf-8")),
+            name,
+            is_package=path.name == "__init__.py",
+            modules=paths,
+        )
+        for name, path in paths.items()
+    }
+
+
+MODULES = load(PACKAGE)
+
+
+def layer(module):
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        if prefix in LAYERS and (prefix != "gpustore" or module == "gpustore"):
+            return LAYERS[prefix]
+    return None
+
+
+def ours(imports):
+    return [i for i in imports if i.module.split(".")[0] == "gpustore"]
+
+
+def test_every_module_has_a_layer():
+    assert len(MODULES) > 20
+    assert [name for name in MODULES if layer(name) is None] == []
+
+
+def test_imports_only_go_down():
+    wrong = [
+        f"{name}:{i.line} (layer {layer(name)}) imports {i.module} (layer {layer(i.module)})"
+        for name, imports in MODULES.items()
+        for i in ours(imports)
+        if (layer(i.module) or 0) > (layer(name) or 0)
+    ]
+    assert wrong == []
+
+
+def test_imports_have_no_cycle():
+    graph = {}
+    for name, imports in MODULES.items():
+        # A package's own __init__ gathers its modules; they may not import it back.
+        graph[name] = {i.module for i in ours(imports) if i.module in MODULES} - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+def test_own_modules_are_not_imported_inside_functions():
+    wrong = [
+        f"{name}:{i.line} imports {i.module} inside a function"
+        for name, imports in MODULES.items()
+        for i in ours(imports)
+        if i.in_function
+    ]
+    assert wrong == []
+
+
+def test_foreign_libraries_stay_in_their_rooms():
+    wrong = [
+        f"{name}:{i.line} imports {i.module}, which only {CONFINED[root]} may"
+        for name, imports in MODULES.items()
+        for i in imports
+        if (root := i.module.split(".")[0]) in CONFINED
+        and not f"{name}.".startswith(f"{CONFINED[root]}.")
+    ]
+    assert wrong == []
+
+
+def test_only_the_registry_imports_by_name():
+    wrong = []
+    for name in MODULES:
+        path = PACKAGE.parent / (name.replace(".", "/"))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name) and node.id in {"__import__", "exec", "eval"}:
+                wrong.append(f"{name}:{node.lineno} uses {node.id}")
+    assert wrong == []
+
+
+def test_the_command_line_uses_only_public_names():
+    public = {"gpustore"} | {name for name in MODULES if name.startswith("gpustore.cli")}
+    wrong = [
+        f"{name}:{i.line} imports {i.module}"
+        for name, imports in MODULES.items()
+        if name.startswith("gpustore.cli")
+        for i in ours(imports)
+        if i.module not in public
+    ]
+    assert wrong == []
+
+
+def test_no_module_is_named_after_nothing():
+    parts = {part for name in MODULES for part in name.split(".")}
+    assert [part for part in parts if FORBIDDEN_NAMES.fullmatch(part)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import gpustore.store", [("gpustore.store", False)]),
+        ("from gpustore import store", [("gpustore.store", False)]),
+        ("from gpustore.store import TensorStore", [("gpustore.store", False)]),
+        ("from . import base", [("gpustore.kvstores.base", False)]),
+        ("from ..store import X", [("gpustore.store", False)]),
+        ("def f():\n    from gpustore import store", [("gpustore.store", True)]),
+        ("if TYPE_CHECKING:\n    import gpustore.store", [("gpustore.store", False)]),
+        ("class C:\n    def f(self): import cupy", [("cupy", True)]),
+    ],
+)
+def test_the_import_reader_sees(source, expected):
+    modules = {"gpustore", "gpustore.store", "gpustore.kvstores", "gpustore.kvstores.base"}
+    found = imports_of(
+        ast.parse(source), "gpustore.kvstores.file", is_package=False, modules=modules
+    )
+    assert [(i.module, i.in_function) for i in found] == expected

@@ -1,0 +1,86 @@
+"""``import gpustore`` is light, and works where none of the optional libraries exist.
+
+In subprocesses, because zarr's pytest plugin is loaded into every pytest run.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+OPTIONAL = ("cupy", "nvidia", "kvikio", "torch", "zarr", "rich", "PIL", "tensorstore", "pytest")
+
+# Measured: NumPy, numcodecs and ml_dtypes bring about 400 modules, gpustore below 100.
+MOST_MODULES = 700
+
+_BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+BLOCKED = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Block())
+"""
+
+_ROUND_TRIP = """
+import numpy as np
+import gpustore
+folder = sys.argv[2]
+store = gpustore.open(
+    {"driver": "zarr3", "kvstore": {"driver": "file", "path": folder}},
+    create=True, dtype="uint16", shape=[5, 7],
+).result()
+store.write(np.arange(35, dtype="uint16").reshape(5, 7)).result()
+again = gpustore.open(folder).result()[1:4, ::2].read().result()
+assert (again == np.arange(35).reshape(5, 7)[1:4, ::2]).all()
+"""
+
+
+def run(code, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return json.loads(run("import sys, json, gpustore; print(json.dumps(sorted(sys.modules)))"))
+
+
+def test_import_loads_no_optional_library(loaded):
+    roots = {name.split(".")[0] for name in loaded}
+    assert roots.isdisjoint(OPTIONAL)
+
+
+def test_import_is_small(loaded):
+    assert len(loaded) < MOST_MODULES
+
+
+def test_import_does_not_load_the_command_line(loaded):
+    assert not [name for name in loaded if name.startswith("gpustore.cli")]
+
+
+def test_reading_and_writing_work_without_optional_libraries(tmp_path):
+    run(_BLOCK + _ROUND_TRIP, ",".join(OPTIONAL), str(tmp_path / "array"))
+
+
+def test_the_command_line_names_the_extra_when_rich_is_missing(tmp_path):
+    code = _BLOCK + "from gpustore.cli.main import main; sys.exit(main(['demo', sys.argv[2]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "rich,PIL", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'gpustore[cli]'" in done.stderr

@@ -1,0 +1,222 @@
+"""gpustore.dtype, case by case against tensorstore.dtype."""
+
+import copy
+import pickle
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gpustore.dtype import DTYPES, dtype, from_json
+from gpustore.errors import MetadataError
+
+# The package exports the class under the name of the module.
+module = sys.modules["gpustore.dtype"]
+NAMES = list(DTYPES)
+
+
+@pytest.fixture(scope="module")
+def ts():
+    return pytest.importorskip("tensorstore")
+
+
+def test_all_data_types_of_tensorstore_are_there(ts):
+    names = {value.name for value in vars(ts).values() if isinstance(value, ts.dtype)}
+    assert set(NAMES) == names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constant_is_the_data_type(name):
+    assert getattr(module, name) is DTYPES[name]
+    assert name in module.__all__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attributes_equal_those_of_tensorstore(name, ts):
+    ours, theirs = dtype(name), ts.dtype(name)
+    assert ours.name == theirs.name
+    assert ours.to_json() == theirs.to_json()
+    assert ours.numpy_dtype == theirs.numpy_dtype
+    assert ours.type is theirs.type
+    assert repr(ours) == repr(theirs)
+    assert str(ours) == str(theirs)
+
+
+SIZES = {"char": 1, "byte": 1, "bool": 1, "int2": 1, "int4": 1, "bfloat16": 2, "complex128": 16}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_itemsize_is_that_of_an_array(name):
+    ours = dtype(name)
+    array = np.zeros(3, ours.array_dtype)
+    assert array.nbytes == 3 * ours.itemsize
+    assert ours.itemsize == SIZES.get(name, ours.numpy_dtype.itemsize)
+    if not array.dtype.hasobject:
+        assert dtype(array.dtype) is ours
+
+
+ACCEPTED = [
+    *NAMES,
+    *(int, float, complex, bool, str, bytes, memoryview),
+    *(np.int_, np.intc, np.longlong, np.ulonglong, np.uint8, np.bytes_, np.void, np.bool_),
+    *(np.float16, np.double, np.csingle, np.half),
+    *(ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.int2, ml_dtypes.float8_e8m0fnu),
+    *map(np.dtype, ["V1", "V2", "V", "S", "S1", "S5", "<i4", ">u2", ">c16", "?", "=f8"]),
+    np.dtype([("a", "<i4")]),
+    np.dtype([("a", "M8[s]")]),
+    np.dtype(("i4", (2,))),
+    np.str_("int32"),
+]
+
+
+@pytest.mark.parametrize("value", ACCEPTED, ids=repr)
+def test_conversion_equals_that_of_tensorstore(value, ts):
+    assert dtype(value).name == ts.dtype(value).name
+    assert dtype(value) == value
+    assert dtype(value) is dtype(dtype=value)
+    assert dtype(dtype(value)) is dtype(value)
+
+
+class HasDtype:
+    dtype = np.dtype("f4")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_class_with_a_dtype_is_accepted_as_by_tensorstore(ts):
+    assert dtype(HasDtype).name == ts.dtype(HasDtype).name == "float32"
+
+
+UNKNOWN = [
+    *("int", "float", "i4", "<i4", ">u2", "int1", "float128", "void", "V1", "S", "U", "U5", "O"),
+    *("str", "bytes", "", "Int32", "int32 ", "datetime64", "datetime64[ns]", "c8", "half", "?"),
+    *('foo"bar', "é", "a\nb"),
+    *(object, list, dict, set, type(None), bytearray, np.str_, np.object_, np.longdouble),
+    *(np.clongdouble, np.datetime64, np.timedelta64, np.dtypes.StringDType()),
+    *map(np.dtype, ["U", "U5", "O", "M8", "M8[ns]", ">M8[D]", "m8", "m8[s]", "float128"]),
+    *(ml_dtypes.uint2, ml_dtypes.uint4, ml_dtypes.float8_e4m3, ml_dtypes.float6_e2m3fn),
+]
+
+
+@pytest.mark.parametrize("value", UNKNOWN, ids=repr)
+def test_unknown_data_type_is_refused_in_tensorstores_words(value, ts):
+    with pytest.raises(ValueError, match=r"^No TensorStore data type ") as theirs:
+        ts.dtype(value)
+    with pytest.raises(MetadataError) as ours:
+        dtype(value)
+    assert str(ours.value) == str(theirs.value)
+    assert isinstance(ours.value, ValueError)
+
+
+NOT_NAMES = [
+    *(None, 1, 1.5, b"int32", [("a", "i4")], ("i4", 2), {}, object(), np.int32(3), np.arange(2)),
+    *(np.generic, np.number, np.integer, np.floating, np.inexact, np.character, np.flexible),
+]
+
+
+@pytest.mark.parametrize("value", NOT_NAMES, ids=lambda value: type(value).__name__)
+@pytest.mark.filterwarnings("ignore:Converting `np:DeprecationWarning")
+def test_what_names_no_data_type_is_a_type_error(value, ts):
+    with pytest.raises(TypeError):
+        ts.dtype(value)
+    with pytest.raises(TypeError, match=r"^Expected "):
+        dtype(value)
+
+
+def test_argument_is_required():
+    with pytest.raises(TypeError):
+        dtype()
+
+
+def test_equality_follows_the_name(ts):
+    for a in NAMES:
+        for b in NAMES:
+            assert (dtype(a) == b) == (dtype(a) == dtype(b)) == (ts.dtype(a) == b) == (a == b)
+            assert (dtype(a) != b) == (a != b)
+
+
+@pytest.mark.parametrize("value", ["i4", "nope", np.dtype("M8[s]"), object], ids=repr)
+def test_comparing_with_a_wrong_name_raises_as_in_tensorstore(value, ts):
+    with pytest.raises(ValueError, match=r"^No TensorStore data type"):
+        _ = ts.int32 == value
+    with pytest.raises(MetadataError, match=r"^No TensorStore data type"):
+        _ = dtype("int32") == value
+    with pytest.raises(MetadataError, match=r"^No TensorStore data type"):
+        _ = value != dtype("int32")
+
+
+@pytest.mark.parametrize("value", [None, 5, (), object()], ids=repr)
+def test_anything_else_is_unequal(value):
+    assert dtype("int32") != value
+    assert (dtype("int32"),) != (value,)
+
+
+def test_numpy_dtype_on_the_left():
+    assert np.dtype(">i4") == dtype("int32")
+    assert np.dtype("i8") != dtype("int32")
+
+
+def test_hash_distinguishes_and_survives_pickling():
+    assert len({dtype(name) for name in NAMES} | {dtype("int8")}) == len(NAMES)
+    for name in NAMES:
+        assert pickle.loads(pickle.dumps(dtype(name))) is dtype(name)
+        assert copy.deepcopy(dtype(name)) is dtype(name)
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        dtype("int8").name = "int16"
+    with pytest.raises(AttributeError):
+        dtype("int8").other = 1
+
+
+def test_it_is_no_numpy_dtype():
+    assert not isinstance(dtype("int8"), np.dtype)
+    with pytest.raises(TypeError):
+        np.dtype(dtype("int8"))
+
+
+ARGUMENTS = [1, "1", [1, 2], np.array([1, 0]), 300, 1.5, None, {"a": 1}, "abc", "", 0, True, -1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_call_converts_as_tensorstore_does(name, ts):
+    crashes = ("abc", "") if dtype(name).type.__module__ == "ml_dtypes" else ()
+    for argument in ARGUMENTS:
+        if isinstance(argument, str) and argument in crashes:
+            with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
+                dtype(name)(argument)
+            continue
+        try:
+            theirs = ts.dtype(name)(argument)
+        except (TypeError, ValueError, OverflowError) as error:
+            with pytest.raises(type(error)):
+                dtype(name)(argument)
+            continue
+        ours = dtype(name)(argument)
+        assert type(ours) is type(theirs)
+        # Of NaN the text is equal.
+        assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("name", ["int4", "bfloat16", "float8_e3m4"])
+def test_call_with_text_survives_where_ml_dtypes_crashes(name):
+    assert dtype(name)(b"1") == dtype(name)(1)
+    for argument in (b"x", "x", b"", ""):
+        with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
+            dtype(name)(argument)
+
+
+@pytest.mark.parametrize("name", ["string", "char", "byte"])
+def test_call_with_bytes(name, ts):
+    assert dtype(name)(b"xy") == ts.dtype(name)(b"xy")
+
+
+def test_from_json_has_tensorstores_words(ts):
+    assert from_json("uint16") is dtype("uint16")
+    for value in ("x", 1, None, 'a"'):
+        with pytest.raises(ValueError, match=r"Error") as theirs:
+            ts.Spec({"driver": "zarr3", "dtype": value})
+        with pytest.raises(MetadataError) as ours:
+            from_json(value)
+        assert str(theirs.value) == f'Error parsing object member "dtype": {ours.value}'

@@ -1,0 +1,554 @@
+"""Tests of the thread pool: fan-out, cancellation, nesting, fork, exit, memory."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from gpustore import executor as executor_module
+from gpustore.executor import CancelToken, Executor, reset_after_fork, shared
+from gpustore.future import CancelledError, Future, Promise
+
+
+@pytest.fixture
+def executor():
+    return Executor(2)
+
+
+def run_python(code, *arguments):
+    """Run a script in a fresh interpreter; returns what it printed."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# ------------------------------------------------------- submit
+
+
+def test_submit(executor):
+    assert executor.submit(divmod, 7, 2).result() == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        executor.submit(divmod, 7, 0).result()
+    assert executor.submit(threading.get_ident).result() != threading.get_ident()
+
+
+def test_submit_waits_for_a_returned_future(executor):
+    promise, inner = Promise.new()
+    outer = executor.submit(lambda: inner)
+    executor.submit(lambda: None).result()
+    assert not outer.done()
+    promise.set_result(3)
+    assert outer.result() == 3
+
+
+def test_cancelling_reaches_the_returned_future(executor):
+    _promise, inner = Promise.new()
+    outer = Executor(1).submit(lambda: inner)
+    outer.cancel()
+    done = threading.Event()
+    inner.add_done_callback(lambda _: done.set())
+    if not done.wait(0.2):  # it was cancelled before it began
+        assert not inner.done()
+
+
+def test_limit_is_kept_and_used():
+    executor = Executor(3)
+    meet = threading.Barrier(3)
+    lock = threading.Lock()
+    running = most = 0
+
+    def work():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        meet.wait(10)
+        with lock:
+            running -= 1
+
+    futures = [executor.submit(work) for _ in range(30)]
+    for future in futures:
+        future.result(timeout=10)
+    assert most == 3
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limit_has_to_be_positive(limit):
+    with pytest.raises(ValueError, match="limit of at least 1"):
+        Executor(limit)
+
+
+def test_shared_is_one_pool_of_at_least_four_threads():
+    assert shared() is shared()
+    assert shared().limit >= 4
+
+
+def test_threads_are_daemons(executor):
+    assert executor.submit(lambda: threading.current_thread().daemon).result()
+
+
+def test_threads_end_with_their_executor():
+    executor = Executor(2)
+    threads = [executor.submit(threading.current_thread).result() for _ in range(5)]
+    del executor
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_executor_without_references_finishes_its_work():
+    release = threading.Event()
+    executor = Executor(1)
+    future = executor.submit(release.wait)
+    last = executor.run_all([lambda: None] * 3, lambda: 4)
+    del executor
+    release.set()
+    assert future.result()
+    assert last.result() == 4
+
+
+def test_task_that_escapes_is_shown_and_does_not_end_the_thread(monkeypatch):
+    shown = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    executor = Executor(1)
+    executor.execute(lambda: 1 / 0)
+    assert executor.submit(lambda: 1).result() == 1
+    assert [args.exc_type for args in shown] == [ZeroDivisionError]
+
+
+def test_system_exit_in_a_task_is_its_error(executor):
+    with pytest.raises(SystemExit):
+        executor.submit(sys.exit, 3).result()
+
+
+# ------------------------------------------------------- run_all
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_run_all_runs_each_task_once_then_the_rest(count, limit):
+    done = []
+    tasks = [lambda i=i: done.append(i) for i in range(count)]
+    future = Executor(limit).run_all(tasks, lambda: sorted(done))
+    assert future.result() == list(range(count))
+
+
+def test_run_all_then_may_return_a_future(executor):
+    future = executor.run_all([lambda: None], lambda: executor.submit(lambda: 5))
+    assert future.result() == 5
+
+
+def test_run_all_error_in_then(executor):
+    with pytest.raises(ZeroDivisionError):
+        executor.run_all([lambda: None], lambda: 1 / 0).result()
+
+
+def test_run_all_first_error_skips_the_rest_and_waits_for_what_began():
+    executor = Executor(2)
+    began, release = threading.Event(), threading.Event()
+    late = []
+
+    def slow():
+        began.set()
+        release.wait()
+        late.append("slow")
+
+    def fail():
+        began.wait()
+        raise KeyError("first")
+
+    future = executor.run_all([slow, fail, *[lambda: late.append("skipped")] * 50], late.clear)
+    seen = []
+    future.add_done_callback(lambda _: seen.extend(late))
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.02)  # `slow` may still use the buffers
+    release.set()
+    with pytest.raises(KeyError):
+        future.result()
+    assert seen == late == ["slow"]
+
+
+def test_run_all_cancel_stops_an_endless_sequence():
+    class Endless(Sequence):
+        def __len__(self):
+            return 10**15
+
+        def __getitem__(self, index):
+            begun.set()
+            return lambda: None
+
+    begun = threading.Event()
+    executor = Executor(1)
+    future = executor.run_all(Endless(), lambda: None)
+    assert begun.wait(10)
+    # Other work is not kept waiting by it, either.
+    assert executor.submit(lambda: 4).result(timeout=10) == 4
+    assert future.cancel()
+    assert executor.submit(lambda: 5).result(timeout=10) == 5
+
+
+def test_run_all_finishes_the_parent_promise(executor):
+    promise, future = Promise.new()
+    release = threading.Event()
+    assert executor.run_all([release.wait] * 3, lambda: 8, parent=promise) is future
+    del promise  # the fan-out has taken over
+    release.set()
+    assert future.result() == 8
+
+
+def test_run_all_cancelling_the_parent_skips_tasks():
+    executor = Executor(1)
+    release = threading.Event()
+    executor.submit(release.wait)
+    promise, future = Promise.new()
+    begun = []
+    executor.run_all([lambda: begun.append(1)] * 5, lambda: 8, parent=promise)
+    future.cancel()
+    release.set()
+    executor.submit(lambda: None).result()
+    assert begun == []
+
+
+def test_run_all_error_leaves_the_caller_free_to_retry(executor):
+    def attempt(left):
+        inner = executor.run_all([lambda: 1 / left if left else 1 / 0], lambda: "done")
+        if left:
+            return inner
+        promise, outer = Promise.new()
+        inner.add_done_callback(lambda _: promise.follow(executor.submit(attempt, 1)))
+        return outer
+
+    assert executor.submit(attempt, 0).result() == "done"
+
+
+def test_tokens_tell_tasks_of_a_failed_fan_out():
+    executor = Executor(2)
+    ready = threading.Event()
+    failed = threading.Event()
+    seen = []
+
+    def watch():
+        token = CancelToken.current()
+        seen.append(token.cancelled)
+        ready.set()
+        failed.wait()
+        while not token.cancelled:
+            pass
+        seen.append(True)
+        token.check()
+
+    def fail():
+        ready.wait()
+        failed.set()
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        executor.run_all([watch, fail], lambda: None).result()
+    assert seen == [False, True]
+
+
+def test_token_tells_a_task_it_was_cancelled(executor):
+    begun, cancelled = threading.Event(), threading.Event()
+    ended = threading.Event()
+
+    def work():
+        begun.set()
+        cancelled.wait()
+        try:
+            CancelToken.current().check()
+        except CancelledError:
+            ended.set()
+            raise
+
+    future = executor.submit(work)
+    begun.wait()
+    future.cancel()
+    cancelled.set()
+    assert ended.wait(10)
+
+
+def test_callbacks_belong_to_no_task(executor):
+    tokens = []
+    future = executor.submit(lambda: None)
+    future.result()
+    promise, waiting = Promise.new()
+    done = threading.Event()
+
+    def look(future):
+        tokens.append(CancelToken.current().cancelled)
+        done.set()
+
+    waiting.add_done_callback(look)
+    executor.run_all([lambda: None], lambda: None).add_done_callback(
+        lambda _: promise.set_result(None)
+    )
+    assert done.wait(10)
+    assert tokens == [False]
+
+
+# ------------------------------------------------------- nested waits
+
+
+def test_user_code_on_a_worker_may_wait():
+    executor = Executor(1)
+
+    def nest(depth):
+        return 0 if depth == 0 else executor.submit(nest, depth - 1).result() + 1
+
+    assert nest(20) == 20
+
+
+def test_waiting_in_a_callback_on_a_worker():
+    executor = Executor(1)
+    results = []
+    done = threading.Event()
+
+    def then(_):
+        results.append(executor.submit(lambda: 3).result())
+        done.set()
+
+    executor.submit(lambda: None).add_done_callback(then)
+    assert done.wait(10)
+    assert results == [3]
+
+
+def test_spare_threads_leave():
+    executor = Executor(1)
+    threads = set()
+
+    def nest(depth):
+        threads.add(threading.current_thread())
+        return depth and executor.submit(nest, depth - 1).result()
+
+    executor.submit(nest, 5).result()
+    assert len(threads) == 6
+    meet = threading.Barrier(2)
+    while sum(thread.is_alive() for thread in threads) > 1:
+        executor.submit(lambda: None).result()
+    # One thread is left: two tasks do not meet.
+    futures = [executor.submit(meet.wait, 0.02) for _ in range(2)]
+    for future in futures:
+        with pytest.raises(threading.BrokenBarrierError):
+            future.result()
+
+
+# ------------------------------------------------------- memory
+
+
+class Thing:
+    """Something that weak references can watch."""
+
+
+def _after(executor):
+    """Return when the only worker has put away its last task."""
+    executor.submit(lambda: None).result()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_submit_lets_go_of_its_arguments(fails):
+    executor = Executor(1)
+
+    def work(thing):
+        kept = [thing]
+        if fails:
+            raise KeyError("x")
+        return len(kept)
+
+    gc.disable()
+    try:
+        thing = Thing()
+        watch = weakref.ref(thing)
+        future = executor.submit(work, thing)
+        del thing
+        future.exception()
+        _after(executor)
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("how", ["ends", "fails", "is cancelled"])
+def test_run_all_lets_go_of_its_tasks(how):
+    executor = Executor(1)
+    release = threading.Event()
+    executor.submit(release.wait)
+
+    def work(thing):
+        kept = [thing]
+        if how == "fails":
+            raise KeyError("x")
+        return len(kept)
+
+    gc.disable()
+    try:
+        thing = Thing()
+        watch = weakref.ref(thing)
+        future = executor.run_all([partial(work, thing)] * 3, lambda t=thing: None)
+        del thing
+        if how == "is cancelled":
+            future.cancel()
+        release.set()
+        if how != "is cancelled":
+            future.exception()
+        _after(executor)
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+# ------------------------------------------------------- fork
+
+
+def test_child_of_a_fork_can_use_the_pool_at_once():
+    code = """
+        import os, sys, threading
+        from gpustore.context import Context
+        from gpustore.errors import ForkError
+        from gpustore.executor import shared
+        from gpustore.future import Future, Promise
+        from gpustore.statistics import STATISTICS
+
+        release = threading.Event()
+        context = Context({"data_copy_concurrency": {"limit": 1}})
+        own = context["data_copy_concurrency"].value
+        state = context["memory_key_value_store"].value
+        state.entries["a"] = b"1"
+        assert own.submit(lambda: 1).result() == 1
+        blocked = [shared().submit(release.wait) for _ in range(shared().limit + 3)]
+        deferred = Future.deferred(lambda: 6, own)
+        promise, future = Promise.new()
+        state.lock.acquire()  # as if another thread held it
+
+        child = os.fork()
+        if child == 0:
+            assert shared().submit(lambda: 2).result(timeout=20) == 2
+            assert own.submit(lambda: 3).result(timeout=20) == 3
+            assert shared().run_all([lambda: None] * 20, lambda: 4).result(timeout=20) == 4
+            assert deferred.result() == 6
+            promise.set_result(7)
+            assert future.result() == 7
+            for pending in blocked:
+                try:
+                    pending.result()
+                except ForkError:
+                    continue
+                sys.exit(2)
+            with state.lock:
+                assert state.entries == {"a": b"1"}
+            STATISTICS.add(reads=1)
+            assert Context()["cache_pool"].value.total_bytes_limit == 0
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        print("child", os.waitstatus_to_exitcode(status))
+        release.set()
+        for pending in blocked:
+            assert pending.result()
+        print("parent ok")
+    """
+    assert run_python(code).stdout.splitlines() == ["child 0", "parent ok"]
+
+
+def test_fork_while_the_pool_is_busy():
+    code = """
+        import os, sys
+        from gpustore.executor import shared
+
+        statuses = set()
+        for _ in range(20):
+            busy = shared().run_all([lambda: sum(range(100))] * 2000, lambda: None)
+            child = os.fork()
+            if child == 0:
+                shared().run_all([lambda: None] * 50, lambda: None).result(timeout=20)
+                os._exit(0)
+            statuses.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            busy.result()
+        print(statuses)
+    """
+    assert run_python(code).stdout == "{0}\n"
+
+
+def test_reset_after_fork_refers_weakly():
+    class Owner:
+        def after_fork(self):
+            raise AssertionError
+
+    owner = Owner()
+    watch = weakref.ref(owner)
+    reset_after_fork(owner)
+    del owner
+    gc.collect()
+    assert watch() is None
+
+
+# ------------------------------------------------------- exit
+
+
+def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
+    code = """
+        import sys, threading, time
+        from pathlib import Path
+        from gpustore.executor import Executor
+
+        folder = Path(sys.argv[1])
+        for_ever = threading.Event()
+        executor = Executor(4)
+
+        def write(name):
+            time.sleep(0.05)
+            (folder / name).write_text(name)
+
+        executor.submit(for_ever.wait)
+        executor.submit(write, "submitted", drain=True)
+        executor.run_all([lambda: write("a"), lambda: write("b")], lambda: None, drain=True)
+        executor.submit(write, "cancelled", drain=True).cancel()
+    """
+    done = run_python(code, str(tmp_path))
+    assert done.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} >= {"submitted", "a", "b"}
+
+
+def test_exit_gives_up_on_writes_that_take_too_long_and_tells_of_failed_ones():
+    assert executor_module._DRAIN_S == 5.0
+    code = """
+        import threading, time
+        from gpustore import executor
+
+        executor._DRAIN_S = 0.1
+
+        def fail():
+            time.sleep(0.02)
+            raise ValueError("disk full")
+
+        executor.shared().submit(fail, drain=True)
+        executor.shared().submit(threading.Event().wait, drain=True)
+    """
+    lines = run_python(code).stderr.splitlines()
+    assert sorted(lines) == [
+        "gpustore: a write nobody waited for failed: disk full",
+        "gpustore: gave up 1 writes that nobody waited for and that were not done 0.1 s after the "
+        "end of the program",
+    ]
+
+
+def test_drained_futures_are_forgotten(executor):
+    executor.submit(lambda: None, drain=True).result()
+    future = executor.run_all([lambda: 1 / 0], lambda: None, drain=True)
+    assert isinstance(future.exception(), ZeroDivisionError)
+    _promise, pending = Promise.new()
+    executor.submit(lambda: pending, drain=True).cancel()
+    while executor_module._writes:
+        executor.submit(lambda: None).result()
+
+
+def test_deferred_future_types():
+    assert isinstance(Future.deferred(int, shared()), Future)
