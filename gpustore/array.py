@@ -58,4 +58,4 @@ def array(
     if write and not converted.flags.writeable:
         raise ValueError("the array is read-only, but write=True was given")
     driver = wrap(converted, context or Context(), writable=write is not False)
-    return TensorStore._of(driver, IndexTransform(domain=driver.domain))
+    return TensorStore._of(driver, IndexTransform(driver.domain))

@@ -7,7 +7,7 @@ values of the same dimension are an error.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -53,16 +53,20 @@ def check_rank(rank: int, existing: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[N]):
-    """What the values of a vector are; `unset` is the number that means "no constraint"."""
+    """What the values of a vector are.
+
+    `unset` is the number that means "no constraint"; a `wish` is always soft.
+    """
 
     unset: N
-    is_valid: Callable[[N], bool]
-    is_wish: Callable[[N], bool]
+    minimum: N
+    maximum: N
+    wish: N | None = None
 
 
-_SHAPE: _Kind[int] = _Kind(0, lambda x: -1 <= x <= MAX_INDEX, lambda x: x == -1)
-_ORIGIN: _Kind[int] = _Kind(-(2**63), lambda x: abs(x) <= MAX_INDEX, lambda x: False)
-_ASPECT_RATIO: _Kind[float] = _Kind(0.0, lambda x: x >= 0 and math.isfinite(x), lambda x: False)
+_SHAPE: _Kind[int] = _Kind(unset=0, minimum=-1, maximum=MAX_INDEX, wish=-1)
+_ORIGIN: _Kind[int] = _Kind(unset=-(2**63), minimum=-MAX_INDEX, maximum=MAX_INDEX)
+_ASPECT_RATIO: _Kind[float] = _Kind(unset=0.0, minimum=0.0, maximum=sys.float_info.max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +139,12 @@ def _vector(
     is_hard = [hard] * len(numbers) if isinstance(hard, bool) else hard
     cleaned: list[N | None] = []
     for i, number in enumerate(numbers):
-        if number != kind.unset and not kind.is_valid(number):
+        if number != kind.unset and not kind.minimum <= number <= kind.maximum:
             shown = ", ".join(map(_number, numbers))
             raise MetadataError(f"Invalid value for dimension {i}: {{{shown}}}")
         cleaned.append(None if number == kind.unset else number)
     flags = tuple(
-        h and value is not None and not kind.is_wish(value)
+        h and value is not None and value != kind.wish
         for value, h in zip(cleaned, is_hard, strict=True)
     )
     return ConstraintVector(kind, tuple(cleaned), flags)

@@ -321,7 +321,7 @@ class ChunkGrid:
         if self._elements is not None:
             suffix = "" if self._elements_hard else SOFT
             json[f"elements{suffix}"] = self._elements
-        return json
+        return dict(sorted(json.items()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ChunkGrid):

@@ -352,7 +352,7 @@ class ChunkLayout:
             members = grid.to_json()
             if members:
                 json[f"{usage}_chunk"] = members
-        return json
+        return dict(sorted(json.items()))
 
     @property
     def has_constraints(self) -> bool:

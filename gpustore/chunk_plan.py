@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.errors import LimitError, UnsupportedError
-from gpustore.index_space import IndexTransform, OutputIndexMethod
+from gpustore.index_space import IndexTransform
 
 __all__ = ["SCALAR_ROWS", "WINDOW_ROWS", "ChunkPlan", "PlanTable", "PlanWindow", "plan_chunks"]
 
@@ -44,6 +44,9 @@ WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
 
 Column = Sequence[int] | NDArray[np.int64]
+
+_Map = tuple[int, int, int]
+"""Output dimension, offset and stride of a strided output index map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class PlanWindow:
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
         counts = [_as_list(column) for column in self.count]
-        shapes = list(zip(*counts)) if counts else [()] * len(self)
+        shapes: list[tuple[int, ...]] = list(zip(*counts)) if counts else [()] * len(self)
         return _as_list(self.src_start), _as_list(self.dst_start), shapes
 
 
@@ -179,7 +182,7 @@ class ChunkPlan:
         """
         if not 0 <= lo <= hi <= len(self) or hi - lo > WINDOW_ROWS:
             raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
-        scalar = len(self) <= SCALAR_ROWS
+        scalar = len(self) <= max(SCALAR_ROWS, 1)
         index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
         return PlanWindow(
             cells=self._cells(index, scalar=scalar),
@@ -290,47 +293,44 @@ def plan_chunks(
     domain = transform.domain
     low = domain.inclusive_min
     input_shape = tuple(domain.shape)
-    used_by: dict[int, list[int]] = {}
+    used_by: dict[int, list[_Map]] = {}
     tables: list[PlanTable] = []
-    strides = [0] * len(input_shape)
-    outputs = transform.output
     empty = 0 in input_shape
-    for o in range(transform.output_rank):
-        map_ = outputs[o]
-        if map_.method == OutputIndexMethod.array:
+    for o, map_ in enumerate(transform.output):
+        if map_.index_array is not None:
             raise UnsupportedError(
                 f"Reading or writing through an index array (output dimension {o}) is not supported"
             )
-        if map_.method == OutputIndexMethod.constant:
-            if not empty:
-                tables.append(_constant_table(o, map_.offset, shape, chunk_shape, src_stride))
-        else:
-            used_by.setdefault(map_.input_dimension, []).append(o)
-    rows = 1
+        if map_.input_dimension is not None and map_.stride is not None:
+            used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
+        elif not empty:
+            tables.append(_constant_table(o, map_.offset, shape, chunk_shape, src_stride))
+    # Refused before it is built: the table of one dimension alone could fill the memory.
+    fewest = [_fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
     if not empty:
-        # Refused before it is built: a set with more rows than that cannot be planned at all.
-        rows = math.prod(
-            _table_rows(input_shape[d], outputs, o, chunk_shape) for d, o in used_by.items()
-        )
-    if rows > max_chunks:
-        raise LimitError(
-            f"A read or write of {rows} chunks exceeds the limit chunks_per_request of "
-            f"{max_chunks}; select less, or raise it with Context({{'limits': "
-            f"{{'chunks_per_request': {rows}}}}})"
-        )
-    for d, dimensions in used_by.items():
-        strides[d] = sum(src_stride[o] * outputs[o].stride for o in dimensions)
+        _check_rows(math.prod(fewest), max_chunks)
+    strides = [0] * len(input_shape)
+    for d, maps in used_by.items():
+        strides[d] = sum(src_stride[o] * stride for o, _, stride in maps)
         if not empty:
-            maps = [(o, outputs[o].offset, outputs[o].stride) for o in dimensions]
-            tables.append(
-                _strided_table(
-                    d, low[d], input_shape[d], maps, shape, chunk_shape, src_stride, dst_stride[d]
-                )
+            table = _strided_table(
+                d, low[d], input_shape[d], maps, shape, chunk_shape, src_stride, dst_stride[d]
             )
+            tables.append(table)
     tables.sort(key=lambda table: table.output_dimensions[0])
-    return ChunkPlan(
+    plan = ChunkPlan(
         tuple(tables), tuple(strides), tuple(dst_stride), input_shape, key_prefix, key_separator
     )
+    _check_rows(len(plan), max_chunks)
+    return plan
+
+
+def _check_rows(rows: int, most: int) -> None:
+    if rows > most:
+        raise LimitError(
+            f"A read or write of {rows} chunks exceeds the limit chunks_per_request of {most}; "
+            f"select less, or raise it with Context({{'limits': {{'chunks_per_request': {rows}}}}})"
+        )
 
 
 def _constant_table(
@@ -341,42 +341,47 @@ def _constant_table(
     return PlanTable(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
 
 
-def _table_rows(n: int, outputs: Any, dimensions: list[int], chunk_shape: Sequence[int]) -> int:
-    """Upper bound of the runs of an interval of `n` indices, without building them."""
-    runs = sum(1 + (n - 1) * abs(outputs[o].stride) // chunk_shape[o] for o in dimensions)
-    return max(1, min(n, runs))
+def _fewest_runs(n: int, maps: list[_Map], chunk_shape: Sequence[int]) -> int:
+    """Lower bound of the runs of an interval of `n` indices, without building them."""
+    return min(n, max(1 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
 
 
-def _run_starts(i: int, n: int, offset: int, stride: int, chunk: int, *, scalar: bool) -> Any:
+def _most_runs(n: int, maps: list[_Map], chunk_shape: Sequence[int]) -> int:
+    """Upper bound of the runs."""
+    return min(n, sum(2 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
+
+
+def _run_starts(
+    i: int, n: int, offset: int, stride: int, chunk: int, *, scalar: bool
+) -> list[int] | NDArray[np.int64]:
     """Indices in [i, i+n) at which the cell of ``offset + stride * index`` changes, and `i`."""
     if abs(stride) >= chunk:
-        return range(i, i + n) if scalar else np.arange(i, i + n)
+        return list(range(i, i + n)) if scalar else np.arange(i, i + n)
     first = (offset + stride * i) // chunk
     last = (offset + stride * (i + n - 1)) // chunk
+    # Cell c begins at the first index whose position reaches (rising) or falls to (falling)
+    # its edge: ceil((edge - offset) / stride), written with the floor division Python has.
     if stride > 0:
-        # The first index whose position reaches cell c: ceil((c * chunk - offset) / stride).
-        edges = (range if scalar else np.arange)(first + 1, last + 1)
-        if scalar:
-            return [i, *(-((offset - c * chunk) // stride) for c in edges)]
-        return np.concatenate(([i], -((offset - edges * chunk) // stride)))
-    # Falling: the first index whose position drops below the start of cell c + 1.
-    edges = (range if scalar else np.arange)(first - 1, last - 1, -1)
+        cells, edge = (first + 1, last + 1, 1), 0
+    else:
+        cells, edge = (first - 1, last - 1, -1), chunk - 1
     if scalar:
-        return [i, *(-(((c + 1) * chunk - 1 - offset) // -stride) for c in edges)]
-    return np.concatenate(([i], -(((edges + 1) * chunk - 1 - offset) // -stride)))
+        return [i, *(-((offset - c * chunk - edge) // stride) for c in range(*cells))]
+    positions = np.arange(*cells, dtype=np.int64) * chunk + edge
+    return np.concatenate([np.array([i]), -((offset - positions) // stride)])
 
 
 def _strided_table(
     d: int,
     low: int,
     n: int,
-    maps: list[tuple[int, int, int]],
+    maps: list[_Map],
     shape: Sequence[int],
     chunk_shape: Sequence[int],
     src_stride: Sequence[int],
     dst_stride: int,
 ) -> PlanTable:
-    scalar = _is_small(n, maps, chunk_shape)
+    scalar = _most_runs(n, maps, chunk_shape) <= SCALAR_ROWS
     starts: Any
     if len(maps) == 1:
         o, offset, stride = maps[0]
@@ -410,17 +415,12 @@ def _strided_table(
     )
 
 
-def _is_small(n: int, maps: list[tuple[int, int, int]], chunk_shape: Sequence[int]) -> bool:
-    runs = sum(1 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps)
-    return min(n, runs) <= SCALAR_ROWS
-
-
 def _scalar_table(
     d: int,
     low: int,
     n: int,
     starts: list[int],
-    maps: list[tuple[int, int, int]],
+    maps: list[_Map],
     shape: Sequence[int],
     chunk_shape: Sequence[int],
     src_stride: Sequence[int],
@@ -467,4 +467,5 @@ def _sum_columns(columns: list[Any], index: list[Any], n: int, scalar: bool) -> 
     taken = [_take(column, rows, scalar) for column, rows in zip(columns, index)]
     if scalar:
         return taken[0] if len(taken) == 1 else [sum(row) for row in zip(*taken)]
-    return np.sum(taken, axis=0, dtype=np.int64)
+    total: NDArray[np.int64] = np.sum(np.stack([np.asarray(t) for t in taken]), axis=0)
+    return total

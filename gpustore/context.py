@@ -263,9 +263,9 @@ class Context:
             if isinstance(definition, _Reference):
                 step = f"{quote(key)}:{quote(definition)}"
                 if step in trail:
-                    cycle = " -> ".join(trail[: trail.index(step) + 1])
+                    cycle = " -> ".join(trail[trail.index(step) :])
                     raise MetadataError(f"Context resource reference cycle: {cycle}")
-                return self._look_up(definition, (step, *trail))
+                return self._look_up(definition, (*trail, step))
             config = kind.default() if definition is _NULL else definition
             return _new_resource(kind, config, (self, key))
         if self._parent is not None:

@@ -4,9 +4,9 @@
 
     GpustoreError
     +-- MetadataError(ValueError)          the JSON of a spec or of a file is wrong: correct it
-    +-- MismatchError(ValueError)          what is stored is not what was asked for: ask differently
+    +-- MismatchError(ValueError)          what is stored is not what was asked: ask differently
     +-- CorruptChunkError(ValueError)      stored bytes do not decode: restore the key
-    +-- LimitError(ValueError)             a size exceeds a limit: raise the limit, or distrust the file
+    +-- LimitError(ValueError)             a size is beyond a limit: raise it, or distrust the file
     +-- InvalidKeyError(ValueError)        a key is not legal in this kvstore: choose another
     +-- NotFoundError(ValueError, KeyError)   nothing there: create it
     +-- AlreadyExistsError(ValueError)     something there: open it or delete it

@@ -69,6 +69,8 @@ class FillValue:
             dtype = json_dtype if array.dtype.kind == "O" else DataType(array.dtype)
         if array.dtype.kind == "O":
             _check_objects(array, dtype)
+        if dtype.name in _NO_JSON:
+            array = _split_bytes(array)
         return cls._frozen(_unbroadcast(array), dtype)
 
     @classmethod
@@ -141,7 +143,7 @@ class FillValue:
         return _to_nested_json(self)
 
     def __str__(self) -> str:
-        return _format(self.array.tolist(), self.dtype)
+        return _format(self.array.tolist(), self.array.ndim)
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -165,14 +167,22 @@ def check_broadcast(shape: Sequence[int], target: Sequence[int]) -> None:
 
 
 def _unbroadcast(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    index = tuple(
+    index = [
         slice(0, 1) if stride == 0 and size > 1 else slice(None)
         for size, stride in zip(array.shape, array.strides, strict=True)
-    )
-    array = array[index]
+    ]
+    array = array[(*index, ...)]
     while array.ndim and array.shape[0] == 1:
         array = array[0, ...]
     return array
+
+
+def _split_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Strings of n bytes as n elements of char or byte in a last dimension."""
+    if array.dtype.itemsize <= 1:
+        return array
+    one = np.dtype(f"{array.dtype.kind}1")
+    return np.ascontiguousarray(array).view(one).reshape(*array.shape, array.dtype.itemsize)
 
 
 def _check_objects(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
@@ -311,13 +321,13 @@ def _map_leaves(nested: Any, depth: int, convert: Callable[[Any], Any]) -> Any:
     return [_map_leaves(value, depth - 1, convert) for value in nested]
 
 
-def _format(nested: Any, dtype: DataType) -> str:
-    if isinstance(nested, list) and dtype is not json_dtype:
-        return "{" + ", ".join(_format(value, dtype) for value in nested) + "}"
+def _format(nested: Any, depth: int) -> str:
+    if depth:
+        return "{" + ", ".join(_format(value, depth - 1) for value in nested) + "}"
     if isinstance(nested, bool):
         return str(int(nested))
     if isinstance(nested, complex):
         return f"({nested.real:g},{nested.imag:g})"
     if isinstance(nested, float):
         return f"{nested:g}"
-    return text(nested) if dtype.name in _OBJECTS else str(nested)
+    return str(nested) if isinstance(nested, int) else text(nested)

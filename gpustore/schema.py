@@ -329,7 +329,7 @@ class Schema:
             json["fill_value"] = self._fill_value.to_json()
         if self._units is not None and any(unit is not None for unit in self._units):
             json["dimension_units"] = [None if u is None else u.to_json() for u in self._units]
-        return json
+        return dict(sorted(json.items()))
 
     # ---- reading
 

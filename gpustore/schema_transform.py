@@ -15,8 +15,8 @@ from gpustore.constraint_transform import (
     units_to_output,
 )
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.fill_value import FillValue, check_broadcast
-from gpustore.index_space import Dim, IndexDomain, IndexTransform
+from gpustore.fill_value import FillValue, shape_text
+from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
 
 if TYPE_CHECKING:
     from gpustore.chunk_layout import ChunkLayout
@@ -142,70 +142,75 @@ def _not_transformed(reason: str) -> MetadataError:
 def _fill_to_input(
     value: FillValue | None, transform: IndexTransform, domain: IndexDomain | None
 ) -> FillValue | None:
-    """The fill value under affine and constant maps, which only cut, turn and drop dimensions."""
+    """The fill value at every index of the input, gathered only where it varies."""
     if value is None or value.rank == 0:
         return value
-    output_rank, rank = transform.output_rank, transform.input_rank
-    array = value.array.reshape((1,) * (output_rank - value.rank) + value.shape)
-    order: list[int] = []
+    missing = transform.output_rank - value.rank
+    if all(size == 1 for size in value.shape):
+        return FillValue.from_array(value.array.reshape(()), value.dtype)
+    indices: list[Any] = []
     for output_dim, m in enumerate(transform.output):
-        varies = array.shape[output_dim] != 1
-        source = m.input_dimension
-        if varies and (m.index_array is not None or source in order):
-            raise UnsupportedError(
-                "Error transforming fill_value: gathering a fill_value that is not a scalar "
-                f"through the index array or diagonal of output dimension {output_dim}"
-            )
-        if varies:
-            at = _indices(m.offset, m.stride, source, transform, domain, output_dim)
-            _check_indices(at, array.shape[output_dim], value, transform)
-            array = np.take(array, at, axis=output_dim)
-        if varies and source is not None:
-            order.append(source)
-        else:
-            order.append(-1)
-    # Dimensions that nothing varies along have size 1 by now and can go anywhere.
-    array = array.reshape([n for n, source in zip(array.shape, order, strict=True) if source >= 0])
-    sources = [source for source in order if source >= 0]
-    array = array.transpose(np.argsort(sources, kind="stable"))
-    shape = [1] * rank
-    for source, size in zip(sorted(sources), array.shape, strict=True):
-        shape[source] = size
+        size = 1 if output_dim < missing else value.shape[output_dim - missing]
+        if size == 1:
+            indices.append(0)
+            continue
+        origin = None if domain is None else domain.inclusive_min[output_dim]
+        indices.append(_indices(m, size, origin, transform, value))
+    array = value.array.reshape((1,) * missing + value.shape)[tuple(indices)]
+    if not array.size:
+        # Nothing is left to fill.
+        return None
+    shape = (1,) * (transform.input_rank - array.ndim) + array.shape
     return FillValue.from_array(array.reshape(shape), value.dtype)
 
 
 def _indices(
-    offset: int,
-    stride: int | None,
-    source: int | None,
-    transform: IndexTransform,
-    domain: IndexDomain | None,
-    output_dim: int,
+    m: OutputIndexMap, size: int, origin: int | None, transform: IndexTransform, value: FillValue
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    origin = 0 if domain is None else domain.inclusive_min[output_dim]
-    if source is None or not stride:
-        return np.array([offset - origin], np.int64)
-    first, size = transform.input_inclusive_min[source], transform.input_shape[source]
-    if size > np.iinfo(np.int32).max:
-        raise UnsupportedError(
-            "Error transforming fill_value: a fill_value that is not a scalar needs a bounded "
-            f"domain, but dimension {source} has {size} elements"
+    """Positions in the fill value, one per index of the input; size 1 where they do not vary."""
+    rank = transform.input_rank
+    source = m.input_dimension
+    if origin is None:
+        # Only a dimension that is passed on whole needs no origin.
+        is_whole = source is not None and m.stride == 1 and not _is_bounded(transform, source)
+        if not is_whole:
+            raise MetadataError(
+                f"Error transforming fill_value: cannot place a fill_value of shape "
+                f"{shape_text(value.shape)} in an unknown domain; give the schema a domain"
+            )
+        assert source is not None
+        return _along(source, rank, np.arange(size, dtype=np.int64))
+    stride = m.stride or 0
+    first, last = m.offset - origin, m.offset - origin
+    if m.index_array is not None:
+        at = first + stride * m.index_array
+        first, last = (int(at.min()), int(at.max())) if at.size else (0, 0)
+    elif source is None:
+        at = np.full((1,) * rank, first, np.int64)
+    else:
+        lower, count = transform.input_inclusive_min[source], transform.input_shape[source]
+        first, last = sorted((first + stride * lower, first + stride * (lower + count - 1)))
+        last = first if not count else last
+        # Checked below; not computed for a domain far larger than the fill value.
+        count = min(count, size)
+        at = _along(source, rank, first + abs(stride) * np.arange(count, dtype=np.int64))
+        at = at if stride > 0 else np.flip(at, source)
+    if not 0 <= first <= last < size and at.size:
+        raise MetadataError(
+            f"Error transforming fill_value: Cannot broadcast array of shape "
+            f"{shape_text(value.shape)} to indices {first} to {last} of a dimension"
         )
-    return offset - origin + stride * np.arange(first, first + size, dtype=np.int64)
+    return at
 
 
-def _check_indices(
-    at: np.ndarray[Any, np.dtype[np.int64]],
-    size: int,
-    value: FillValue,
-    transform: IndexTransform,
-) -> None:
-    if at.size and (at.min() < 0 or at.max() >= size):
-        # The domain is not known, or implicit: TensorStore, too, cannot align the two.
-        try:
-            check_broadcast(value.shape, [0] * transform.output_rank)
-        except MetadataError as error:
-            raise error.prefixed("Error transforming fill_value") from None
+def _is_bounded(transform: IndexTransform, dim: int) -> bool:
+    return transform.input_inclusive_min[dim] > -_INF or transform.input_inclusive_max[dim] < _INF
+
+
+def _along(
+    dim: int, rank: int, values: np.ndarray[Any, np.dtype[np.int64]]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return values.reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
 def _fill_to_output(value: FillValue | None, transform: IndexTransform) -> FillValue | None:

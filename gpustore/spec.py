@@ -7,7 +7,7 @@ is made from JSON or from a URL, prints as TensorStore's, and pickles.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
 from gpustore.dtype import dtype as dtype_
+from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.keyword_argument import set_keywords
@@ -143,7 +144,7 @@ class Spec:
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
         if schema:
-            driver = driver.updated(schema=_schema_of(schema))
+            driver = driver.updated(schema=Schema(**schema))
         if "kvstore" in given:
             kvstore = given.pop("kvstore")
             if isinstance(kvstore, KvStore):
@@ -186,7 +187,7 @@ class Spec:
         if self._transform is not None:
             return self._transform
         domain = self._driver.schema.domain
-        return None if domain is None else IndexTransform(domain=domain)
+        return None if domain is None else IndexTransform(domain)
 
     @property
     def schema(self) -> Schema:
@@ -295,11 +296,6 @@ class Spec:
         return (Spec._make, (self._driver, self._transform, self._mode, self._context))
 
 
-def _schema_of(keywords: Mapping[str, Any]) -> Schema:
-    """A schema from keywords; a wrong type is a TypeError that names the keyword."""
-    return Schema(**keywords)
-
-
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Keywords that are options of the driver, in its words."""
     options: dict[str, Any] = {}
@@ -308,11 +304,12 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         options.update(recheck_cached_data=both, recheck_cached_metadata=both)
     if given.pop("minimal_spec", False):
         options["minimal"] = True
-    setters = {
-        name: (lambda value, name=name: options.update({name: from_python(value)}))
-        for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
-    }
-    set_keywords(setters, given)
+
+    def setter(name: str) -> Callable[[Any], None]:
+        return lambda value: options.update({name: from_python(value)})
+
+    names = ("recheck_cached_metadata", "recheck_cached_data", "device")
+    set_keywords({name: setter(name) for name in names}, given)
     return options
 
 
@@ -333,11 +330,12 @@ def _from_json(
             )
         return _detecting(KvStore.Spec(json)), None, OpenMode(), None
     schema = Schema()
-    for member in ("schema", "dtype"):
-        if member in members:
-            value = members.take(member)
-            with in_member(member):
-                schema.update(**{member: Schema(value) if member == "schema" else _dtype(value)})
+    if "schema" in members:
+        schema = members.take_with("schema", Schema)
+    if "dtype" in members:
+        dtype = members.take("dtype")
+        with in_member("dtype"):
+            schema.update(dtype=dtype_from_json(dtype))
     rank = members.take_int("rank", 0, 32, None)
     transform = members.take_with("transform", _transform, None)
     if rank is not None and transform is not None and transform.input_rank != rank:
@@ -352,12 +350,6 @@ def _from_json(
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context
-
-
-def _dtype(value: JsonValue) -> dtype_:
-    if not isinstance(value, str):
-        raise MetadataError(f"Expected string, but received: {value!r}")
-    return dtype_(value)
 
 
 def _transform(value: JsonValue) -> IndexTransform:

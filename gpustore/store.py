@@ -315,7 +315,7 @@ class TensorStore:
 
         def run() -> TensorStore:
             driver = self._driver.resolve()
-            transform = IndexTransform(domain=driver.domain)[self._transform]
+            transform = IndexTransform(driver.domain)[self._transform]
             if fix_resizable_bounds:
                 transform = transform.mark_bounds_implicit[False]
             return TensorStore._of(driver, transform)
@@ -360,7 +360,7 @@ class TensorStore:
                 expand_only=expand_only,
                 shrink_only=shrink_only,
             )
-            transform = IndexTransform(domain=driver.domain)[self._transform]
+            transform = IndexTransform(driver.domain)[self._transform]
             return TensorStore._of(driver, transform)
 
         return self._driver.executor.submit(run, drain=True)
@@ -391,7 +391,7 @@ class TensorStore:
                     f"{where}: Expected at least {domain.inclusive_min[d]}, but received: {high}"
                 )
             for o, map_ in enumerate(transform.output):
-                if map_.method != OutputIndexMethod.constant and map_.input_dimension == d:
+                if map_.input_dimension == d:
                     if map_.stride != 1:
                         raise MetadataError(f"{where}: it has a stride of {map_.stride}")
                     bounds[o] = map_.offset + high

@@ -62,7 +62,7 @@ class Format:
 
 FORMATS = (
     Format(
-        "Zarr v2, Blosc (LZ4, bit shuffle)",
+        "Zarr v2, Blosc LZ4",
         "gpustore-demo-blosc.zarr",
         "zarr",
         {
@@ -158,10 +158,8 @@ def _measure(
         chunk_layout=gpustore.ChunkLayout(chunk_shape=CHUNK),
         codec=gpustore.CodecSpec(format_.codec),
     ).result()
-    short = format_.title.partition(" (")[0]
-
     begin = time.perf_counter()
-    with screen.step(f"write {short}", volume.nbytes) as advance:
+    with screen.step(f"write {format_.title}", volume.nbytes) as advance:
         for z in range(0, len(volume), CHUNK[0]):
             slab = volume[z : z + CHUNK[0]]
             store[z : z + len(slab)].write(slab).result()
@@ -237,7 +235,7 @@ def _report(
         for format_, m in zip(FORMATS, measured, strict=True)
     ]
     screen.line()
-    screen.table(("format", "stored", "ratio", "write GB/s", "read GB/s", "crops GB/s"), rows)
+    screen.table(("format", "stored", "ratio", "write\nGB/s", "read\nGB/s", "crops\nGB/s"), rows)
     screen.line(
         f"GB/s of decoded data on {os.cpu_count()} CPU cores, files in the page cache; "
         f"crops of up to {' x '.join(map(str, CROP))}."

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, expect_list, in_member
-from gpustore.backends.base import Backend
+from gpustore.backends.host import HostBackend
 from gpustore.chunk_layout import ChunkLayout
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest
@@ -29,7 +29,7 @@ from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
-from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
+from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.metadata.fill_value import parse_v3_fill_value, v3_fill_value_to_json
 from gpustore.schema import Schema
@@ -44,7 +44,7 @@ class ArrayDriver:
     array: NDArray[Any]
     dtype: dtype_
     executor: Executor
-    backend: Backend
+    backend: HostBackend
     resources: Mapping[str, Context.Resource]
     readable: bool
     writable: bool
@@ -80,18 +80,18 @@ class ArrayDriver:
         domain = transform.domain
         low = domain.inclusive_min
         offset, strides = 0, [0] * len(low)
-        for o, stride in enumerate(self.array.strides):
+        for o, byte_stride in enumerate(self.array.strides):
             map_ = transform.output[o]
-            if map_.method == OutputIndexMethod.array:
+            if map_.index_array is not None:
                 raise UnsupportedError(
                     f"Reading or writing through an index array (output dimension {o}) is not "
                     f"supported"
                 )
-            offset += map_.offset * stride
-            if map_.method == OutputIndexMethod.single_input_dimension:
-                d = map_.input_dimension
-                strides[d] += map_.stride * stride
-                offset += map_.stride * low[d] * stride
+            offset += map_.offset * byte_stride
+            d, stride = map_.input_dimension, map_.stride
+            if d is not None and stride is not None:
+                strides[d] += stride * byte_stride
+                offset += stride * low[d] * byte_stride
         if 0 in domain.shape:
             return np.empty(domain.shape, self.array.dtype)
         memory = self.backend.destination(self.array, self.array.shape, self.array.dtype)
@@ -100,7 +100,7 @@ class ArrayDriver:
             self.array.dtype,
             memory.flat,
             memory.offset + offset,
-            strides,  # type: ignore[attr-defined]
+            strides,
         )
         return view
 
@@ -187,7 +187,7 @@ class ArraySpec:
             readable=request.read is not False,
             writable=request.write is not False,
         )
-        transform = request.transform or IndexTransform(domain=driver.domain)
+        transform = request.transform or IndexTransform(driver.domain)
         return Opening(driver.executor, lambda: (driver, transform), may_defer=True)
 
 

@@ -18,7 +18,14 @@ from typing import Any
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, open_kvstore, schema_members
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenRequest,
+    open_kvstore,
+    schema_members,
+)
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform

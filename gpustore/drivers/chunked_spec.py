@@ -20,7 +20,15 @@ import numpy as np
 from gpustore._json import JsonValue, Members, expect_bool, in_member
 from gpustore.backends.selection import select_backend
 from gpustore.context import resource_json
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, open_kvstore, schema_members
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    open_kvstore,
+    schema_members,
+)
 from gpustore.drivers.chunked import ChunkedDriver, MetadataFile
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import (
@@ -163,7 +171,7 @@ class _Steps:
         with prefixing(self.name):
             metadata = self._metadata()
             driver = self._driver(metadata)
-            transform = IndexTransform(domain=driver.domain)
+            transform = IndexTransform(driver.domain)
             wanted = self.request.transform
             if wanted is not None:
                 transform = transform[wanted]

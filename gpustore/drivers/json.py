@@ -21,9 +21,16 @@ import numpy as np
 from gpustore._json import JsonValue, Members, dump, from_python, parse
 from gpustore.chunk_layout import ChunkLayout
 from gpustore.context import Context
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, open_kvstore, schema_members
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenRequest,
+    open_kvstore,
+    schema_members,
+)
 from gpustore.dtype import dtype
-from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -84,17 +91,17 @@ class JsonDriver:
                 f"out must be an ndarray of objects of shape {tuple(transform.domain.shape)}"
             )
         # Of the result, so that a list becomes one element and not an axis.
-        array = out if out is not None else np.empty(transform.domain.shape, object, order=order)  # type: ignore[call-overload]
+        array = out
+        if array is None:
+            array = np.empty(transform.domain.shape, object, order="F" if order == "F" else "C")
 
         def run() -> Any:
             document, _ = self._load()
             if document is _MISSING:
                 raise NotFoundError(f"Error reading {self._name}", key=self._key)
             tokens = parse_pointer(self.pointer)
-            try:
+            with prefixing(f"Error reading {self._name}"):
                 value = dereference(document, tokens)
-            except (NotFoundError, ValueError) as error:
-                raise error.prefixed(f"Error reading {self._name}") from error  # type: ignore[union-attr]
             for index in np.ndindex(array.shape):
                 array[index] = value
             return array
@@ -152,10 +159,8 @@ class JsonDriver:
         tokens = parse_pointer(self.pointer)
         for _ in range(_ATTEMPTS):
             document, generation = (None, b"") if not tokens else self._load()
-            try:
+            with prefixing(f"Error writing {self._name}"):
                 document = replaced(None if document is _MISSING else document, tokens, value)
-            except ValueError as error:
-                raise error.prefixed(f"Error writing {self._name}") from error  # type: ignore[attr-defined]
             columns = self.kvstore.driver.write_many(
                 WriteRequest([self._key], [dump(document, sort_keys=True)], [generation])
             )
@@ -241,7 +246,7 @@ class JsonSpec:
             readable=request.read is not False,
             writable=request.write is not False,
         )
-        transform = request.transform or IndexTransform(domain=driver.domain)
+        transform = request.transform or IndexTransform(driver.domain)
         return Opening(executor, lambda: (driver, transform), may_defer=True)
 
 

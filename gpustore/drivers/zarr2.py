@@ -76,9 +76,7 @@ class Zarr2Format:
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
         """Compare stored metadata with the caller's constraints."""
-        validate(
-            constraints, metadata, complete_compressor=lambda value: complete_v2(value) or {}
-        )
+        validate(constraints, metadata, complete_compressor=lambda value: complete_v2(value) or {})
 
     def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:
         """`schema` with what `constraints` say merged in."""

@@ -30,7 +30,7 @@ class Arena:
     def __init__(self, block_nbytes: int = 1 << 20, *, retain_nbytes: int = 256 << 20) -> None:
         self._block_nbytes = block_nbytes
         self._retain_nbytes = retain_nbytes
-        self._block = memoryview(b"")
+        self._block = memoryview(bytearray())
         self._position = 0
         self._full = 0
 
@@ -62,11 +62,11 @@ class Arena:
         needed = self._full + self._position
         if self._full:
             # The next round of the same size fits into one block.
-            self._block = memoryview(b"")
+            self._block = memoryview(bytearray())
             if needed <= self._retain_nbytes:
                 self._block = _aligned(needed)
         elif len(self._block) > self._retain_nbytes:
-            self._block = memoryview(b"")
+            self._block = memoryview(bytearray())
         self._position = 0
         self._full = 0
 

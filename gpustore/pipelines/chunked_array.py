@@ -13,7 +13,7 @@ from gpustore.chunk_plan import ChunkPlan, plan_chunks
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import OutOfBoundsError
 from gpustore.executor import Executor
-from gpustore.index_space import IndexTransform, OutputIndexMethod
+from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.limits import Limits
 from gpustore.refiner import Refiner
@@ -93,20 +93,18 @@ class ChunkedArray:
             return
         for o, size in enumerate(self.shape):
             map_ = transform.output[o]
-            if map_.method == OutputIndexMethod.constant:
-                first = last = map_.offset
-            elif map_.method == OutputIndexMethod.single_input_dimension:
-                d = map_.input_dimension
-                first = map_.offset + map_.stride * low[d]
-                last = first + map_.stride * (shape[d] - 1)
-            else:
+            d, stride = map_.input_dimension, map_.stride
+            if map_.index_array is not None:
                 continue
+            first = last = map_.offset
+            if d is not None and stride is not None:
+                first += stride * low[d]
+                last = first + stride * (shape[d] - 1)
             for index in (first, last):
                 if not 0 <= index < size:
-                    kind = map_.method.name
                     raise OutOfBoundsError(
-                        f"Checking bounds of {kind} output index map for dimension {o}: "
-                        f"Index {index} is outside valid range [0, {size})"
+                        f"Checking bounds of {map_.method.name} output index map for dimension "
+                        f"{o}: Index {index} is outside valid range [0, {size})"
                     )
 
     def tasks(self, rows: int) -> list[tuple[int, int]]:

@@ -17,13 +17,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan, PlanWindow
 from gpustore.errors import ConflictError
-from gpustore.future import Promise, WriteFutures
+from gpustore.future import Future, Promise, WriteFutures
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import Buffer, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -64,6 +64,7 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
     plan = array.plan(transform, memory.strides)
     tasks = array.tasks(len(plan))
     STATISTICS.add(writes=1, chunks_planned=len(plan))
+    copied: Promise[None]
     copied, copy = Promise.new()
     left = _Countdown(len(tasks), copied)
 
@@ -73,8 +74,8 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
         finally:
             left.step()
 
-    work: list[Callable[[], None]] = [(lambda lo=lo, hi=hi: run(lo, hi)) for lo, hi in tasks]
-    commit = array.executor.run_all(work, lambda: None, drain=True)
+    work = [partial(run, lo, hi) for lo, hi in tasks]
+    commit: Future[None] = array.executor.run_all(work, lambda: None, drain=True)
     # Tasks that are never begun must not leave `copy` waiting.
     commit.add_done_callback(lambda _: left.finish())
     return WriteFutures(copy, commit)

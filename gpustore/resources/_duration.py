@@ -27,7 +27,7 @@ _UNITS = {
     "m": _PER_NS * 60 * 10**9,
     "h": _PER_NS * 3600 * 10**9,
 }
-_PART = re.compile(r"(?=\.?\d)(\d*)(?:\.(\d*))?(ns|us|ms|s|m|h)")
+_PART = re.compile(r"(?=\.?\d)(\d*)(?:\.(\d*))?(ns|us|ms|s|m|h)", re.ASCII)
 # Abseil counts seconds in 64 bits.
 _MAX_SECONDS = 2**63 - 1
 

@@ -42,7 +42,9 @@ def test_demo_says_what_it_did_and_what_to_type_next(finished):
     folder, done = finished
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
-    rows = re.findall(r"^ ?(Zarr v\d.*?)  +([\d.]+ MB)((?: +[\d.]+){4})", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ ?(Zarr v\d.*?)  +([\d.]+ [kM]B)((?: +[\d.]+){4})", done.stdout, re.MULTILINE
+    )
     assert [row[0] for row in rows] == [f.title for f in demo.FORMATS]
     assert all(float(number) > 0 for row in rows for number in row[2].split())
     assert "100 crops came back equal" in done.stdout

@@ -61,7 +61,7 @@ def check_sizes(codec, payload):
         with pytest.raises(CorruptChunkError, match="End of data expected") as caught:
             codec.decode(encoded, nbytes - 1, exact=exact)
         assert caught.value.codec == codec.name
-    with pytest.raises(CorruptChunkError, match="at least .* or 3 more") as caught:
+    with pytest.raises(CorruptChunkError, match=r"at least .* or 3 more") as caught:
         codec.decode(encoded, nbytes + 3, exact=True)
     assert caught.value.codec == codec.name
 

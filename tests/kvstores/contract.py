@@ -1,11 +1,12 @@
 """What every kvstore must do. A test module of a kvstore takes it over with two lines::
 
-    from tests.kvstores.contract import *
+from tests.kvstores.contract import *
 
-    @pytest.fixture
-    def make_store(): return lambda: <a new, empty KvStore>
+@pytest.fixture
+def make_store(): return lambda: <a new, empty KvStore>
 """
 
+import re
 import threading
 
 import pytest
@@ -166,10 +167,8 @@ def test_byte_range_outside_value_is_an_error_that_names_the_key(store, start, s
     put(store, "a", b"0123456789")
     columns = store.read_many(ReadRequest(["a"], start=[start], stop=[stop]))
     end = "?" if stop is None else stop
-    text = (
-        rf"^OUT_OF_RANGE: Requested byte range \[{start}, {end}\) is not valid for value of size 10"
-    )
-    with pytest.raises(MismatchError, match=text) as caught:
+    text = f"Requested byte range [{start}, {end}) is not valid for value of size 10"
+    with pytest.raises(MismatchError, match=f"^OUT_OF_RANGE: {re.escape(text)}") as caught:
         columns.raise_first()
     assert caught.value.key.endswith("a")
     assert columns.state == [ReadState.UNSPECIFIED]
@@ -232,10 +231,10 @@ def test_list_is_sorted_and_respects_the_range(store):
         for high in ("", "a/", "a/b.", "a0", "b/a/c0", "b0", "é"):
             wanted = [k for k in encoded if k >= low.encode() and (not high or k < high.encode())]
             assert listed(low, high) == wanted
-    assert (store / "b").list().result() == [b"/a/c", b"/b"]
-    assert (store / "b/").list(strip_prefix_length=2).result() == [b"c", b""]
+    assert (store + "b").list().result() == [b"/a/c", b"/b"]
+    assert (store + "b/").list(strip_prefix_length=2).result() == [b"c", b""]
     assert (store + "a.").list().result() == [b"b"]
-    assert (store / "none/").list().result() == []
+    assert (store + "none/").list().result() == []
 
 
 def test_delete_range_deletes_only_the_range(store):
@@ -247,7 +246,7 @@ def test_delete_range_deletes_only_the_range(store):
     store.delete_range(KvStore.KeyRange("x", "a")).result()
     store.delete_range(KvStore.KeyRange("c")).result()
     assert len(store.list().result()) == 4
-    (store / "b/").delete_range(KvStore.KeyRange()).result()
+    (store + "b/").delete_range(KvStore.KeyRange()).result()
     assert store.list().result() == [b"a/b", b"ab"]
     put(store, "b/b/c", b"again")
     store.delete_range(KvStore.KeyRange()).result()

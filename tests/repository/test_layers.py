@@ -51,6 +51,7 @@ LAYERS = {
     "gpustore.spec": 7,
     "gpustore.store": 7,
     "gpustore.open": 7,
+    "gpustore.array": 7,
     "gpustore": 7,
     "gpustore.cli": 8,
 }

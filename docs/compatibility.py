@@ -1,0 +1,120 @@
+"""Writes docs/compatibility.md: what TensorStore and Zarr have and gpustore has not.
+
+    python docs/compatibility.py
+
+compares with the installed ``tensorstore``. A test fails while the page is out of date.
+"""
+
+import inspect
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tensorstore
+
+import gpustore
+from gpustore import registry
+
+PAGE = Path(__file__).with_suffix(".md")
+
+HEAD = """\
+# What is not there
+
+Written by `python docs/compatibility.py`, which compares gpustore with TensorStore {version} and
+with the Zarr specifications. What is listed here and named in a spec or in metadata raises a typed
+error that names it; an absent Python name is not there at all. What is not listed is meant to
+behave as TensorStore does.
+"""
+
+# Name as users know it -> file name in the folder of the package.
+DRIVERS = {
+    "array": "array",
+    "auto": "auto",
+    "cast": "cast",
+    "downsample": "downsample",
+    "image drivers: avif, bmp, jpeg, png, tiff, webp": "image",
+    "json": "json",
+    "n5": "n5",
+    "neuroglancer_precomputed": "neuroglancer_precomputed",
+    "stack": "stack",
+    "virtual_chunked": "virtual_chunked",
+    "zarr (Zarr v2)": "zarr2",
+    "zarr3 (Zarr v3)": "zarr3",
+}
+KVSTORES = {
+    "file": "file",
+    "gcs": "gcs",
+    "http and https": "http",
+    "kvstack": "kvstack",
+    "memory": "memory",
+    "neuroglancer_uint64_sharded": "neuroglancer_uint64_sharded",
+    "ocdbt": "ocdbt",
+    "s3": "s3",
+    "tsgrpc_kvstore": "tsgrpc_kvstore",
+    "zarr3_sharding_indexed": "zarr3_sharding_indexed",
+    "zip": "zip",
+}
+CODECS = {
+    "blosc (v2, v3)": "blosc",
+    "bytes (v3)": "bytes",
+    "bz2 (v2)": "bz2",
+    "crc32c (v3)": "crc32c",
+    "gzip (v2, v3)": "gzip",
+    "lz4 (v2)": "lz4",
+    "lzma (v2)": "lzma",
+    "numcodecs filters: delta, fixedscaleoffset, quantize, packbits, astype": "delta",
+    "sharding_indexed (v3)": "sharding_indexed",
+    "transpose (v3)": "transpose",
+    "vlen-utf8 and vlen-bytes (v2, v3)": "vlen_utf8",
+    "zlib (v2)": "zlib",
+    "zstd (v2, v3)": "zstd",
+}
+DEVICES = {"cpu": "host", "cuda": "cuda"}
+
+TABLES = (
+    ("Drivers", "drivers", DRIVERS),
+    ("Kvstores", "kvstores", KVSTORES),
+    ("Codecs", "codecs", CODECS),
+    ("Devices", "backends", DEVICES),
+)
+
+
+def public(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def absent_members() -> dict[str, list[str]]:
+    """Class -> names of TensorStore's class that gpustore's lacks."""
+    found = {}
+    for name in sorted(public(tensorstore) & public(gpustore)):
+        theirs, ours = getattr(tensorstore, name), getattr(gpustore, name)
+        classes = inspect.isclass(theirs) and inspect.isclass(ours)
+        if classes and not issubclass(ours, Enum):
+            missing = sorted(public(theirs) - public(ours))
+            if missing:
+                found[name] = missing
+    return found
+
+
+def quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def page() -> str:
+    """The text of docs/compatibility.md."""
+    parts = [HEAD.format(version=version("tensorstore"))]
+    for title, folder, names in TABLES:
+        there = [name for name, file in names.items() if file in registry.ids(folder)]
+        absent = [name for name in names if name not in there]
+        parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
+        parts.append(f"There: {'; '.join(there)}.\n")
+    functions = sorted(public(tensorstore) - public(gpustore))
+    parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
+    lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]
+    parts.append("\n".join(["| class | absent members |", "| --- | --- |", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

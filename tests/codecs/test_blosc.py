@@ -1,0 +1,161 @@
+"""Blosc against numcodecs and TensorStore, frames made by hand, and every kind of damage."""
+
+import struct
+
+import numcodecs.blosc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpustore.codecs.blosc import read_header
+from gpustore.errors import CorruptChunkError, LimitError, UnsupportedError
+from tests.codecs.contract import (
+    check_damage,
+    check_round_trip,
+    check_sizes,
+    make_payload,
+    payloads,
+    stage,
+)
+
+CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
+SHUFFLES = ["noshuffle", "shuffle", "bitshuffle"]
+
+
+def header(version=2, flags=0x21, typesize=2, nbytes=256, blocksize=256, cbytes=100):
+    return struct.pack("<BBBBiii", version, 1, flags, typesize, nbytes, blocksize, cbytes)
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(
+    payload=payloads(),
+    shuffle=st.sampled_from(SHUFFLES),
+    typesize=st.sampled_from([1, 2, 3, 4, 8, 16, 17, 255]),
+    clevel=st.sampled_from([0, 1, 5]),
+    blocksize=st.sampled_from([0, 0, 256, 1000]),
+)
+def test_round_trip(cname, payload, shuffle, typesize, clevel, blocksize):
+    codec = stage(
+        "blosc",
+        cname=cname,
+        shuffle=shuffle,
+        typesize=typesize,
+        clevel=clevel,
+        blocksize=blocksize,
+    )
+    check_round_trip(codec, payload)
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+@pytest.mark.parametrize("shuffle", [0, 1, 2])
+@pytest.mark.parametrize("nbytes", [8, 4096, 100_000])
+def test_decodes_what_numcodecs_encodes_and_the_reverse(cname, shuffle, nbytes):
+    array = np.frombuffer(make_payload(nbytes, "steps"), "<u2")
+    theirs = numcodecs.Blosc(cname, 5, shuffle)
+    codec = stage("blosc", "v2", cname=cname, shuffle=shuffle)
+    encoded = theirs.encode(array)
+    assert codec.decode(encoded, nbytes, exact=True) == array.tobytes()
+    assert theirs.decode(codec.encode(array.tobytes())) == array.tobytes()
+    assert bytes(codec.encode(array.tobytes()))[:12] == encoded[:12]
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "options", "typesize", "flag"),
+    [
+        (1, {}, 1, 4),
+        (4, {}, 4, 1),
+        (4, {"shuffle": 2}, 4, 4),
+        (300, {}, 1, 4),
+        (4, {"typesize": None}, 4, 1),
+        (4, {"typesize": 8}, 8, 1),
+        (4, {"typesize": 1000}, 1, 4),
+        (4, {"shuffle": 0}, 4, 0),
+        (4, {"blocksize": 2**63}, 4, 1),
+    ],
+    ids=str,
+)
+def test_v2_shuffles_by_the_element_size(itemsize, options, typesize, flag):
+    codec = stage("blosc", "v2", itemsize, **options)
+    found = read_header(codec.encode(bytes(12_000)))
+    assert (found.typesize, found.flags & 5) == (typesize, flag)
+
+
+def test_threads_of_the_library_are_off():
+    assert numcodecs.blosc.use_threads is False
+
+
+def test_reads_the_frame_of_an_empty_chunk():
+    codec = stage("blosc")
+    empty = header(flags=0x33, nbytes=0, blocksize=1, cbytes=16)
+    assert codec.decode(empty, 0, exact=True) == b""
+    assert codec.decode(codec.encode(b""), 0, exact=True) == b""
+
+
+def test_stored_frames_are_not_copied():
+    codec = stage("blosc", clevel=0)
+    encoded = codec.encode(b"abcdefgh" * 4)
+    assert read_header(encoded).is_stored
+    assert codec.decode(encoded, 32, exact=True).obj is encoded
+
+
+def test_refuses_wrong_sizes():
+    check_sizes(stage("blosc"), make_payload(5000, "steps"))
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+@pytest.mark.parametrize("nbytes", [50, 3000, 40_000])
+def test_refuses_damage(cname, nbytes):
+    payload = make_payload(nbytes, "steps")
+    check_damage(stage("blosc", cname=cname), payload, checksummed=False)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", "0 bytes, expected a header of 16"),
+        (header()[:15], "15 bytes, expected a header of 16"),
+        (header(version=1), "format version 1, expected 2"),
+        (header(version=5), "format version 5, expected 2"),
+        (header(flags=0x25), "flags 0x25"),
+        (header(flags=0x28), "flags 0x28"),
+        (header(flags=0xA1), "flags 0xa1"),
+        (header(cbytes=17), "16 bytes, but the header says 17"),
+        (header(cbytes=-16), "16 bytes, but the header says -16"),
+        (header(cbytes=16, typesize=0), "typesize 0, nbytes 256"),
+        (header(cbytes=16, nbytes=-1), "typesize 2, nbytes -1"),
+        (header(cbytes=16, blocksize=0), "blocksize 0 of 256 bytes"),
+        (header(cbytes=16, blocksize=257), "blocksize 257 of 256 bytes"),
+        (header(cbytes=16, flags=2), "16 bytes hold 256 uncompressed ones"),
+        (header(cbytes=16, blocksize=1), "blocks of 1 bytes leave no room for 256 bytes"),
+        (header(cbytes=20) + b"\x10\0\0\0", "error during blosc decompression"),
+        (header(cbytes=24) + b"\x14\0\0\0\0\0\0\0", "error during blosc decompression"),
+        (header(cbytes=24) + b"\xff\xff\xff\x7f\0\0\0\0", "error during blosc decompression"),
+        (header(cbytes=24) + b"\x14\0\0\0\xff\xff\xff\x7f", "error during blosc decompression"),
+    ],
+    ids=repr,
+)
+def test_refuses_headers_that_lie(frame, reason):
+    for out in (None, memoryview(bytearray(256))):
+        with pytest.raises(CorruptChunkError) as caught:
+            stage("blosc").decode(frame, 256, exact=True, out=out)
+        assert caught.value.reason.startswith(f"Invalid blosc-compressed data: {reason}")
+
+
+def test_snappy_is_said_to_be_unsupported():
+    codec = stage("blosc", cname="snappy")
+    with pytest.raises(UnsupportedError, match='cname "snappy"'):
+        codec.encode(b"abc")
+    frame = header(flags=0x41, cbytes=24) + bytes(8)
+    with pytest.raises(UnsupportedError, match='cname "snappy"'):
+        codec.decode(frame, 256, exact=True)
+    # What does not compress is stored, whatever the compressor.
+    stored = header(flags=0x43, nbytes=4, blocksize=4, cbytes=20) + b"abcd"
+    assert codec.decode(stored, 4, exact=True) == b"abcd"
+
+
+def test_refuses_to_encode_more_than_a_frame_can_hold():
+    chunk = memoryview(np.broadcast_to(np.zeros((), np.uint8), 2**31))
+    with pytest.raises(LimitError, match="2147483648 bytes exceeds the format's limit"):
+        stage("blosc").encode(chunk)

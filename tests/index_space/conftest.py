@@ -1,0 +1,26 @@
+"""The oracle process, shared by the tests of this folder."""
+
+import pytest
+
+import gpustore.index_space as gs
+from tests.index_space.parity import Oracle, outcome
+
+
+@pytest.fixture(scope="session")
+def oracle():
+    oracle = Oracle()
+    yield oracle
+    oracle.close()
+
+
+@pytest.fixture(scope="session")
+def same(oracle):
+    """Assert that a program has the same outcome in both libraries; return it."""
+
+    def check(program):
+        expected = oracle.ask(program)
+        if expected is not None:
+            assert outcome(gs, program) == expected
+        return expected
+
+    return check

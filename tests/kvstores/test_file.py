@@ -1,0 +1,394 @@
+"""The file kvstore."""
+
+import itertools
+import os
+import pickle
+import resource
+import socket
+
+import pytest
+
+from gpustore.errors import (
+    InvalidKeyError,
+    MetadataError,
+    StoreIOError,
+    UnsupportedError,
+)
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ABSENT, ReadRequest, WriteRequest
+from tests.kvstores.contract import *
+
+
+def open_file(path, **options):
+    return KvStore.open({"driver": "file", "path": f"{path}", **options}).result()
+
+
+@pytest.fixture(params=["slash", "prefix"])
+def make_store(request, tmp_path):
+    numbers = itertools.count()
+    ending = "/" if request.param == "slash" else "/name-"
+
+    return lambda: open_file(f"{tmp_path}/{next(numbers)}{ending}", file_io_sync=False)
+
+
+def files_below(path):
+    return sorted(
+        os.path.relpath(os.path.join(directory, name), path)
+        for directory, _, names in os.walk(path)
+        for name in names
+    )
+
+
+BAD_KEYS = [
+    "", ".", "..", "../x", "a/../b", "./a", "a/.", "a//b", "/a", "a/", "a\0b", "a\\b", "x.__lock",
+    "c/x.__lock",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_illegal_key_is_refused_before_any_io(tmp_path, key):
+    store = open_file(f"{tmp_path}/store/")
+    for columns in (
+        store.read_many(ReadRequest([key])),
+        store.write_many(WriteRequest([key], [b"1"])),
+        store.write_many(WriteRequest([key], [None])),
+        store.locate_many([key]),
+    ):
+        with pytest.raises(InvalidKeyError, match="^Invalid key: ") as caught:
+            columns.raise_first()
+        assert caught.value.key == store.path + key
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "key", [".zarray", "a/.zgroup", "..a", "a..", "a.b/c...d", "é", "a b", "~"]
+)
+def test_unusual_key_is_legal(tmp_path, key):
+    store = open_file(f"{tmp_path}/")
+    store[key] = b"1"
+    assert store[key] == b"1"
+    assert files_below(tmp_path) == [key]
+
+
+@pytest.mark.parametrize("path", ["", "/a/../b", "/a//b", "a\0b", ".."])
+def test_illegal_path_is_refused(path):
+    with pytest.raises(InvalidKeyError, match="^Invalid file path: "):
+        KvStore.Spec({"driver": "file", "path": path})
+
+
+def test_path_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for spec in ("file://data/x/", "data/x/", {"driver": "file", "path": "./data/x/"}):
+        store = KvStore.open(spec).result()
+        store["a"] = b"1"
+        assert store["a"] == b"1"
+        assert store.list().result() == [b"a"]
+        assert files_below(tmp_path) == ["data/x/a"]
+        store.delete_range(KvStore.KeyRange()).result()
+    assert KvStore.Spec("file://data/x/").url == "file://data/x/"
+
+
+def test_store_of_one_file_is_addressed_by_the_empty_key(tmp_path):
+    store = open_file(f"{tmp_path}/x.zip")
+    store[""] = b"1"
+    assert store[""] == b"1"
+    assert (store / "a").read("").exception() is None
+    assert store.list().result() == [b""]
+
+
+# --------------------------------------------------------------------------- odd files
+
+
+def test_directory_in_place_of_a_value_is_an_error(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    store["a/b"] = b"1"
+    with pytest.raises(StoreIOError, match='a" is not a regular file but a directory'):
+        store["a"]
+    with pytest.raises(StoreIOError, match="^FAILED_PRECONDITION: Failed to write: .*directory"):
+        store["a"] = b"1"
+    with pytest.raises(StoreIOError, match="^FAILED_PRECONDITION: Failed to write: .*directory"):
+        del store["a"]
+    assert files_below(tmp_path) == ["a/b"]
+
+
+def test_fifo_and_socket_are_errors_and_never_block(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    columns = store.read_many(ReadRequest(["fifo", "socket", "none"]))
+    assert sorted(columns.error) == [0, 1]
+    assert "not a regular file but a FIFO" in str(columns.error[0])
+    assert all(isinstance(error, StoreIOError) for error in columns.error.values())
+    assert sorted(store.locate_many(["fifo", "none"]).error) == [0]
+    store["fifo"] = b"now a file"
+    assert store["fifo"] == b"now a file"
+
+
+def test_device_is_an_error():
+    with pytest.raises(StoreIOError, match="character device"):
+        open_file("/dev/")["zero"]
+
+
+def test_file_in_place_of_a_directory_means_missing_for_reads(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    store["a"] = b"1"
+    assert "a/b" not in store
+    assert put(store, "a/b", None) == ABSENT
+    with pytest.raises(StoreIOError, match="^FAILED_PRECONDITION: Failed to open directory: "):
+        store["a/b"] = b"1"
+
+
+def test_exhausted_file_descriptors_are_an_error_not_a_missing_value(tmp_path):
+    store = open_file(f"{tmp_path}/", file_io_sync=False)
+    store["a"] = b"1"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        columns = store.read_many(ReadRequest(["a"]))
+        written = store.write_many(WriteRequest(["a"], [b"2"]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert used > 3
+    for error in (columns.error[0], written.error[0]):
+        assert isinstance(error, StoreIOError)
+        assert str(error).startswith("RESOURCE_EXHAUSTED: Failed to open")
+        assert error.key == f"{tmp_path}/a" or error.key == f"{tmp_path}/"
+    assert store["a"] == b"1"
+
+
+def test_errors_survive_pickling(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    store["a/b"] = b"1"
+    error = store.read("a").exception()
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert again.key == f"{tmp_path}/a"
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def test_write_leaves_only_the_value(tmp_path):
+    store = open_file(f"{tmp_path}/x/")
+    store["a"] = b"1"
+    put(store, "a", b"2", get(store, "a")[2])
+    put(store, "a", b"3", b"wrong")
+    store["deep/er/b"] = b"1"
+    del store["deep/er/b"]
+    assert files_below(tmp_path) == ["x/a"]
+    assert os.stat(tmp_path / "x/a").st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask():
+    mask = os.umask(0o22)
+    os.umask(mask)
+    return mask
+
+
+def test_longest_file_name_can_be_written(tmp_path):
+    store = open_file(f"{tmp_path}/", file_io_sync=False)
+    for key in ("x" * 248, "é" * 124):
+        store[key] = b"1"
+        assert store[key] == b"1"
+    with pytest.raises(StoreIOError, match="^INVALID_ARGUMENT: .*File name too long"):
+        store["x" * 256] = b"1"
+
+
+def test_delete_range_removes_empty_directories_below_the_root(tmp_path):
+    store = open_file(f"{tmp_path}/x/", file_io_sync=False)
+    keys = ["a/b/c", "a/d", "e/f", "g"]
+    store.write_many(WriteRequest(keys, [b"1"] * len(keys))).raise_first()
+    (tmp_path / "x/a/b/old.__lock").write_bytes(b"left behind")
+    store.delete_range(KvStore.KeyRange("a/", "a0")).result()
+    assert sorted(os.listdir(tmp_path / "x")) == ["e", "g"]
+    store.delete_range(KvStore.KeyRange()).result()
+    assert os.listdir(tmp_path / "x") == []
+
+
+def test_batch_uses_few_file_descriptors(tmp_path):
+    store = open_file(f"{tmp_path}/", file_io_sync=False)
+    keys = [f"{i}/{j}" for i in range(150) for j in range(2)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 80, hard))
+        columns = store.write_many(WriteRequest(keys, [b"1"] * len(keys)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    columns.raise_first()
+    assert len(store.list().result()) == len(keys)
+
+
+def test_every_directory_of_a_batch_is_synced_once(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def record(fd):
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    keys = ["a/x", "b/x", "a/y", "b/y"]
+    for sync, files, directories in ((True, 4, 3), ("file", 4, 0), ("none", 0, 0)):
+        store = open_file(f"{tmp_path}/{sync}/", file_io_sync=sync)
+        store.path += "s/"
+        os.makedirs(store.path)
+        synced.clear()
+        store.write_many(WriteRequest(keys, [b"1"] * 4)).raise_first()
+        assert len([path for path in synced if path.endswith("__lock")]) == files
+        rest = [path for path in synced if not path.endswith("__lock")]
+        assert sorted(rest) == [store.path[:-1] + end for end in ("", "/a", "/b")][:directories]
+
+
+def test_failed_directory_sync_is_reported_for_its_keys(tmp_path, monkeypatch):
+    store = open_file(f"{tmp_path}/", file_io_sync=True)
+    store.write_many(WriteRequest(["a/x", "b/x"], [b"1"] * 2)).raise_first()
+    fsync = os.fsync
+
+    def fail(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/b"):
+            raise OSError(5, os.strerror(5))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    columns = store.write_many(WriteRequest(["a/x", "b/x", "a/y", "b/y"], [b"2"] * 4))
+    assert sorted(columns.error) == [1, 3]
+    assert str(columns.error[1]).startswith("UNKNOWN: Failed to sync directory: ")
+
+
+@pytest.mark.parametrize("call", ["fsync", "write", "rename", "close"])
+def test_failing_system_call_keeps_the_old_value_and_leaves_nothing(tmp_path, monkeypatch, call):
+    store = open_file(f"{tmp_path}/")
+    store["a"] = b"old"
+    original = getattr(os, call)
+
+    def fail(*args, **options):
+        if call == "close" and not os.readlink(f"/proc/self/fd/{args[0]}").endswith("__lock"):
+            return original(*args)
+        if call == "close":
+            original(*args)
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        columns = store.write_many(WriteRequest(["a"], [b"new"]))
+    assert str(columns.error[0]).startswith("RESOURCE_EXHAUSTED: Failed to write: ")
+    assert isinstance(columns.error[0].__cause__, OSError)
+    assert store["a"] == b"old"
+    assert files_below(tmp_path) == ["a"]
+
+
+def test_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    store = open_file(f"{tmp_path}/")
+    store["a"] = b"old"
+
+    def interrupt(fd):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store["a"] = b"new"
+    assert files_below(tmp_path) == ["a"]
+    assert store["a"] == b"old"
+
+
+def test_passing_error_is_retried_as_configured(tmp_path, monkeypatch):
+    retries = {"max_retries": 3, "initial_delay": "1us"}
+    store = open_file(f"{tmp_path}/", file_io_retries=retries, file_io_sync=True)
+    plain = open_file(f"{tmp_path}/", file_io_sync=True)
+    fsync = os.fsync
+    failures = []
+
+    def fail(fd):
+        if len(failures) < 3:
+            failures.append(fd)
+            raise OSError(11, os.strerror(11))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    store["a"] = b"1"
+    assert len(failures) == 3
+    failures.clear()
+    with pytest.raises(StoreIOError, match="^UNAVAILABLE: "):
+        plain["b"] = b"1"
+
+
+def test_written_directory_may_disappear_between_batches(tmp_path):
+    store = open_file(f"{tmp_path}/x/", file_io_sync=False)
+    for _ in range(3):
+        store["a/b"] = b"1"
+        os.rename(tmp_path / "x", tmp_path / "y")
+        assert "a/b" not in store
+        store["a/b"] = b"2"
+        assert store["a/b"] == b"2"
+        store.delete_range(KvStore.KeyRange()).result()
+        os.rmdir(tmp_path / "x")
+        os.unlink(tmp_path / "y/a/b")
+        os.rmdir(tmp_path / "y/a")
+        os.rmdir(tmp_path / "y")
+
+
+# --------------------------------------------------------------------------- listing, locating
+
+
+def test_list_shows_every_file_but_locks(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    (tmp_path / "dir").mkdir()
+    for name in ("a", "a.__lock", "a.12-00.__lock", "dir/b", "dir/b.__lock", "c.partial"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "link").symlink_to("a")
+    assert store.list().result() == [b"a", b"c.partial", b"dir/b", b"link"]
+
+
+def test_list_reads_only_directories_of_the_range(tmp_path, monkeypatch):
+    store = open_file(f"{tmp_path}/", file_io_sync=False)
+    keys = [f"{a}/{b}/{c}" for a in "xyz" for b in "012" for c in "01"]
+    store.write_many(WriteRequest(keys, [b""] * len(keys))).raise_first()
+    scanned = []
+    scandir = os.scandir
+
+    def record(fd):
+        scanned.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        return scandir(fd)
+
+    monkeypatch.setattr(os, "scandir", record)
+    assert (store / "y/1/").list().result() == [b"0", b"1"]
+    assert scanned == ["y/1"]
+    scanned.clear()
+    assert store.list(KvStore.KeyRange("x/2", "y/0/1")).result() == [b"x/2/0", b"x/2/1", b"y/0/0"]
+    assert sorted(scanned) == [".", "x", "x/2", "y", "y/0"]
+
+
+def test_locate_many_gives_files(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    generation = put(store, "a/b", b"0123")
+    columns = store.locate_many(["a/b", "none"])
+    columns.raise_first()
+    assert columns.path == [f"{tmp_path}/a/b", None]
+    assert columns.offset == [0, -1]
+    assert columns.nbytes == [4, -1]
+    assert columns.generation == [generation, ABSENT]
+
+
+# --------------------------------------------------------------------------- spec
+
+
+def test_unsupported_options_are_typed_errors(tmp_path):
+    for member in (
+        {"file_io_mode": {"mode": "direct"}},
+        {"file_io_locking": {"mode": "non_atomic"}},
+    ):
+        with pytest.raises(UnsupportedError, match="is not supported"):
+            open_file(f"{tmp_path}/", **member)
+    with pytest.raises(MetadataError, match='^Error parsing object member "file_io_sync"'):
+        open_file(f"{tmp_path}/", file_io_sync=3)
+
+
+def test_localhost_url_is_absolute():
+    assert KvStore.Spec("file://localhost/tmp/x").path == "/tmp/x"
+    assert KvStore.Spec("file:///tmp/a%20b").path == "/tmp/a b"
+    with pytest.raises(InvalidKeyError, match=r'"\.\." is not allowed'):
+        KvStore.Spec("file:///tmp/%2e%2e/x")

@@ -1,0 +1,112 @@
+"""Fill values: JSON to bits and back."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpustore.dtype import DTYPES
+from gpustore.errors import MetadataError
+from gpustore.metadata.data_type import V3_DATA_TYPES, parse_v2_dtype
+from gpustore.metadata.fill_value import (
+    fill_value_array,
+    parse_v2_fill_value,
+    parse_v3_fill_value,
+    v2_fill_value_to_json,
+    v3_fill_value_to_json,
+)
+
+V2_DTYPES = (
+    *("|b1", "|i1", "|u1", "<i2", ">i2", "<u2", ">u4", "<i8", ">u8", "<f2", ">f2", "<f4", ">f4"),
+    *("<f8", ">f8", "<c8", ">c8", "<c16", ">c16", "bfloat16", "int2", "int4", "float8_e3m4"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
+)
+
+# The bits that an element of these types can have, where not all bytes are elements.
+LEGAL_BYTES = {
+    "bool": [0, 1],
+    "int2": [0, 1, 2, 3],
+    "int4": list(range(16)),
+    "float4_e2m1fn": list(range(16)),
+}
+
+
+@st.composite
+def elements(draw, data_type):
+    """Read-only array of rank 0 with any legal bits."""
+    itemsize = data_type.itemsize
+    legal = LEGAL_BYTES.get(data_type.name)
+    if legal is None:
+        special = st.sampled_from([b"\xff" * itemsize, b"\0" * itemsize, b"\x7f" * itemsize])
+        bits = draw(st.one_of(st.binary(min_size=itemsize, max_size=itemsize), special))
+    else:
+        bits = bytes([draw(st.sampled_from(legal))])
+    return fill_value_array(np.frombuffer(bits, dtype=data_type.array_dtype).reshape(()), data_type)
+
+
+def through_json(value):
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+@pytest.mark.parametrize("name", V3_DATA_TYPES)
+@settings(max_examples=200)
+@given(data=st.data())
+def test_v3_fill_value_keeps_every_bit(name, data):
+    data_type = DTYPES[name]
+    value = data.draw(elements(data_type))
+    parsed = parse_v3_fill_value(through_json(v3_fill_value_to_json(value, data_type)), data_type)
+    assert parsed.dtype == data_type.array_dtype
+    assert parsed.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("typestr", V2_DTYPES)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_v2_fill_value_keeps_every_bit_but_those_of_nan(typestr, data):
+    stored = parse_v2_dtype(typestr)
+    data_type = DTYPES[stored.name]
+    value = data.draw(elements(data_type))
+    written = through_json(v2_fill_value_to_json(value, stored))
+    parsed = parse_v2_fill_value(written, stored)
+    assert parsed.dtype == data_type.array_dtype
+    if "NaN" not in (written if isinstance(written, list) else [written]):
+        assert parsed.tobytes() == value.tobytes()
+    assert through_json(v2_fill_value_to_json(parsed, stored)) == written
+
+
+@pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if "float" in n])
+def test_nan_and_infinities_are_those_of_numpy_or_refused(name):
+    data_type = DTYPES[name]
+    for text, number in (("NaN", np.nan), ("Infinity", np.inf), ("-Infinity", -np.inf)):
+        expected = np.float64(number).astype(data_type.array_dtype)
+        if str(expected.astype(np.float64)) == str(np.float64(number)):
+            parsed = parse_v3_fill_value(text, data_type)
+            assert parsed.tobytes() == expected.tobytes()
+            assert v3_fill_value_to_json(parsed, data_type) == text
+        else:
+            with pytest.raises(MetadataError, match=name):
+                parse_v3_fill_value(text, data_type)
+
+
+def test_fill_value_is_read_only_copy():
+    source = np.array(3, dtype=np.uint16)
+    value = fill_value_array(source, DTYPES["uint16"])
+    source[...] = 4
+    assert value == 3
+    with pytest.raises(ValueError, match="read-only"):
+        value[...] = 5
+
+
+def test_signalling_nan_is_kept():
+    bits = np.array(0x7F800001, dtype=np.uint32).view(np.float32)
+    value = fill_value_array(bits, DTYPES["float32"])
+    assert value.tobytes() == bits.tobytes()
+    assert v3_fill_value_to_json(value, DTYPES["float32"]) == "0x7f800001"
+
+
+def test_fill_value_of_rank_1_is_refused():
+    with pytest.raises(MetadataError, match="Expected fill value of rank 0"):
+        fill_value_array([1, 2], DTYPES["uint8"])

@@ -1,0 +1,34 @@
+"""Compares resources with TensorStore's."""
+
+import re
+
+import pytest
+import tensorstore
+
+from gpustore.context import Context, resource_json
+from gpustore.errors import MetadataError
+
+
+def compare(id, json):
+    """Check that both libraries make the same of the JSON of a resource, or refuse it alike.
+
+    Returns
+    -------
+    JSON or None
+        The JSON without defaults; None if it is refused.
+    """
+    try:
+        theirs = tensorstore.Context({id: json})[id]
+    except ValueError as error:
+        text = str(error).rstrip(")")
+        with pytest.raises(MetadataError, match=f"^{re.escape(text)}"):
+            resource_json(id, json)
+        return None
+    ours = Context({id: json})[id]
+    assert repr(ours) == repr(theirs).replace("tensorstore.", "")
+    for include_defaults in (False, True):
+        assert ours.to_json(include_defaults) == theirs.to_json(include_defaults)
+        assert resource_json(id, json, include_defaults=include_defaults) == theirs.to_json(
+            include_defaults
+        )
+    return ours.to_json()
