@@ -152,14 +152,16 @@ class ChunkGrid:
         self._assign(new)
 
     def _set_shape(self, values: Any, *, hard: bool) -> None:
-        vector = shape_vector(as_ints(values), hard=hard)
-        if len(vector):
-            self.merge_shape(vector)
+        numbers = as_ints(values)
+        if numbers:
+            self.set_rank(len(numbers))
+            self.merge_shape(shape_vector(numbers, hard=hard))
 
     def _set_aspect_ratio(self, values: Any, *, hard: bool) -> None:
-        vector = aspect_ratio_vector(as_floats(values), hard=hard)
-        if len(vector):
-            self.merge_aspect_ratio(vector)
+        numbers = as_floats(values)
+        if numbers:
+            self.set_rank(len(numbers))
+            self.merge_aspect_ratio(aspect_ratio_vector(numbers, hard=hard))
 
     # ---- merging, one constraint each; the parts of ChunkLayout that act on its grids
 
@@ -243,10 +245,14 @@ class ChunkGrid:
         members.finish()
 
     def _load_shape(self, json: JsonValue, *, hard: bool) -> None:
-        self.merge_shape(shape_vector(parse_vector(json, parse_int), hard=hard))
+        numbers = parse_vector(json, parse_int)
+        self.set_rank(len(numbers))
+        self.merge_shape(shape_vector(numbers, hard=hard))
 
     def _load_aspect_ratio(self, json: JsonValue, *, hard: bool) -> None:
-        self.merge_aspect_ratio(aspect_ratio_vector(parse_vector(json, expect_float), hard=hard))
+        numbers = parse_vector(json, expect_float)
+        self.set_rank(len(numbers))
+        self.merge_aspect_ratio(aspect_ratio_vector(numbers, hard=hard))
 
     def _load_elements(self, json: JsonValue, *, hard: bool) -> None:
         self.merge_elements(parse_int(json), hard=hard)

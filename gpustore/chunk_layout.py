@@ -234,13 +234,13 @@ class ChunkLayout:
         return new
 
     def _merge_shape(self, usage: str, vector: ConstraintVector[int] | None) -> None:
-        if vector is not None:
+        if vector is not None and len(vector):
             with _setting(f"{usage}_chunk shape"):
                 self.set_rank(len(vector))
                 self._grids[usage].merge_shape(vector)
 
     def _merge_aspect_ratio(self, usage: str, vector: ConstraintVector[float] | None) -> None:
-        if vector is not None:
+        if vector is not None and len(vector):
             with _setting(f"{usage}_chunk aspect_ratio"):
                 self.set_rank(len(vector))
                 self._grids[usage].merge_aspect_ratio(vector)
@@ -261,6 +261,7 @@ class ChunkLayout:
         numbers = as_ints(values)
         if numbers:
             with _setting("grid_origin"):
+                self.set_rank(len(numbers))
                 self.merge_grid_origin(origin_vector(numbers, hard=hard))
 
     def _set_grid(self, level: str, grid: Any) -> None:
@@ -276,6 +277,7 @@ class ChunkLayout:
         numbers = as_ints(values)
         for usage in _usages(level, _SHAPE_USAGES) if numbers else ():
             with _setting(f"{usage}_chunk shape"):
+                self.set_rank(len(numbers))
                 vector = shape_vector(numbers, hard=hard)
             self._merge_shape(usage, vector)
 
@@ -283,6 +285,7 @@ class ChunkLayout:
         numbers = as_floats(values)
         for usage in _usages(level, _USAGES) if numbers else ():
             with _setting(f"{usage}_chunk aspect_ratio"):
+                self.set_rank(len(numbers))
                 vector = aspect_ratio_vector(numbers, hard=hard)
             self._merge_aspect_ratio(usage, vector)
 
@@ -315,7 +318,9 @@ class ChunkLayout:
         self.merge_inner_order(cast("list[int]", dims), hard=hard)
 
     def _load_grid_origin(self, hard: bool, json: JsonValue) -> None:
-        self.merge_grid_origin(origin_vector(parse_vector(json, parse_int), hard=hard))
+        numbers = parse_vector(json, parse_int)
+        self.set_rank(len(numbers))
+        self.merge_grid_origin(origin_vector(numbers, hard=hard))
 
     def _load_grid(self, level: str, json: JsonValue) -> None:
         """Load constraints in JSON's order of members, without the contexts of keywords."""

@@ -182,6 +182,7 @@ def nearest_multiple(divisor: int, target: int) -> int:
     return above if above - target < target - below else below
 
 
+@lru_cache(maxsize=4096)
 def nearest_divisor(dividend: int, target: int) -> int:
     """The divisor of `dividend` nearest to `target`, the lower of two.
 

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpustore.future import (
@@ -359,10 +359,16 @@ class _Group(Generic[T]):
             self.future._finish(None, error)
 
 
-@cache
+def _cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def shared() -> Executor:
     """Return the pool of this process, with one thread per core, at least 4."""
-    return Executor(max(4, len(os.sched_getaffinity(0))))
+    return _SHARED
 
 
 class _Resettable(Protocol):
@@ -411,6 +417,8 @@ def _drain() -> None:
             file=sys.stderr,
         )
 
+
+_SHARED = Executor(max(4, _cores()))
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_drain)

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from gpustore._json import pretty
+from gpustore.context import Context
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.executor import shared
 from gpustore.future import Future, ready
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpustore._json import JsonValue
-    from gpustore.context import Context
     from gpustore.executor import Executor
     from gpustore.kvstores.base import Buffer, KvStoreDriver
 
@@ -105,6 +105,8 @@ class KvStore:
             If the spec asks for what gpustore cannot do.
         """
         _require_no_transaction(transaction)
+        if context is not None and not isinstance(context, Context):
+            raise TypeError(f"context: expected a Context, but received: {context!r:.200}")
         parsed = KvStoreSpec(spec)
         return ready(KvStore(parsed.open_driver(context), parsed.path))
 

@@ -87,28 +87,29 @@ def open(
            [7, 7]], dtype=uint16)
     """
     opened = Spec(spec)
-    opened.update(
-        open_mode=open_mode,
-        open=open,
-        create=create,
-        delete_existing=delete_existing,
-        assume_metadata=assume_metadata,
-        assume_cached_metadata=assume_cached_metadata,
-        kvstore=kvstore,
-        recheck_cached_metadata=recheck_cached_metadata,
-        recheck_cached_data=recheck_cached_data,
-        recheck_cached=recheck_cached,
-        rank=rank,
-        dtype=dtype,
-        domain=domain,
-        shape=shape,
-        chunk_layout=chunk_layout,
-        codec=codec,
-        fill_value=fill_value,
-        dimension_units=dimension_units,
-        schema=schema,
-        device=device,
-    )
+    given = {
+        "open_mode": open_mode,
+        "open": open,
+        "create": create,
+        "delete_existing": delete_existing,
+        "assume_metadata": assume_metadata,
+        "assume_cached_metadata": assume_cached_metadata,
+        "kvstore": kvstore,
+        "recheck_cached_metadata": recheck_cached_metadata,
+        "recheck_cached_data": recheck_cached_data,
+        "recheck_cached": recheck_cached,
+        "rank": rank,
+        "dtype": dtype,
+        "domain": domain,
+        "shape": shape,
+        "chunk_layout": chunk_layout,
+        "codec": codec,
+        "fill_value": fill_value,
+        "dimension_units": dimension_units,
+        "schema": schema,
+        "device": device,
+    }
+    opened.update(**{name: value for name, value in given.items() if value is not None})
     try:
         opening = opened._opening(context, read, write)
     except GpustoreError as error:

@@ -137,6 +137,8 @@ class Spec:
             For an unknown keyword, or a value of the wrong type.
         """
         given = {name: value for name, value in keywords.items() if value is not None}
+        if not given:
+            return
         mode = given.pop("open_mode", None)
         flags = {name: bool(given.pop(name)) for name in _MODE_KEYWORDS if name in given}
         if flags:

@@ -61,11 +61,11 @@ class Statistics:
     --------
     >>> process = Statistics()
     >>> read = Statistics(process)
-    >>> read.add(key_reads=3, bytes_read=4096)
+    >>> read.add(key_reads=3, bytes_fetched=4096)
     >>> process["key_reads"], process["launches"]
     (3, 0)
     >>> read.snapshot()
-    {'bytes_read': 4096, 'key_reads': 3}
+    {'bytes_fetched': 4096, 'key_reads': 3}
     """
 
     __slots__ = ("_counts", "_parent")

@@ -184,8 +184,8 @@ class ArraySpec:
         driver = wrap(
             self.array,
             request.context,
-            readable=request.read is not False,
-            writable=request.write is not False,
+            readable=request.readable,
+            writable=request.writable,
         )
         transform = request.transform or IndexTransform(driver.domain)
         return Opening(driver.executor, lambda: (driver, transform), may_defer=True)

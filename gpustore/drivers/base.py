@@ -114,7 +114,7 @@ class OpenRequest:
     context : Context
         Where its resources come from.
     read, write : bool or None
-        Required access; None means whatever is possible.
+        Access asked for; without either, both.
     transform : IndexTransform or None
         What the spec says about the domain wanted.
     """
@@ -124,6 +124,16 @@ class OpenRequest:
     read: bool | None
     write: bool | None
     transform: IndexTransform | None
+
+    @property
+    def readable(self) -> bool:
+        """Whether reading is asked for."""
+        return bool(self.read) or (self.read is None and self.write is None)
+
+    @property
+    def writable(self) -> bool:
+        """Whether writing is asked for."""
+        return bool(self.write) or (self.read is None and self.write is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class ChunkedSpec:
             self.format.constrained(spec.metadata, merged)  # Raises on contradictions.
             spec = replace(spec, constraints=merged)
         if options.pop("minimal", False):
-            spec = replace(spec, metadata=self.format.constraints({}))
+            spec = replace(spec, metadata=self.format.no_constraints)
         if options:
             checked = _options(Members(options))
             spec = replace(spec, options={**spec.options, **checked})
@@ -169,15 +169,14 @@ class _Steps:
 
     def run(self) -> tuple[Driver, IndexTransform]:
         with prefixing(self.name):
-            metadata = self._metadata()
-            driver = self._driver(metadata)
+            driver = self._driver(*self._metadata())
             transform = IndexTransform(driver.domain)
             wanted = self.request.transform
             if wanted is not None:
                 transform = transform[wanted]
             return driver, transform
 
-    def _metadata(self) -> Any:
+    def _metadata(self) -> tuple[Any, ArrayDescription]:
         if self.mode.delete_existing:
             path = self.store.path
             self.store.driver.delete_range(path, prefix_end(path))
@@ -185,43 +184,40 @@ class _Steps:
             if self.mode.open:
                 found, _ = self.file.load()
                 if found is not None:
-                    self._check(found)
-                    return found
+                    return found, self._checked(found)
                 if not self.mode.create:
                     raise NotFoundError(
                         f"Metadata at {self.file.name} does not exist", key=self.file.key
                     )
-            metadata = self._new_metadata()
+            metadata, description = self._new_metadata()
             if self.file.save(metadata, ABSENT):
-                return metadata
+                return metadata, description
             if not self.mode.open:
                 raise AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
 
-    def _new_metadata(self) -> Any:
+    def _new_metadata(self) -> tuple[Any, ArrayDescription]:
         with prefixing(
             f'Error writing {self.file.name}: Cannot create using specified "metadata" and schema'
         ):
             metadata = self.format.create(
                 self.spec.metadata, self.spec.constraints, limits=self.limits
             )
-            self.format.describe(metadata, limits=self.limits)
-            return metadata
+            return metadata, self.format.describe(metadata, limits=self.limits)
 
-    def _check(self, metadata: Any) -> None:
-        """Compare stored metadata with what the caller asked for."""
-        self.format.validate(self.spec.metadata, metadata)
-        description = self._describe(metadata)
-        description.check(self.spec.constraints, self.format.dtype_member)
-
-    def _describe(self, metadata: Any) -> ArrayDescription:
+    def _checked(self, metadata: Any) -> ArrayDescription:
+        """Describe stored metadata, and compare them with what the caller asked for."""
+        constraints = self.spec.metadata
+        if constraints is not self.format.no_constraints:
+            self.format.validate(constraints, metadata)
         with prefixing(f"Error reading {self.file.name}"):
-            return self.format.describe(metadata, limits=self.limits)
+            description = self.format.describe(metadata, limits=self.limits)
+        description.check(self.spec.constraints, self.format.dtype_member)
+        return description
 
-    def _driver(self, metadata: Any) -> ChunkedDriver:
-        description = self._describe(metadata)
+    def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
         chain = description.chain
         options = self.spec.options
         fill = description.fill_value
@@ -244,15 +240,14 @@ class _Steps:
             executor=self.executor,
             limits=self.limits,
         )
-        spec = self.spec
-        store_spec = self.store.spec()
-        no_schema = Schema(dtype=description.dtype, rank=len(description.shape))
+        spec, store = self.spec, self.store
 
         def respec(metadata: Any) -> DriverSpec:
-            stored = {} if metadata is None else metadata.to_json()
-            return ChunkedSpec(
-                spec.format, store_spec, no_schema, spec.format.constraints(stored), spec.options
-            )
+            schema = Schema(dtype=description.dtype, rank=len(description.shape))
+            stored = spec.format.no_constraints
+            if metadata is not None:
+                stored = spec.format.constraints(metadata.to_json())
+            return ChunkedSpec(spec.format, store.spec(), schema, stored, spec.options)
 
         return ChunkedDriver(
             file=self.file,
@@ -261,17 +256,15 @@ class _Steps:
             array=array,
             kvstore=self.store,
             resources={**self.store.driver.resources, **self.resources},
-            readable=self.request.read is not False,
-            writable=self.request.write is not False and self.store.driver.can_write,
+            readable=self.request.readable,
+            writable=self.request.writable and self.store.driver.can_write,
             respec=respec,
         )
 
 
 def _checked_mode(request: OpenRequest) -> OpenMode:
     mode = request.mode.resolved()
-    # Asking for reading alone makes the store read-only.
-    writable = request.write is True or (request.write is None and request.read is not True)
-    if mode.create and not writable:
+    if mode.create and not request.writable:
         raise MetadataError("Cannot specify an open mode of `create` without `write`")
     return mode
 
@@ -336,7 +329,7 @@ class ChunkedKind:
             spec = _directory(spec / path if path else spec)
         constraints = members.take_with("metadata", self.format.constraints, None)
         if constraints is None:
-            constraints = self.format.constraints({})
+            constraints = self.format.no_constraints
         options = _options(members)
         options.update(self.format.take_options(members))
         self.format.constrained(constraints, schema)  # Raises on contradictions.
@@ -345,7 +338,7 @@ class ChunkedKind:
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
         """``<base>|<id>:path``."""
         spec = _directory(base / path if path else base)
-        return ChunkedSpec(self.format, spec, Schema(), self.format.constraints({}))
+        return ChunkedSpec(self.format, spec, Schema(), self.format.no_constraints)
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Merge the JSON of two codec specs of this driver."""

@@ -45,7 +45,8 @@ class ArrayDescription:
         How chunk keys are written, relative to the array.
     labels : tuple of str
     units : tuple of Unit or None
-    codec : CodecSpec
+    codec_json : JsonValue
+        The codec spec.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +59,12 @@ class ArrayDescription:
     key_separator: str
     labels: tuple[str, ...]
     units: tuple[Unit | None, ...]
-    codec: CodecSpec
+    codec_json: JsonValue
+
+    @property
+    def codec(self) -> CodecSpec:
+        """The codec spec; made when asked for, because most opened arrays never are."""
+        return CodecSpec(self.codec_json)
 
     @property
     def domain(self) -> IndexDomain:
@@ -106,11 +112,11 @@ class ArrayDescription:
         with prefixing("Mismatch between metadata and schema", status="FAILED_PRECONDITION"):
             if schema.domain is not None:
                 merge_domains(schema.domain, self.domain)
-        if schema.chunk_layout.codec_chunk.shape is not None and any(
-            schema.chunk_layout.codec_chunk.shape
-        ):
-            raise MetadataError("codec_chunk_shape not supported")
-        schema.chunk_layout.merged(self.chunk_layout)
+        layout = schema.chunk_layout
+        if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
+            if any(layout.codec_chunk.shape or ()):
+                raise MetadataError("codec_chunk_shape not supported")
+            layout.merged(self.chunk_layout)
         self._check_fill_value(schema)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
@@ -168,6 +174,9 @@ class Format(Protocol):
 
     metadata_key: str
     """Key of the metadata, relative to the array, unless the spec says otherwise."""
+
+    no_constraints: Any
+    """What :meth:`constraints` makes of an empty object."""
 
     def constraints(self, value: JsonValue) -> Any:
         """Parse the ``metadata`` member of a spec."""

@@ -243,8 +243,8 @@ class JsonSpec:
             executor,
             context.resource("limits").value,
             {**store.driver.resources, **resources},
-            readable=request.read is not False,
-            writable=request.write is not False,
+            readable=request.readable,
+            writable=request.writable,
         )
         transform = request.transform or IndexTransform(driver.domain)
         return Opening(executor, lambda: (driver, transform), may_defer=True)

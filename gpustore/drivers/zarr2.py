@@ -34,6 +34,7 @@ class Zarr2Format:
     json_id = "zarr"
     dtype_member = "dtype"
     metadata_key = ".zarray"
+    no_constraints = Zarr2Constraints()
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
         """Parse the ``metadata`` member of a spec."""
@@ -71,7 +72,7 @@ class Zarr2Format:
             key_separator=encoding.separator,
             labels=("",) * rank,
             units=(None,) * rank,
-            codec=_codec_spec(metadata.compressor),
+            codec_json=_codec_json(complete_v2(metadata.compressor)),
         )
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:

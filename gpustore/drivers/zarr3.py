@@ -36,6 +36,7 @@ class Zarr3Format:
     json_id = "zarr3"
     dtype_member = "data_type"
     metadata_key = "zarr.json"
+    no_constraints = Zarr3Constraints()
 
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
         """Parse the ``metadata`` member of a spec."""
@@ -65,7 +66,7 @@ class Zarr3Format:
             key_separator=encoding.separator,
             labels=metadata.labels,
             units=metadata.dimension_units,
-            codec=_codec_spec(metadata.codecs),
+            codec_json=_codec_json(metadata.codecs),
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:

@@ -157,7 +157,20 @@ class IndexDomain:
 
         >>> IndexDomain(inclusive_min=[2], exclusive_max=[5]).index_exp
         (slice(2, 5, None),)
+
+        Raises
+        ------
+        ValueError
+            A finite bound is negative, which NumPy would count from the end.
         """
+        box = self.box
+        if (
+            any(-INF < low < 0 for low in box.inclusive_min)
+            or min(box.exclusive_max, default=0) < 0
+        ):
+            raise MetadataError(
+                f"Cannot convert domain {self} with negative bounds to index expression"
+            )
         return tuple(
             slice(None if low == -INF else low, None if stop == INF_STOP else stop)
             for low, stop in zip(self.box.inclusive_min, self.box.exclusive_max)

@@ -110,12 +110,17 @@ def _integer(value: Any, low: int | None = None, high: int | None = None) -> int
 
 
 def _bound(value: Any, infinite: str, number: int) -> int:
+    """An index not beyond `number`, or the word `infinite` that stands for it."""
     if value == infinite:
         return number
+    expected = _expected(f'64-bit signed integer or "{infinite}"', value)
     try:
-        return _integer(value)
+        index = _integer(value)
     except MetadataError:
-        raise _expected(f'64-bit signed integer or "{infinite}"', value) from None
+        raise expected from None
+    if index < number if infinite == "-inf" else index > number:
+        raise expected
+    return index
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -281,8 +286,19 @@ def _map_from_json(value: Any) -> OutputIndexMap:
 def _closed_bounds(value: Any) -> tuple[int, int]:
     if len(_list(value)) != 2:
         raise MetadataError(f"Array has length {len(value)} but should have length 2")
-    low = _bound(value[0], "-inf", -INF)
-    return closed(low, _bound(value[1], "+inf", INF))
+
+    def one(item: Any) -> int:
+        if item in ("-inf", "+inf"):
+            return -INF if item == "-inf" else INF
+        try:
+            index = _integer(item)
+        except MetadataError:
+            index = INF + 1
+        if not -INF <= index <= INF:
+            raise _expected('64-bit signed integer or "-inf" or "+inf"', item)
+        return index
+
+    return closed(*_each(value, one))
 
 
 def _nested(value: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -301,22 +317,23 @@ def _nested(value: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _flatten(value: Any, shape: tuple[int, ...], at: tuple[int, ...], out: list[int]) -> None:
-    where = ", ".join(map(str, at))
-    if len(at) == len(shape):
+    where = f"at position {{{', '.join(map(str, at))}}}"
+    is_list = isinstance(value, (list, tuple))
+    if is_list != (len(at) < len(shape)):
+        raise MetadataError(
+            f"Expected rank-{len(shape)} array, but found {'' if is_list else 'non-'}array "
+            f"element {_show(value)} {where}."
+        )
+    if not is_list:
         try:
             out.append(_integer(value))
         except MetadataError as error:
-            raise error.prefixed(f"Error parsing array element at position {{{where}}}") from None
+            raise error.prefixed(f"Error parsing array element {where}") from None
         return
-    want = ", ".join(map(str, shape))
-    if not isinstance(value, (list, tuple)):
-        raise _expected("array", value).prefixed(
-            f"Error parsing array element at position {{{where}}}"
-        )
     if len(value) != shape[len(at)]:
         raise MetadataError(
-            f"Expected array of shape {{{want}}}, but found array element {_show(value)} of "
-            f"length {len(value)} at position {{{where}}}."
+            f"Expected array of shape {{{', '.join(map(str, shape))}}}, but found array element "
+            f"{_show(value)} of length {len(value)} {where}."
         )
     for position, item in enumerate(value):
         _flatten(item, shape, (*at, position), out)

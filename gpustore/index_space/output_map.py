@@ -200,7 +200,7 @@ def _freeze(values: npt.ArrayLike) -> IndexArray:
 
 
 def format_array(array: IndexArray) -> str:
-    """Nested braces; of more than 1000 elements only 10 at each end of a dimension.
+    """Nested braces; of more than 1000 elements only 3 at each end of a dimension.
 
     >>> format_array(np.array([[1, 2], [3, 4]]))
     '{{1, 2}, {3, 4}}'
@@ -211,7 +211,7 @@ def format_array(array: IndexArray) -> str:
 def _braces(array: IndexArray, *, summarize: bool) -> str:
     if array.ndim == 0:
         return str(int(array))
-    edge = 10
+    edge = 3
     if summarize and array.shape[0] > 2 * edge:
         parts = [_braces(a, summarize=True) for a in array[:edge]] + ["..."]
         parts += [_braces(a, summarize=True) for a in array[-edge:]]

@@ -18,7 +18,7 @@ __all__ = ["dimension_by_index", "dimension_by_label", "permutation", "select_di
 def dimension_by_index(index: int, rank: int) -> int:
     if not -rank <= index < rank:
         raise MetadataError(f"Dimension index {index} is outside valid range [-{rank}, {rank})")
-    return index % rank
+    return index + rank if index < 0 else index
 
 
 def dimension_by_label(label: str, labels: Sequence[str]) -> int:
@@ -31,11 +31,10 @@ def dimension_by_label(label: str, labels: Sequence[str]) -> int:
         raise MetadataError(f"Label {quote(label)} does not match one of {{{choices}}}") from None
 
 
-def _bound(value: Any, rank: int, name: str) -> int:
-    index = operator.index(value)
-    if not -rank <= index <= rank:
+def _stop(index: int, rank: int) -> int:
+    if not -rank - 1 <= index <= rank:
         raise MetadataError(
-            f"Dimension {name} index {index} is outside valid range [-{rank}, {rank}]"
+            f"Dimension exclusive stop index {index} is outside valid range [-{rank + 1}, {rank}]"
         )
     return index + rank if index < 0 else index
 
@@ -44,13 +43,19 @@ def _range(term: slice, rank: int) -> range:
     step = 1 if term.step is None else operator.index(term.step)
     if step == 0:
         raise MetadataError("step must not be 0")
-    if step > 0:
-        start = 0 if term.start is None else _bound(term.start, rank, "start")
-        stop = rank if term.stop is None else _bound(term.stop, rank, "exclusive stop")
-    else:
-        start = rank - 1 if term.start is None else dimension_by_index(term.start, rank)
-        stop = -1 if term.stop is None else dimension_by_index(term.stop, rank)
+    start, stop = (0, rank) if step > 0 else (rank - 1, -1)
+    if term.start is not None:
+        start = dimension_by_index(operator.index(term.start), rank)
+    if term.stop is not None:
+        stop = _stop(operator.index(term.stop), rank)
+        if (stop - start) * step < 0:
+            raise MetadataError(f"{_show(term)} is not a valid range")
     return range(start, stop, step)
+
+
+def _show(term: slice) -> str:
+    text = f"{'' if term.start is None else term.start}:{term.stop}"
+    return text if term.step in (None, 1) else f"{text}:{term.step}"
 
 
 def _select(selection: Any, labels: Sequence[str]) -> list[int]:
@@ -70,6 +75,10 @@ def select_dimensions(selection: Any, labels: Sequence[str]) -> tuple[int, ...]:
     if isinstance(selection, Iterable) and not isinstance(selection, str):
         terms = list(selection)
     dims = [dim for term in terms for dim in _select(term, labels)]
+    if len(dims) > len(labels):
+        raise MetadataError(
+            f"Number of dimensions ({len(dims)}) exceeds input rank ({len(labels)})."
+        )
     if len(set(dims)) != len(dims):
         twice = sorted({dim for dim in dims if dims.count(dim) > 1})
         found = ", ".join(map(str, twice))

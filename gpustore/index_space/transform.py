@@ -322,8 +322,12 @@ class IndexTransform:
             lower, upper = implicit_argument(index)
             if lower or upper:
                 self._check_no_array_depends()
-            domain = self.domain._with_implicit(lower, upper)
-            return make_transform(domain, crop_arrays(self.output, self.domain.box, domain.box))
+            domain, maps = self.domain, self.output
+            # One after the other: in between the domain may become explicitly empty.
+            for flags in ((lower, None), (None, upper)):
+                domain = domain._with_implicit(*flags)
+                maps = crop_arrays(maps, domain.box, domain.box)
+            return make_transform(domain, maps)
 
         return Accessor(self, "mark_bounds_implicit", apply)
 
@@ -446,20 +450,20 @@ def _check_array(dim: int, array: IndexArray, box: Box, rank: int) -> None:
     about = f"Index array for output dimension {dim}"
     if array.ndim != rank:
         raise MetadataError(f"{about} has rank {array.ndim} but must have rank {rank}")
+    sizes = [stop - low for low, stop in zip(box.inclusive_min, box.exclusive_max)]
+    if any(size not in (1, wanted) for size, wanted in zip(array.shape, sizes)):
+        found, expected = (", ".join(map(str, shape)) for shape in (array.shape, sizes))
+        raise MetadataError(
+            f"{about} has shape {{{found}}} which does not match input_shape {{{expected}}}"
+        )
     for source, size in enumerate(array.shape):
-        low, stop = box.inclusive_min[source], box.exclusive_max[source]
-        if size == 1:
-            continue
-        if size != stop - low:
-            shapes = [array.shape, [b - a for a, b in zip(box.inclusive_min, box.exclusive_max)]]
-            found, wanted = (", ".join(map(str, shape)) for shape in shapes)
-            raise MetadataError(
-                f"{about} has shape {{{found}}} which does not match input_shape {{{wanted}}}"
-            )
+        kind = ""
         if box.implicit_lower[source] or box.implicit_upper[source]:
-            raise MetadataError(f"{about} depends on input dimension {source} with implicit bounds")
-        if low == -INF or stop == INF_STOP:
-            raise MetadataError(f"{about} depends on input dimension {source} with infinite bounds")
+            kind = "implicit"
+        elif box.inclusive_min[source] == -INF or box.exclusive_max[source] == INF_STOP:
+            kind = "infinite"
+        if size != 1 and kind:
+            raise MetadataError(f"{about} depends on input dimension {source} with {kind} bounds")
 
 
 def _evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -> int:

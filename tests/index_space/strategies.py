@@ -23,12 +23,15 @@ def bounds(unbounded: bool = True):
 
 
 @st.composite
-def domains(draw, min_rank=0, max_rank=4, unbounded=True, implicit=True):
+def domains(draw, min_rank=0, max_rank=4, unbounded=True, implicit=True, implicit_empty=True):
     """Keyword arguments of an IndexDomain."""
     rank = draw(st.integers(min_rank, max_rank))
     pairs = [draw(bounds(unbounded)) for _ in range(rank)]
     flag = st.booleans() if implicit else st.just(False)
     labels = draw(st.permutations(["x", "y", "z", "", "", ""]))[:rank]
+    if not implicit_empty:
+        flag = st.sampled_from([False, False, True])
+        pairs = [p if p[0] < p[1] else (p[0], p[0] + 1) for p in pairs]
     return {
         "inclusive_min": [p[0] for p in pairs],
         "exclusive_max": [p[1] for p in pairs],
@@ -39,19 +42,19 @@ def domains(draw, min_rank=0, max_rank=4, unbounded=True, implicit=True):
 
 
 @st.composite
-def transforms(draw, output_rank=None, arrays=True, min_rank=0, numbers=small):
+def transforms(draw, output_rank=None, numbers=small, implicit_empty=True):
     """JSON of an IndexTransform, legal or (rarely) not."""
-    domain = ts.IndexDomain(**draw(domains(min_rank=min_rank, max_rank=3))).to_json()
+    domain = ts.IndexDomain(**draw(domains(max_rank=3, implicit_empty=implicit_empty))).to_json()
     json = {f"input_{name}": value for name, value in domain.items()}
     dims = ts.IndexTransform(json=json).domain
     rank = draw(st.integers(0, 3)) if output_rank is None else output_rank
-    json["output"] = [draw(output_maps(dims, arrays, numbers)) for _ in range(rank)]
+    json["output"] = [draw(output_maps(dims, numbers)) for _ in range(rank)]
     return json
 
 
 @st.composite
-def output_maps(draw, dims, arrays, numbers):
-    methods = ["constant"] + ["dimension"] * 3 * bool(dims.rank) + ["array"] * arrays
+def output_maps(draw, dims, numbers):
+    methods = ["constant"] + ["dimension"] * 3 * bool(dims.rank) + ["array"]
     method = draw(st.sampled_from(methods))
     result = {"offset": draw(numbers)}
     if method == "dimension":

@@ -13,6 +13,19 @@ from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, small
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
+PROPERTIES = [
+    "rank",
+    "ndim",
+    "origin",
+    "shape",
+    "inclusive_min",
+    "inclusive_max",
+    "exclusive_max",
+    "labels",
+    "size",
+    "implicit_lower_bounds",
+    "implicit_upper_bounds",
+]
 SELECTION = st.one_of(
     st.integers(-4, 4),
     st.sampled_from(["x", "y", "q", ""]),
@@ -84,21 +97,10 @@ def test_transposition_matches_tensorstore(same, domain, axes):
 @given(domains(max_rank=3))
 def test_properties_match_tensorstore(domain):
     a, b = gs.IndexDomain(**domain), ts.IndexDomain(**domain)
-    for name in [
-        "rank",
-        "ndim",
-        "origin",
-        "shape",
-        "inclusive_min",
-        "inclusive_max",
-        "exclusive_max",
-        "labels",
-        "size",
-        "index_exp",
-        "implicit_lower_bounds",
-        "implicit_upper_bounds",
-    ]:
+    for name in PROPERTIES:
         assert getattr(a, name) == getattr(b, name)
+    if all(low in (-gs.inf, 0) for low in a.origin) and all(stop >= 0 for stop in a.exclusive_max):
+        assert a.index_exp == b.index_exp
     assert [repr(dim) for dim in a] == [repr(dim) for dim in b]
     assert len(a) == len(b)
     assert repr(a.T) == repr(b.T)
@@ -166,6 +168,12 @@ def test_too_many_dims_are_refused():
     # TensorStore aborts the process.
     with pytest.raises(MetadataError, match=r"Rank 33 is outside valid range \[0, 32\]"):
         gs.IndexDomain([gs.Dim(1)] * 33)
+
+
+def test_index_exp_of_negative_bounds_is_refused():
+    for library in (gs, ts):
+        with pytest.raises(ValueError, match="with negative bounds to index expression"):
+            _ = library.IndexDomain(inclusive_min=[-1]).index_exp
 
 
 def test_domain_is_immutable():

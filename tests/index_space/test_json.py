@@ -22,8 +22,9 @@ def test_transform_round_trip_matches_tensorstore(json):
     assert found == outcome(ts, [("json", json)])
     if isinstance(found[0], dict):
         ours, theirs = gs.IndexTransform(json=json), ts.IndexTransform(json=json)
-        assert gs.IndexTransform(json=theirs.to_json()) == ours
-        assert ts.IndexTransform(json=ours.to_json()) == theirs
+        # Bounds that hold for all elements of an index array are not written.
+        again = gs.IndexTransform(json=theirs.to_json()), ts.IndexTransform(json=ours.to_json())
+        assert again[0].to_json() == again[1].to_json() == ours.to_json()
 
 
 @SETTINGS
@@ -125,5 +126,5 @@ def test_defaults_are_left_out():
 
 
 def test_the_error_is_typed():
-    with pytest.raises(MetadataError, match="^Error parsing index transform from JSON: "):
+    with pytest.raises(MetadataError, match=r"^Error parsing index transform from JSON: "):
         gs.IndexTransform(json={"input_rank": 2, "outputs": []})

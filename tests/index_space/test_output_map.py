@@ -48,7 +48,6 @@ def test_constructor_matches_tensorstore(arguments, keywords):
         ((), {"offset": 3, "stride": 2}),
         ((), {"index_array": "a"}),
         ((), {"input_dimension": 1, "index_array": [1]}),
-        ((1.5,), {}),
         ((), {"offset": 2**63}),
         ((1, 2, 3, 4), {}),
     ],

@@ -1,5 +1,7 @@
 """The wrapper that injects faults: without rules it changes nothing, with them what they say."""
 
+# ruff: noqa: F403, F405  the shared suite is taken over by name
+
 import itertools
 
 import pytest
@@ -26,6 +28,11 @@ def make_store(request, tmp_path):
     return make
 
 
+@pytest.fixture
+def model_examples():
+    return 30
+
+
 def test_error_is_reported_for_the_chosen_key_and_number(make_store):
     rule = Rule(Fault.ERROR, "read", key="b", skip=1, times=2)
     store = make_store(rule)
@@ -41,7 +48,7 @@ def test_failed_write_changes_nothing_and_lost_reply_does(make_store):
     columns = store.write_many(WriteRequest(["a", "b", "c"], [b"1", b"2", b"3"]))
     assert sorted(columns.error) == [0, 1]
     assert columns.generation[:2] == [b"", b""]
-    with pytest.raises(StoreIOError, match="^UNAVAILABLE: injected failure to write"):
+    with pytest.raises(StoreIOError, match=r"^UNAVAILABLE: injected failure to write"):
         columns.raise_first()
     assert "a" not in store
     assert store["b"] == b"2"

@@ -1,5 +1,7 @@
 """The memory kvstore."""
 
+# ruff: noqa: F403, F405  the shared suite is taken over by name
+
 import pickle
 
 import pytest

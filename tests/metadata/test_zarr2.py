@@ -94,7 +94,7 @@ def test_separator_of_spec_holds_where_document_has_none():
     assert chunk_key_encoding(Zarr2Constraints(), stored()).key((1, 2)) == "1.2"
     nested = stored(dimension_separator="/")
     assert chunk_key_encoding(Zarr2Constraints(), nested).key((1, 2)) == "1/2"
-    with pytest.raises(MismatchError, match='Expected "dimension_separator" of "."'):
+    with pytest.raises(MismatchError, match='Expected "dimension_separator" of '):
         validate(Zarr2Constraints(dimension_separator="."), nested)
 
 
@@ -114,7 +114,9 @@ def test_chunk_limit_holds():
 
 def test_status_is_that_of_tensorstore():
     for data in (b"{", b"[]"):
-        with pytest.raises(MetadataError, match='^FAILED_PRECONDITION: Error reading ".zarray": '):
+        with pytest.raises(
+            MetadataError, match=r'^FAILED_PRECONDITION: Error reading "\.zarray": '
+        ):
             decode(data)
 
 
@@ -145,7 +147,7 @@ def test_zarr_python_reads_what_is_written_and_back(dtype, fill_value):
     array = zarr.open_array(store, mode="r+")
     assert array.shape == metadata.shape
     assert array.chunks == metadata.chunks
-    assert array.dtype == metadata.data_type.numpy_dtype
+    assert array.dtype == metadata.dtype
     if fill_value is not None:
         found = np.asarray(array.metadata.fill_value, metadata.data_type.numpy_dtype)
         assert found.tobytes() == metadata.fill_value.tobytes()
@@ -239,10 +241,10 @@ def test_validation_agrees_with_tensorstore(value, members):
 
 def test_compressors_are_compared_with_their_defaults():
     constraints = Zarr2Constraints(compressor={"id": "zlib"})
-    with pytest.raises(MismatchError, match='Expected "compressor" of {"id":"zlib"} but'):
+    with pytest.raises(MismatchError, match='"id":"zlib"} but'):
         validate(constraints, stored())
     validate(constraints, stored(), complete_compressor=lambda codec: {"level": 1, **codec})
-    with pytest.raises(MismatchError, match='Expected "compressor" of {"id":"zlib","level":1}'):
+    with pytest.raises(MismatchError, match='"id":"zlib","level":1} but received: null'):
         validate(
             constraints,
             stored(compressor=None),

@@ -1,0 +1,101 @@
+"""Temporary files, killed writers and what is left of them."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpustore.kvstore import KvStore
+from gpustore.kvstores import _file_directory
+from gpustore.kvstores._atomic_file import TemporaryFile, _origin_tag, clean_up
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def dead_pid():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.slow
+def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
+    pause = random.Random(1)
+    traces = 0
+    worker = subprocess.Popen(
+        [sys.executable, WORKER, "overwrite", f"{tmp_path}/", "30"], stdout=subprocess.PIPE
+    )
+    for _ in range(30):
+        pid = int(worker.stdout.readline())
+        time.sleep(pause.uniform(0, 0.02))
+        os.kill(pid, signal.SIGKILL)
+        assert worker.stdout.readline() == b"dead\n"
+        traces += sum(name.endswith("__lock") for name in os.listdir(tmp_path))
+        if (tmp_path / "v").exists():
+            value = (tmp_path / "v").read_bytes()
+            assert re.fullmatch(rb"(\d{9},)\1*", value)
+            assert len(value) == ((1 << 20) // 10 * 10 if int(value[:9]) % 2 else 1000)
+    worker.communicate(timeout=10)
+    assert traces
+    _file_directory._cleaned.clear()
+    store = KvStore.open(f"{tmp_path}/").result()
+    store["w"] = b"1"
+    store["v"] = b"short"
+    assert sorted(os.listdir(tmp_path)) == ["v", "w"]
+    assert store["v"] == b"short"
+
+
+def test_temporary_file_is_unique_and_hidden(directory, tmp_path):
+    with TemporaryFile(directory, "a", b"1", sync=False):
+        with TemporaryFile(directory, "a", b"2", sync=False) as second:
+            names = os.listdir(tmp_path)
+            assert len(names) == 2
+            assert all(re.fullmatch(r"a\.\d+-[0-9a-f]{16}\.__lock", name) for name in names)
+            second.rename()
+        assert len(os.listdir(tmp_path)) == 2
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"2"
+
+
+def test_only_traces_of_the_dead_are_removed(directory, tmp_path):
+    tag = _origin_tag()
+    other = "0" * 8 if tag != "0" * 8 else "1" * 8
+    dead, alive = dead_pid(), os.getpid()
+    keep = [
+        f"a.{alive}-{tag}00000000.__lock",
+        f"a.{dead}-{other}00000000.__lock",
+        "a.partial",
+        "b",
+    ]
+    remove = [f"a.{dead}-{tag}00000000.__lock", f"a.{dead}-{other}00000001.__lock", "c.__lock"]
+    for name in keep + remove:
+        (tmp_path / name).write_bytes(b"")
+    os.utime(tmp_path / remove[1], (1e9, 1e9))
+    assert clean_up(directory, remove_locks=True) == 3
+    assert sorted(os.listdir(tmp_path)) == sorted(keep)
+
+
+def test_locks_stay_where_their_existence_is_the_lock(directory, tmp_path):
+    (tmp_path / "a.__lock").write_bytes(b"")
+    assert clean_up(directory, remove_locks=False) == 0
+    assert os.listdir(tmp_path) == ["a.__lock"]
+
+
+def test_versions_differ_even_if_inode_and_size_are_the_same(tmp_path):
+    # Without an exact time, two of a few writes within one tick of the kernel's clock look alike.
+    store = KvStore.open({"driver": "file", "path": f"{tmp_path}/", "file_io_sync": False}).result()
+    generations = [store.write("a", b"%03d" % i).result().generation for i in range(200)]
+    assert len(set(generations)) == 200

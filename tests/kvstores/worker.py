@@ -1,0 +1,67 @@
+"""What the tests of the file kvstore run in processes of their own.
+
+worker.py increment {gpustore|tensorstore} PATH COUNT
+worker.py overwrite PATH COUNT
+"""
+
+import itertools
+import os
+import sys
+
+
+def increment_gpustore(path, count):
+    from gpustore.kvstore import KvStore
+    from gpustore.kvstores.base import ReadRequest, WriteRequest
+
+    store = KvStore.open({"driver": "file", "path": path, "file_io_sync": False}).result()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(count):
+        while True:
+            columns = store.read_many(ReadRequest(["n"]))
+            columns.raise_first()
+            value = b"%d" % (int(columns.value[0]) + 1)
+            written = store.write_many(WriteRequest(["n"], [value], columns.generation))
+            written.raise_first()
+            if written.generation[0]:
+                break
+
+
+def increment_tensorstore(path, count):
+    import tensorstore
+
+    spec = {"driver": "file", "path": path, "file_io_sync": False}
+    store = tensorstore.KvStore.open(spec).result()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(count):
+        while True:
+            read = store.read("n").result()
+            value = b"%d" % (int(read.value) + 1)
+            if store.write("n", value, if_equal=read.stamp.generation).result().generation:
+                break
+
+
+def overwrite(path, count):
+    """Let `count` children, one after the other, write until they are killed."""
+    from gpustore.kvstore import KvStore
+
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            store = KvStore.open({"driver": "file", "path": path, "file_io_sync": False}).result()
+            print(os.getpid(), flush=True)
+            for i in itertools.count():
+                nbytes = (1 << 20) if i % 2 else 1000
+                store["v"] = (b"%09d," % i) * (nbytes // 10)
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "overwrite":
+        overwrite(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[2] == "gpustore":
+        increment_gpustore(sys.argv[3], int(sys.argv[4]))
+    else:
+        increment_tensorstore(sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,407 @@
+"""``KvStore`` beside TensorStore's."""
+
+import asyncio
+import copy
+import pickle
+
+import pytest
+import tensorstore as ts
+
+from gpustore.context import Context
+from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ReadRequest, WriteRequest
+
+
+@pytest.fixture(params=["memory", "file"])
+def pair(request, tmp_path):
+    """An empty store of each library."""
+    stores = []
+    for library, name in ((KvStore, "ours"), (ts.KvStore, "theirs")):
+        json = {"driver": "memory"}
+        if request.param == "file":
+            json = {"driver": "file", "path": f"{tmp_path}/{name}/", "file_io_sync": False}
+        stores.append(library.open(json).result())
+    return stores
+
+
+def outcome(call, *, text=True):
+    """What a call gives, or the error it raises, such that both libraries can be compared."""
+    try:
+        return call()
+    except Exception as error:
+        kinds = [kind for kind in (KeyError, ValueError, TypeError) if isinstance(error, kind)]
+        kind = kinds[0].__name__ if kinds else type(error).__name__
+        message = str(error) if text and isinstance(error, ValueError) else ""
+        return kind, message
+
+
+def fill(store):
+    for key in ("a", "dir/x", "dir/y", "dis", "é"):
+        store[key] = key.encode() * 3
+
+
+# --------------------------------------------------------------------------- operations
+
+
+@pytest.mark.parametrize(
+    "byte_range",
+    [
+        slice(2, 3), slice(3, 2), slice(3, 3), slice(0, 20), slice(20, 30), slice(9, None),
+        slice(10, None), slice(-3, None), slice(-30, None), slice(None, -3), slice(-5, 8),
+        slice(0, 10, 2), slice(-3, -1), slice(None, 0), slice(None, None), slice(1.5, 2), 3,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_byte_range_means_the_same(pair, byte_range):
+    def read(store):
+        store["dir/x"] = b"012345678"
+        result = store.read("dir/x", byte_range=byte_range).result()
+        return result.state, result.value
+
+    ours, theirs = [outcome(lambda store=store: read(store)) for store in pair]
+    assert ours == theirs
+
+
+def test_generations_mean_the_same(pair):
+    def operate(store):
+        absent = b"\x02"
+        results = [store.write("a", b"1", if_equal=absent).result().generation not in (b"", absent)]
+        generation = store.read("a").result().stamp.generation
+
+        def write(key, value, if_equal=None):
+            written = store.write(key, value, if_equal=if_equal).result().generation
+            results.append(written if written in (b"", absent) else "new")
+
+        def read(key, **options):
+            result = store.read(key, **options).result()
+            seen = result.stamp.generation
+            results.append((result.state, result.value, seen == absent, seen == generation))
+
+        write("a", b"2", absent)
+        write("a", b"2", generation + b"x")
+        read("a", if_not_equal=generation)
+        read("a", if_not_equal=absent)
+        read("none", if_not_equal=absent)
+        read("none", if_not_equal=generation)
+        read("none", byte_range=slice(2, 5))
+        write("a", b"2", generation)
+        read("a", if_not_equal=generation)
+        write("a", b"3", b"")
+        write("none", None)
+        write("none", None, absent)
+        write("none", None, generation)
+        write("a", None, generation)
+        write("a", None)
+        write("a", None)
+        read("a")
+        return results
+
+    ours, theirs = map(operate, pair)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("low", ["", "a", "b", "dir/", "dir/x", "z"])
+@pytest.mark.parametrize("high", ["", "dir/y", "dir0", "a"])
+def test_ranges_mean_the_same(pair, low, high):
+    if high and low > high:
+        return  # TensorStore's memory store ends the process
+    results = []
+    for store, library in zip(pair, (KvStore, ts.KvStore), strict=True):
+        fill(store)
+        wanted = library.KeyRange(low, high)
+        listed = sorted(store.list(wanted).result())
+        stripped = sorted(store.list(wanted, strip_prefix_length=1).result())
+        below = sorted((store / "dir").list().result())
+        store.delete_range(wanted).result()
+        results.append([listed, stripped, below, sorted(store.list().result())])
+    assert results[0] == results[1]
+
+
+def test_inverted_range_is_empty(pair):
+    ours = pair[0]
+    fill(ours)
+    inverted = KvStore.KeyRange("z", "a")
+    assert inverted.empty
+    assert ours.list(inverted).result() == []
+    ours.delete_range(inverted).result()
+    assert len(ours.list().result()) == 5
+
+
+@pytest.mark.parametrize(
+    "key", ["a//b", "../x", "./a", "a/b/", "/a", "a\0b", "é/../\x01f", "x.__lock"]
+)
+def test_illegal_key_has_the_same_text(tmp_path, key):
+    messages = []
+    for library in (KvStore, ts.KvStore):
+        store = library.open({"driver": "file", "path": f"{tmp_path}/"}).result()
+        with pytest.raises(ValueError, match="Invalid key") as caught:
+            store.write(key, b"1").result()
+        messages.append(str(caught.value))
+    assert messages[0].startswith(messages[1] + ": ")
+
+
+def test_dict_operations(pair):
+    for store in pair:
+        fill(store)
+        assert store["a"] == b"aaa"
+        assert store[b"\xc3\xa9"] == "ééé".encode()
+        assert "a" in store
+        assert b"b" not in store
+        store["a"] = "text"
+        assert store["a"] == b"text"
+        del store["a"]
+        del store["a"]
+        store["dis"] = None
+        with pytest.raises(KeyError):
+            store["a"]
+        assert sorted(store.list().result()) == [b"dir/x", b"dir/y", b"\xc3\xa9"]
+        with pytest.raises(TypeError):
+            iter(store)
+        for wrong in (3, None):
+            with pytest.raises(TypeError):
+                store[wrong]
+        with pytest.raises(TypeError):
+            store["a"] = 3
+
+
+def test_missing_key_is_a_not_found_error_that_names_it(tmp_path):
+    store = KvStore.open(f"{tmp_path}/").result()
+    with pytest.raises(NotFoundError, match=r'^NOT_FOUND: local file ".*/x" does not exist$') as e:
+        store["x"]
+    assert isinstance(e.value, KeyError)
+
+
+def test_value_is_copied_before_write_returns():
+    store = KvStore.open("memory://").result()
+    value = bytearray(b"abc")
+    future = store.write("a", value)
+    value[:] = b"xyz"
+    future.result()
+    assert store["a"] == b"abc"
+
+
+def test_await_works_in_any_loop(pair):
+    async def operate(store):
+        await store.write("a", b"1")
+        result = await store.read("a")
+        return result.value, await store.list()
+
+    assert [asyncio.run(operate(store)) for store in pair] == [(b"1", [b"a"])] * 2
+
+
+def test_stamp_has_the_time_of_the_operation(pair):
+    for store in pair:
+        store["a"] = b"1"
+    times = [store.read("a").result().stamp.time for store in pair]
+    assert abs(times[0] - times[1]) < 10
+
+
+def test_batches_add_the_path(pair):
+    ours = pair[0] / "sub/"
+    ours.write_many(WriteRequest(["a", "b"], [b"1", b"2"])).raise_first()
+    columns = ours.read_many(ReadRequest(["b", "c"]))
+    assert bytes(columns.value[0]) == b"2"
+    assert ours.list().result() == [b"a", b"b"]
+    assert ours.driver.read_many(ReadRequest([ours.path + "a"])).total == [1]
+    assert ours.describe("a").endswith('sub/a"')
+
+
+def test_copying_a_range(pair):
+    ours = pair[0]
+    fill(ours)
+    target = KvStore.open("memory://t/").result()
+    (ours / "dir/").experimental_copy_range_to(target, KvStore.KeyRange("x", "y")).result()
+    assert target.list().result() == [b"x"]
+    (ours / "dir/").experimental_copy_range_to(ours / "copy/").result()
+    assert ours["copy/y"] == b"dir/y" * 3
+
+
+# --------------------------------------------------------------------------- spec, url, repr
+
+SPECS = [
+    "memory://", "memory://abc", "memory://a%20b/c", "memory:///abc", "memory://a%00b",
+    "file:///tmp/a b", "file:///tmp/%C3%A9", "file:///", "memory:", "memory://a?b",
+    "memory://a#b", "", 3, None, [], {"path": "a"},
+    {"driver": "memory", "path": "a", "foo": 1}, {"driver": "memory", "path": 3},
+    {"driver": "nope"}, {"driver": "memory", "atomic": False}, {"driver": "memory", "atomic": 3},
+    {"driver": "memory", "memory_key_value_store": {}},
+    {"driver": "memory", "memory_key_value_store": "memory_key_value_store#a",
+     "context": {"memory_key_value_store#a": {}}},
+    {"driver": "memory", "context": {"memory_key_value_store": {"a": 1}}},
+    {"driver": "memory", "path": "aé b\0"},
+    {"driver": "file", "path": "/tmp/", "file_io_sync": False},
+    {"driver": "file", "path": "/tmp/", "file_io_concurrency": {"limit": 2}},
+    {"driver": "file", "path": "/tmp/", "file_io_locking": {"mode": "none"}},
+    {"driver": "file", "path": "/a//b"}, {"driver": "file", "path": "/a/../b"},
+    {"driver": "file", "path": "/a\0b"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("json", SPECS, ids=str)
+def test_spec_is_parsed_and_printed_alike(json):
+    def parse(library):
+        spec = library.KvStore.Spec(json)
+        again = library.KvStore.Spec(spec.to_json())
+        assert again == spec
+        assert pickle.loads(pickle.dumps(spec)) == spec
+        return repr(spec), spec.to_json(), spec.url, spec.path, repr(spec / "x"), repr(spec + "x")
+
+    class Ours:
+        pass
+
+    Ours.KvStore = KvStore
+    ours, theirs = outcome(lambda: parse(Ours)), outcome(lambda: parse(ts))
+    if theirs[0] == "ValueError":
+        assert ours[0] == "ValueError"
+        assert ours[1].startswith(theirs[1])
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("url", ["nope://x", "MEMORY://x", "memory://a|zip:"])
+def test_unknown_scheme_is_an_error(url):
+    with pytest.raises(MetadataError, match=r'^Parsing spec from url: .*unsupported URL scheme: "'):
+        KvStore.Spec(url)
+
+
+def test_defaults_can_be_printed():
+    for json in ({"driver": "memory"}, {"driver": "file", "path": "/tmp/"}):
+        ours = KvStore.Spec(json).to_json(include_defaults=True)
+        assert ours == ts.KvStore.Spec(json).to_json(include_defaults=True)
+
+
+@pytest.mark.parametrize(
+    "json",
+    [
+        {"driver": "memory", "path": "abc/"},
+        {"driver": "memory", "atomic": False, "memory_key_value_store": {}},
+        {"driver": "memory", "memory_key_value_store": "memory_key_value_store#a",
+         "context": {"memory_key_value_store#a": {}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_opened_store_prints_alike(json):
+    ours, theirs = KvStore.open(json).result(), ts.KvStore.open(json).result()
+    assert repr(ours) == repr(theirs)
+    assert repr(ours.spec()) == repr(theirs.spec())
+    assert repr(ours.spec(unbind_context=True)) == repr(theirs.spec(unbind_context=True))
+    assert (ours.url, ours.path, ours.base) == (theirs.url, theirs.path, theirs.base)
+
+
+def test_opened_file_store_prints_its_context(tmp_path):
+    store = KvStore.open({"driver": "file", "path": "/data/x/", "file_io_sync": False}).result()
+    assert repr(store) == (
+        "KvStore({\n"
+        "  'context': {\n"
+        "    'file_io_concurrency': {},\n"
+        "    'file_io_locking': {},\n"
+        "    'file_io_mode': {},\n"
+        "    'file_io_retries': {},\n"
+        "  },\n"
+        "  'driver': 'file',\n"
+        "  'file_io_sync': False,\n"
+        "  'path': '/data/x/',\n"
+        "})"
+    )
+    assert repr(store.spec()) == "KvStore.Spec({'driver': 'file', 'path': '/data/x/'})"
+
+
+def test_path_is_joined_alike(pair):
+    def joined(store):
+        results = []
+        for base in ("", "a", "a/"):
+            copied = store.copy()
+            copied.path = base
+            for part in ("", "b", "/b", b"b/"):
+                results.append(((copied / part).path, (copied + part).path))
+        with pytest.raises(TypeError):
+            store / 3
+        return results
+
+    assert joined(pair[0]) == joined(pair[1])
+
+
+def test_copies_have_their_own_path():
+    store = KvStore.open("memory://a/").result()
+    for other in (store.copy(), copy.copy(store), copy.deepcopy(store)):
+        other["x"] = b"1"
+        other.path = "b/"
+        assert store.path == "a/"
+        assert store["x"] == b"1"
+    spec = KvStore.Spec("memory://a/")
+    for other in (spec.copy(), copy.copy(spec), copy.deepcopy(spec), KvStore.Spec(spec)):
+        other.path = "b/"
+        assert spec.path == "a/"
+
+
+def test_pickled_store_opens_the_same_files(tmp_path):
+    store = KvStore.open({"driver": "file", "path": f"{tmp_path}/", "file_io_sync": False}).result()
+    store["a"] = b"1"
+    again = pickle.loads(pickle.dumps(store))
+    assert again["a"] == b"1"
+    assert repr(again) == repr(store)
+
+
+def test_context_of_the_spec_comes_before_the_argument():
+    context = Context({"memory_key_value_store": {}})
+    first = KvStore.open("memory://", context=context).result()
+    first["a"] = b"1"
+    own = {"driver": "memory", "context": {"memory_key_value_store": {}}}
+    assert "a" not in KvStore.open(own, context=context).result()
+    assert "a" in KvStore.open({"driver": "memory", "context": {}}, context=context).result()
+
+
+def test_errors_of_open_are_typed():
+    with pytest.raises(MetadataError):
+        KvStore.open({"driver": "nope"})
+    with pytest.raises(TypeError):
+        KvStore.open("memory://", context=3)
+    for call in (
+        lambda: KvStore.open("memory://", transaction=3),
+        lambda: KvStore.open("memory://").result().with_transaction(3),
+        lambda: KvStore.open("memory://").result().read("a", batch=3),
+    ):
+        with pytest.raises(UnsupportedError):
+            call()
+    assert issubclass(MetadataError, GpustoreError)
+
+
+# --------------------------------------------------------------------------- small values
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kv: kv.KeyRange(),
+        lambda kv: kv.KeyRange("a", b"b"),
+        lambda kv: kv.TimestampedStorageGeneration(),
+        lambda kv: kv.TimestampedStorageGeneration(b"x", 3),
+        lambda kv: kv.ReadResult(),
+        lambda kv: kv.ReadResult("value", "x"),
+        lambda kv: kv.ReadResult("foo"),
+        lambda kv: kv.KeyRange(3),
+    ],
+    ids=range(8),
+)
+def test_small_values_print_and_copy_alike(make):
+    def show(kv):
+        value = make(kv)
+        again = pickle.loads(pickle.dumps(value))
+        return repr(value), repr(again), repr(copy.copy(value)), repr(copy.deepcopy(value))
+
+    assert outcome(lambda: show(KvStore), text=False) == outcome(
+        lambda: show(ts.KvStore), text=False
+    )
+
+
+def test_key_range_can_be_changed():
+    wanted = KvStore.KeyRange("a")
+    other = wanted.copy()
+    other.inclusive_min = "b"
+    other.exclusive_max = b"c"
+    assert other == KvStore.KeyRange("b", "c")
+    assert wanted == KvStore.KeyRange("a")
+    assert wanted != other
+    assert "b" in other
+    assert "c" not in other
