@@ -154,7 +154,7 @@ def _parse_root(text: str) -> UrlComponent:
     if not text or "://" in text:
         scheme = text.split(":", 1)[0]
         raise MetadataError(f"unsupported URL scheme: {quote(scheme)}")
-    check_segments(text)
+    # A person typed this path, so ".." means what it means in a shell; see `path_from_url`.
     return UrlComponent("file", text, plain=True, raw=text)
 
 

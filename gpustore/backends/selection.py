@@ -29,18 +29,19 @@ def select_backend(device: Any) -> Any:
         If a GPU is asked for and cannot be used; says what is missing and how to get it.
     """
     text = str(device)
-    if text.startswith("cuda"):
-        cuda = registry.find("backends", "cuda")
-        missing = missing_for_cuda()
-        if cuda is None:
-            missing.append("this version of gpustore has no CUDA backend: wait for one that has it")
-        if missing:
-            raise DeviceError(
-                f'device "{text}" cannot be used: {"; ".join(missing)}. '
-                f'Use device="cpu", or device="auto" to take a GPU only where there is one'
-            )
-        return cuda
-    return registry.find("backends", "host")
+    if not text.startswith("cuda"):
+        # "auto" is the host too, as long as there is no CUDA backend to choose.
+        return registry.find("backends", "host")
+    cuda = registry.find("backends", "cuda")
+    missing = missing_for_cuda()
+    if cuda is None:
+        missing.append("this version of gpustore has no CUDA backend yet")
+    if missing:
+        raise DeviceError(
+            f'device "{text}" cannot be used: {"; ".join(missing)}. Use device="cpu", or '
+            f'device="auto" to take a GPU only where there is one'
+        )
+    return cuda
 
 
 def missing_for_cuda() -> list[str]:
@@ -48,10 +49,11 @@ def missing_for_cuda() -> list[str]:
     missing = []
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
         missing.append("no NVIDIA driver was found: install one, or run on a machine with a GPU")
-    for module, package in (("cupy", "cupy"), ("nvidia.nvcomp", "nvidia-nvcomp")):
-        if not registry.is_installed(module):
-            missing.append(
-                f"the package {package} is not installed: pip install 'gpustore[cuda13]' "
-                f"(or [cuda12])"
-            )
+    modules = {"cupy": "cupy", "nvidia.nvcomp": "nvidia-nvcomp"}
+    packages = [package for module, package in modules.items() if not registry.is_installed(module)]
+    if packages:
+        missing.append(
+            f"not installed: {', '.join(packages)} (python -m pip install 'gpustore[cuda13]', or "
+            f"[cuda12] for a driver of CUDA 12)"
+        )
     return missing

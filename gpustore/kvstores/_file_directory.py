@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from typing import TYPE_CHECKING, Final
 
 from gpustore.kvstores._atomic_file import clean_up
@@ -19,9 +18,10 @@ __all__ = ["Directories", "parent_of"]
 _MAX_OPEN: Final = 64
 _ATTEMPTS: Final = 10
 
-# Directories (device, inode) this process has rid of what killed writers left.
-_cleaned: set[tuple[int, int]] = set()
-_cleaned_lock = threading.Lock()
+# Directories (device, inode) this process has rid of what killed writers left, the oldest first.
+# A directory that has dropped out of it is looked through again, which does no harm.
+_MAX_REMEMBERED: Final = 10_000
+_cleaned: dict[tuple[int, int], None] = {}
 
 
 def parent_of(path: str) -> str:
@@ -112,8 +112,9 @@ class Directories:
         identity = status.st_dev, status.st_ino
         if identity in _cleaned and not again:
             return
-        with _cleaned_lock:
-            _cleaned.add(identity)
+        while len(_cleaned) >= _MAX_REMEMBERED:
+            _cleaned.pop(next(iter(_cleaned)), None)
+        _cleaned[identity] = None
         try:
             clean_up(fd, remove_locks=self._remove_locks)
         except OSError:

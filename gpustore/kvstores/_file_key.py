@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from gpustore._json import quote
@@ -18,7 +19,11 @@ __all__ = ["check_path", "check_tail", "path_from_url"]
 def path_from_url(component: UrlComponent) -> str:
     """Path of ``file:///absolute``, ``file://relative`` or a path as people type it."""
     path = component.path
-    if not component.plain:
+    if component.plain:
+        if ".." in path.split("/"):
+            # As the shell does: a link is followed before ".." leaves its target.
+            path = os.path.realpath(path) + ("/" if path.endswith("/") else "")
+    else:
         require_slashes(component)
         # The only authority that is not taken for the first part of a relative path.
         if path.startswith("localhost/"):
