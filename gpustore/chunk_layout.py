@@ -488,7 +488,7 @@ class ChunkLayout:
             return new
         new._rank = rank
         if self._inner_order is not None:
-            new._inner_order = map_order(self._inner_order)
+            new._inner_order = map_order(self._inner_order) or None
         with _context("Error transforming grid_origin"):
             new._grid_origin = map_origin(self._grid_origin)
         for usage, grid in self._grids.items():

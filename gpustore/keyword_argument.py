@@ -7,7 +7,8 @@ the others are applied in a fixed order, whatever order the caller wrote them in
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gpustore.errors import GpustoreError
@@ -25,8 +26,23 @@ __all__ = [
 T = TypeVar("T")
 
 
-def set_keywords(setters: dict[str, Callable[[Any], None]], keywords: dict[str, Any]) -> None:
+def set_keywords(
+    setters: Mapping[str, Callable[[Any], None]],
+    keywords: Mapping[str, Any],
+    *,
+    converters: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+) -> None:
     """Call the setter of each keyword that is not None, in the order of `setters`.
+
+    Parameters
+    ----------
+    setters : mapping
+        What to do with the value of each keyword.
+    keywords : mapping
+        The values.
+    converters : mapping
+        Conversions before the setter, whose errors pass as they are; TensorStore does so where
+        NumPy converts.
 
     Raises
     ------
@@ -42,11 +58,13 @@ def set_keywords(setters: dict[str, Callable[[Any], None]], keywords: dict[str, 
         value = keywords.get(name)
         if value is None:
             continue
+        if name in converters:
+            value = converters[name](value)
         try:
             setter(value)
         except GpustoreError as error:
             raise error.prefixed(f"Invalid {name}") from error.__cause__
-        except (TypeError, OverflowError) as error:
+        except TypeError as error:
             raise TypeError(f"Invalid {name}: {value!r:.200}") from error
 
 
@@ -62,7 +80,10 @@ def as_float(value: Any) -> float:
     """A number as float; strings are none."""
     if isinstance(value, str | bytes):
         raise TypeError(f"{value!r} is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise TypeError(f"{value!r:.200} does not fit float64") from error
 
 
 def as_vector(convert: Callable[[Any], T]) -> Callable[[Any], list[T | None]]:

@@ -162,15 +162,11 @@ class Schema:
         return new
 
     def _update(self, given: dict[str, Any]) -> None:
-        # What a caller's value is converted to depends on the data type, which may be given in
-        # the same call; errors of both conversions come unprefixed, as in TensorStore.
-        given = dict(given)
-        if given.get("dtype") is not None:
-            given["dtype"] = _as_dtype(given["dtype"])
-        if given.get("fill_value") is not None:
-            dtype = self._dtype or given.get("dtype")
-            given["fill_value"] = FillValue.from_array(given["fill_value"], dtype)
-        set_keywords(self._setters(), given)
+        converters = {
+            "dtype": _as_dtype,
+            "fill_value": lambda value: FillValue.from_array(value, self._dtype),
+        }
+        set_keywords(self._setters(), given, converters=converters)
 
     def _setters(self) -> dict[str, Callable[[Any], None]]:
         return {
@@ -322,7 +318,8 @@ class Schema:
         if self._domain is not None:
             json["domain"] = self._domain.to_json()
         if self._chunk_layout.has_constraints:
-            json["chunk_layout"] = self._chunk_layout.to_json()
+            json["chunk_layout"] = layout = self._chunk_layout.to_json()
+            layout.pop("rank", None)
         if self._codec is not None:
             json["codec"] = self._codec.to_json()
         if self._fill_value is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from gpustore import registry
@@ -169,9 +169,10 @@ class Spec:
     def open_mode(self) -> OpenMode:
         """How it is to be opened, with the default filled in."""
         mode = self._mode
-        if not any(getattr(mode, field.name) for field in fields(mode)):
-            return OpenMode(open=True)
-        return mode
+        # Arrays in memory are neither opened nor created.
+        if mode.open or mode.create or self._driver.id == "array":
+            return mode
+        return replace(mode, open=True)
 
     @property
     def kvstore(self) -> KvStore.Spec | None:
@@ -195,7 +196,12 @@ class Spec:
     def schema(self) -> Schema:
         """All constraints, in terms of the spec's own domain."""
         schema = self._driver.schema
-        return schema if self._transform is None else schema[self._transform]
+        if self._transform is None:
+            return schema
+        schema = schema[self._transform]
+        if schema.domain is None:
+            schema.update(domain=self._transform.domain)
+        return schema
 
     @property
     def rank(self) -> int | None:
@@ -278,6 +284,7 @@ class Spec:
         transform = self.transform
         if transform is not None:
             json["transform"] = transform.to_json()
+            json.pop("rank", None)
         if self._context is not None:
             context = self._context.to_json(include_defaults)
             if context:
@@ -337,7 +344,7 @@ def _from_json(
     if "dtype" in members:
         dtype = members.take("dtype")
         with in_member("dtype"):
-            schema.update(dtype=dtype_from_json(dtype))
+            schema.set_dtype(dtype_from_json(dtype))
     rank = members.take_int("rank", 0, 32, None)
     transform = members.take_with("transform", _transform, None)
     if rank is not None and transform is not None and transform.input_rank != rank:
@@ -388,4 +395,6 @@ def _from_url(url: str) -> DriverSpec:
         kind: DriverKind = registry.find("drivers", component.scheme)
         return kind.from_url(kvstore, component.path)
     except GpustoreError as error:
+        if not url:
+            raise
         raise error.prefixed(f'Parsing spec from url: "{url}"') from error.__cause__

@@ -152,7 +152,7 @@ def test_equality_as_tensorstore(first, second):
     ours, theirs = both(
         lambda cls: (cls(**with_grids(cls, first)), cls(**with_grids(cls, second))),
         lambda pair: pair[0] == pair[1],
-        lambda pair: pair[0].read_chunk == pair[1].read_chunk,
+        lambda pair: 0 in (pair[0].rank, pair[1].rank) or pair[0].read_chunk == pair[1].read_chunk,
         lambda pair: pair[0] == pair[0],
     )
     assert ours == theirs
@@ -220,9 +220,7 @@ def test_grid_soft_constraint_is_soft():
     assert grid.shape == (1, None)
     assert grid.shape_soft_constraint == (None, 4)
     assert grid.elements is None
-    assert ts.ChunkLayout.Grid(
-        grid_soft_constraint=ts.ChunkLayout.Grid(elements=4)
-    ).elements == 4
+    assert ts.ChunkLayout.Grid(grid_soft_constraint=ts.ChunkLayout.Grid(elements=4)).elements == 4
 
 
 def test_refused_update_changes_nothing():

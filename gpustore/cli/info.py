@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-__all__ = ["describe", "run"]
+__all__ = ["describe", "format_codecs", "run"]
 
 _FORMATS = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
 _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
@@ -136,7 +136,7 @@ def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("type", facts["dtype"]),
         ("decoded size", format_nbytes(facts["nbytes"])),
         ("chunk", _times(facts["chunk"])),
-        ("codecs", _codecs(facts["codec"])),
+        ("codecs", format_codecs(facts["codec"])),
         ("fill value", "none" if facts["fill_value"] is None else str(facts["fill_value"])),
         ("shards stored" if facts["shard"] else "chunks stored", stored),
         ("read on", facts["device"]),
@@ -150,8 +150,17 @@ def _times(extents: list[int]) -> str:
     return " x ".join(map(str, extents)) if extents else "a single value"
 
 
-def _codecs(codec: Mapping[str, Any]) -> str:
-    """One codec a line, the innermost of a shard indented."""
+def format_codecs(codec: Mapping[str, Any]) -> str:
+    """One codec a line, those inside a shard indented.
+
+    Parameters
+    ----------
+    codec : dict
+        JSON of a codec spec, without its driver.
+
+    >>> format_codecs({"compressor": {"id": "zlib", "level": 2}, "filters": None})
+    'zlib (level 2)'
+    """
     if "codecs" in codec:
         return "\n".join(line for one in codec["codecs"] for line in _codec_lines(one))
     chain = [*(codec.get("filters") or []), codec.get("compressor")]

@@ -47,10 +47,7 @@ class _Crc32c(BytesCodec):
 
     def encode(self, decoded: Buffer) -> Buffer:
         """The data and their checksum."""
-        encoded = bytearray(len(decoded) + _NBYTES)
-        encoded[:-_NBYTES] = decoded
-        encoded[-_NBYTES:] = _crc32c(decoded).to_bytes(_NBYTES, "little")
-        return encoded
+        return b"".join((decoded, _crc32c(decoded).to_bytes(_NBYTES, "little")))
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None

@@ -67,8 +67,7 @@ class ArrayDriver:
     @property
     def chunk_layout(self) -> ChunkLayout:
         """One chunk; the inner order is that of the array's strides."""
-        order = sorted(range(self.array.ndim), key=lambda d: -abs(self.array.strides[d]))
-        return ChunkLayout(grid_origin=[0] * self.array.ndim, inner_order=order)
+        return _layout(self.array)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """With a copy of the elements, also if `minimal`."""
@@ -138,6 +137,11 @@ class ArrayDriver:
         raise UnsupportedError("Resize not supported")
 
 
+def _layout(array: NDArray[Any]) -> ChunkLayout:
+    order = sorted(range(array.ndim), key=lambda d: -abs(array.strides[d]))
+    return ChunkLayout(grid_origin=[0] * array.ndim, inner_order=order)
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """An array to be opened."""
@@ -152,13 +156,13 @@ class ArraySpec:
     def schema(self) -> Schema:
         """Data type, rank and domain of the array."""
         schema = self.constraints.copy()
-        schema.update(domain=IndexDomain(shape=self.array.shape))
+        schema.update(domain=IndexDomain(shape=self.array.shape), chunk_layout=_layout(self.array))
         return schema
 
     @property
     def url(self) -> str:
         """There is none."""
-        raise UnsupportedError('URL representation not supported for TensorStore driver "array"')
+        raise UnsupportedError("URL representation not supported")
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """The elements as nested lists, and the data type."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, in_member
+from gpustore._json import JsonValue, Members
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -57,7 +57,7 @@ class AutoSpec:
     @property
     def url(self) -> str:
         if self.kvstore is None:
-            raise MetadataError('"kvstore" must be specified')
+            raise MetadataError("Invalid kvstore spec")
         return f"{self.kvstore.url}|auto:"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
@@ -145,8 +145,7 @@ class _AutoKind:
 
     def from_json(self, members: Members, schema: Schema) -> AutoSpec:
         """Take ``kvstore``."""
-        with in_member("kvstore"):
-            return AutoSpec(KvStore.Spec(members.take("kvstore")), schema)
+        return AutoSpec(members.take_with("kvstore", KvStore.Spec, None), schema)
 
     def from_url(self, base: KvStore.Spec, path: str) -> AutoSpec:
         """``<kvstore>|auto:``."""

@@ -90,7 +90,11 @@ class ChunkedSpec:
     @property
     def url(self) -> str:
         if self.kvstore is None:
-            raise MetadataError('"kvstore" must be specified')
+            raise MetadataError("Invalid kvstore spec")
+        if "metadata_key" in self.options:
+            raise UnsupportedError(
+                f"{self.format.id} URL syntax not supported with non-default metadata_key",
+            )
         return f"{self.kvstore.url}|{self.format.id}:"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
@@ -327,9 +331,7 @@ class ChunkedKind:
             with in_member("kvstore"):
                 spec = KvStore.Spec(kvstore)
             spec = _directory(spec / path if path else spec)
-        constraints = members.take_with("metadata", self.format.constraints, None)
-        if constraints is None:
-            constraints = self.format.no_constraints
+        constraints = self.format.take_constraints(members)
         options = _options(members)
         options.update(self.format.take_options(members))
         self.format.constrained(constraints, schema)  # Raises on contradictions.

@@ -17,13 +17,22 @@ from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import CodecChain
 from gpustore.dtype import dtype as dtype_
 from gpustore.domain_merge import merge_domains, merge_units
-from gpustore.errors import MetadataError, MismatchError, prefixing
+from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
+from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.schema import Schema
 from gpustore.unit import Unit
 
-__all__ = ["ArrayDescription", "Format", "created_shape"]
+__all__ = [
+    "ArrayDescription",
+    "Format",
+    "check_dtype",
+    "created_shape",
+    "merge_codec",
+    "refuse_fields",
+    "with_resizable_domain",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,53 @@ def created_shape(domain: IndexDomain) -> tuple[int, ...]:
     return tuple(domain.shape)
 
 
+def with_resizable_domain(schema: Schema) -> Schema:
+    """The schema with the upper bounds of its domain implicit, as those of a Zarr array are."""
+    domain = schema.domain
+    if domain is None or all(domain.implicit_upper_bounds):
+        return schema
+    parts = {name: getattr(schema, name) for name in _PARTS}
+    resizable = Schema(**{name: value for name, value in parts.items() if value is not None})
+    resizable.update(
+        domain=IndexDomain(
+            inclusive_min=domain.inclusive_min,
+            exclusive_max=domain.exclusive_max,
+            implicit_lower_bounds=domain.implicit_lower_bounds,
+            implicit_upper_bounds=[True] * domain.rank,
+            labels=domain.labels,
+        )
+    )
+    return resizable
+
+
+_PARTS = ("rank", "dtype", "chunk_layout", "codec", "fill_value", "dimension_units")
+"""What a schema holds besides its domain."""
+
+
+def merge_codec(schema: Schema, codec: CodecSpec) -> None:
+    """Merge in the codec a format implies; one of another driver is left for opening to refuse."""
+    if schema.codec is None or schema.codec.driver == codec.driver:
+        schema.update(codec=codec)
+
+
+def check_dtype(dtype: dtype_) -> None:
+    """Refuse data types whose elements are no plain numbers: no Zarr array holds them yet."""
+    if dtype.name not in V3_DATA_TYPES:
+        raise UnsupportedError(
+            f"{dtype.name} data type is not one of the supported data types: "
+            f"{', '.join(V3_DATA_TYPES)}"
+        )
+
+
+def refuse_fields(members: Members) -> None:
+    """Take the members that open structured data types; they are not supported."""
+    for name in ("field", "open_as_void"):
+        if members.take(name, None) not in (None, False):
+            raise UnsupportedError(
+                f'The member "{name}" is not supported: structured data types are not'
+            )
+
+
 class Format(Protocol):
     """A metadata format; `M` is its metadata class, `C` that of its constraints."""
 
@@ -213,6 +269,9 @@ class Format(Protocol):
         MismatchError
             Naming the first member that differs.
         """
+
+    def take_constraints(self, members: Members) -> Any:
+        """Take the members of a spec that constrain the metadata."""
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Take members of the spec that only this format has; none equal to its default."""

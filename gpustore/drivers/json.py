@@ -78,7 +78,7 @@ class JsonDriver:
     def spec(self, *, minimal: bool) -> DriverSpec:
         """The same with or without `minimal`."""
         del minimal
-        return JsonSpec(self.kvstore.spec(), self.pointer, Schema(dtype=_JSON, rank=0))
+        return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
 
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
@@ -189,13 +189,15 @@ class JsonSpec:
     @property
     def schema(self) -> Schema:
         """Rank 0, and what the caller said."""
-        return self.constraints
+        schema = self.constraints.copy()
+        schema.update(domain=IndexDomain(rank=0))
+        return schema
 
     @property
     def url(self) -> str:
         """``<kvstore>|json:<pointer>``."""
         if self.kvstore is None:
-            raise MetadataError('"kvstore" must be specified')
+            raise MetadataError("Invalid kvstore spec")
         return f"{self.kvstore.url}|json:{self.pointer}"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
@@ -215,7 +217,7 @@ class JsonSpec:
         if schema is not None:
             merged = self.constraints.copy()
             merged.update(schema=schema)
-            spec = replace(spec, constraints=merged)
+            spec = replace(spec, constraints=_json_schema(merged))
         if kvstore is not None:
             if self.kvstore is not None:
                 raise MetadataError('"kvstore" is already specified')
@@ -226,11 +228,6 @@ class JsonSpec:
         """Open the kvstore; nothing is read."""
         if self.kvstore is None:
             raise MetadataError('"kvstore" must be specified')
-        found = self.constraints.dtype
-        if found is not None and found != _JSON:
-            raise MetadataError(
-                f"Specified dtype (json) does not match existing value ({found.name})"
-            )
         context = request.context
         store = open_kvstore(self.kvstore, context)
         resources = {
@@ -261,15 +258,27 @@ class _JsonKind:
         spec = None if kvstore is None else KvStore.Spec(kvstore)
         if spec is not None and path:
             spec = spec / path
-        return JsonSpec(spec, pointer, schema)
+        return JsonSpec(spec, pointer, _json_schema(schema))
 
     def from_url(self, base: KvStore.Spec, path: str) -> JsonSpec:
         """``|json:/pointer``."""
-        return JsonSpec(base, _checked_pointer(path), Schema())
+        return JsonSpec(base, _checked_pointer(path), _json_schema(Schema()))
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """There are no codecs."""
         raise MetadataError("json driver has no codec")
+
+
+def _json_schema(constraints: Schema) -> Schema:
+    """The constraints, and what every JSON value is: an array of rank 0 of data type json."""
+    if constraints.dtype is not None and constraints.dtype != _JSON:
+        raise MetadataError(
+            f"Specified dtype (json) does not match existing value ({constraints.dtype.name})"
+        )
+    schema = constraints.copy()
+    schema.set_rank(0, "rank")
+    schema.update(dtype=_JSON, chunk_layout=ChunkLayout(rank=0))
+    return schema
 
 
 def _checked_pointer(value: JsonValue) -> str:

@@ -17,7 +17,14 @@ from gpustore.chunk_shape import choose_chunk_shape
 from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import complete_v2, merge_v2, resolve_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
-from gpustore.drivers.format import ArrayDescription, created_shape
+from gpustore.drivers.format import (
+    ArrayDescription,
+    check_dtype,
+    created_shape,
+    merge_codec,
+    refuse_fields,
+    with_resizable_domain,
+)
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
@@ -44,8 +51,17 @@ class Zarr2Format:
         """Parse a stored ``.zarray``."""
         return Zarr2Metadata.decode(data, where=where, limits=limits)
 
+    def take_constraints(self, members: Members) -> Zarr2Constraints:
+        """``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
+        constraints = members.take_with("metadata", self.constraints, self.no_constraints)
+        separator = members.take_str("key_encoding", None, choices=(".", "/"))
+        if separator is not None:
+            constraints = constraints.merge(self.constraints({"dimension_separator": separator}))
+        return constraints
+
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """``metadata_key``."""
+        refuse_fields(members)
         key = members.take_str("metadata_key", default=self.metadata_key)
         return {} if key == self.metadata_key else {"metadata_key": key}
 
@@ -84,6 +100,8 @@ class Zarr2Format:
         merged = schema.copy()
         if constraints.data_type is not None:
             merged.update(dtype=constraints.data_type)
+        if merged.dtype is not None:
+            check_dtype(merged.dtype)
         if constraints.rank is not None:
             merged.update(rank=constraints.rank)
         if not isinstance(constraints.shape, Unset):
@@ -103,10 +121,10 @@ class Zarr2Format:
         if not isinstance(constraints.fill_value, Unset) and constraints.fill_value is not None:
             merged.update(fill_value=constraints.fill_value)
         if isinstance(constraints.compressor, Unset):
-            merged.update(codec=CodecSpec({"driver": "zarr"}))
+            merge_codec(merged, CodecSpec({"driver": "zarr"}))
         else:
-            merged.update(codec=_codec_spec(constraints.compressor))
-        return merged
+            merge_codec(merged, _codec_spec(constraints.compressor))
+        return with_resizable_domain(merged)
 
     def create(
         self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits
@@ -185,7 +203,9 @@ def _compressor_of(value: JsonValue) -> Any:
 
 
 def _compressor(codec: CodecSpec | None) -> Any:
-    return complete_v2(UNSET if codec is None else _compressor_of(codec.to_json()))
+    any_codec = CodecSpec({"driver": "zarr"})
+    merged = any_codec if codec is None else codec.merged(any_codec)
+    return complete_v2(_compressor_of(merged.to_json()))
 
 
 DRIVER = ChunkedKind(Zarr2Format())

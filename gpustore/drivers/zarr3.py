@@ -17,7 +17,14 @@ from gpustore.chunk_shape import choose_read_write_chunk_shapes
 from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import complete_v3, merge_v3, resolve_v3
 from gpustore.drivers.chunked_spec import ChunkedKind
-from gpustore.drivers.format import ArrayDescription, created_shape
+from gpustore.drivers.format import (
+    ArrayDescription,
+    check_dtype,
+    created_shape,
+    merge_codec,
+    refuse_fields,
+    with_resizable_domain,
+)
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
@@ -46,9 +53,13 @@ class Zarr3Format:
         """Parse a stored ``zarr.json``."""
         return Zarr3Metadata.decode(data, where=where, limits=limits)
 
+    def take_constraints(self, members: Members) -> Zarr3Constraints:
+        """``metadata``."""
+        return members.take_with("metadata", self.constraints, self.no_constraints)
+
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """There are none."""
-        del members
+        refuse_fields(members)
         return {}
 
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
@@ -81,10 +92,18 @@ class Zarr3Format:
         merged = schema.copy()
         if constraints.data_type is not None:
             merged.update(dtype=constraints.data_type)
+        if merged.dtype is not None:
+            check_dtype(merged.dtype)
         if constraints.rank is not None:
             merged.update(rank=constraints.rank)
+        labels = _labels(constraints)
         if constraints.shape is not None:
-            merged.update(domain=_domain(constraints.shape, _labels(constraints)))
+            merged.update(domain=_domain(constraints.shape, labels))
+        elif labels is not None:
+            merged.update(domain=IndexDomain(inclusive_min=[0] * len(labels), labels=labels))
+        units = constraints.attributes.get("dimension_units")
+        if units is not None:
+            merged.update(dimension_units=units)
         rank = merged.rank
         if rank is not None:
             merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
@@ -95,10 +114,10 @@ class Zarr3Format:
         if constraints.fill_value is not None:
             merged.update(fill_value=constraints.fill_value)
         if constraints.codecs is not None:
-            merged.update(codec=_codec_spec(constraints.codecs))
+            merge_codec(merged, _codec_spec(constraints.codecs))
         else:
-            merged.update(codec=CodecSpec({"driver": "zarr3"}))
-        return merged
+            merge_codec(merged, _ANY_CODEC)
+        return with_resizable_domain(merged)
 
     def create(
         self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
@@ -124,15 +143,17 @@ class Zarr3Format:
                 f"inner_order {list(layout.inner_order or ())} needs the codec transpose, which is "
                 f"not supported; only {list(range(rank))} is"
             )
-        codec = merged.codec
-        codecs = None if codec is None else _codecs_of(codec.to_json())
+        codec = merged.codec or _ANY_CODEC
+        if codec.driver != self.json_id:
+            codec = codec.merged(_ANY_CODEC)  # Raises.
+        codecs = _codecs_of(codec.to_json())
         attributes = dict(constraints.attributes)
         units = merged.dimension_units
         if units is not None and any(unit is not None for unit in units):
             attributes["dimension_units"] = [None if unit is None else str(unit) for unit in units]
         names = constraints.dimension_names
         if names is None and any(domain.labels):
-            names = tuple(domain.labels)
+            names = tuple(label or None for label in domain.labels)
         fill = merged.fill_value
         metadata = Zarr3Metadata(
             shape=shape,
@@ -194,3 +215,5 @@ def _codecs_of(value: JsonValue) -> tuple[NamedConfiguration, ...] | None:
 
 
 DRIVER = ChunkedKind(Zarr3Format())
+
+_ANY_CODEC = CodecSpec({"driver": "zarr3"})

@@ -14,11 +14,11 @@ from gpustore.index_space.accessor import (
     Accessor,
     implicit_argument,
     labels_argument,
-    offsets_argument,
 )
 from gpustore.index_space.bounds import Box, box_from_arguments, check_labels, propagate
+from gpustore.index_space.crop import crop_box
 from gpustore.index_space.dim import Dim
-from gpustore.index_space.interval import INF, INF_SIZE, INF_STOP, MAX_RANK, format_interval, quote
+from gpustore.index_space.interval import INF, INF_SIZE, INF_STOP, MAX_RANK
 from gpustore.index_space.json import box_from_json, box_to_json
 from gpustore.index_space.output_map import OutputIndexMaps
 from gpustore.index_space.selection import (
@@ -27,11 +27,12 @@ from gpustore.index_space.selection import (
     permutation,
     select_dimensions,
 )
+from gpustore.index_space.translation import translate_box
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["IndexDomain", "make_domain", "match_domain", "translate_box"]
+__all__ = ["IndexDomain", "make_domain"]
 
 _NAMES = {
     name: name
@@ -163,11 +164,8 @@ class IndexDomain:
         ValueError
             A finite bound is negative, which NumPy would count from the end.
         """
-        box = self.box
-        if (
-            any(-INF < low < 0 for low in box.inclusive_min)
-            or min(box.exclusive_max, default=0) < 0
-        ):
+        finite = [low for low in self.box.inclusive_min if low != -INF]
+        if min((*finite, *self.box.exclusive_max), default=0) < 0:
             raise MetadataError(
                 f"Cannot convert domain {self} with negative bounds to index expression"
             )
@@ -210,7 +208,7 @@ class IndexDomain:
                 if isinstance(key, str):
                     return self._dim(dimension_by_label(key, self.labels))
                 if isinstance(key, IndexDomain):
-                    return match_domain(self, key)
+                    return self._cropped(key)
                 if isinstance(maps, OutputIndexMaps):
                     inner: IndexDomain = key.domain
                     return make_domain(propagate(self.box, inner.box, maps), inner.labels)
@@ -218,6 +216,9 @@ class IndexDomain:
             except MetadataError as error:
                 raise OutOfBoundsError(error.text, status="") from None
         return self._take(select_dimensions(key, self.labels))
+
+    def _cropped(self, crop: IndexDomain) -> IndexDomain:
+        return make_domain(*crop_box(self.box, self.labels, crop.box, crop.labels))
 
     def _take(self, dims: Iterable[int]) -> IndexDomain:
         dims = tuple(dims)
@@ -366,82 +367,3 @@ def _from_json(value: Any) -> tuple[Box, tuple[str, ...]]:
     except MetadataError as error:
         raise error.prefixed("Error parsing index domain from JSON") from None
     return box, labels
-
-
-def translate_box(box: Box, name: str, index: Any) -> tuple[Box, tuple[int, ...]]:
-    """The moved box, and by how much each dimension moved."""
-    rank = len(box.inclusive_min)
-    given = offsets_argument(index, name)
-    offsets: Iterable[int | None] = given if isinstance(given, tuple) else (given,) * rank
-    if isinstance(given, tuple) and len(given) != rank:
-        if given:
-            raise MetadataError(
-                f"Number of dimensions ({rank}) does not match number of indices ({len(given)})"
-            )
-        offsets = (0,) * rank  # An empty index means 0 for all dimensions in TensorStore, too.
-    lows, stops, moved = [], [], []
-    for low, stop, offset in zip(box.inclusive_min, box.exclusive_max, offsets):
-        by = 0 if offset is None else offset
-        if name == "translate_to" and offset is not None:
-            new_low, new_stop = interval.shift_to(low, stop, offset)
-            by = new_low - low
-        else:
-            by = -by if name == "translate_backward_by" else by
-            new_low, new_stop = interval.shift(low, stop, by)
-        lows.append(new_low)
-        stops.append(new_stop)
-        moved.append(by)
-    return box._replace(inclusive_min=tuple(lows), exclusive_max=tuple(stops)), tuple(moved)
-
-
-def match_domain(target: IndexDomain, crop: IndexDomain) -> IndexDomain:
-    """`target` cropped to `crop`, dimensions matched by label if both have labels.
-
-    The bounds become those of `crop`, explicit. Dimensions of `target` that `crop` does not name
-    remain as they are.
-    """
-    labels = target.labels
-    if not any(crop.labels) or not any(labels):
-        if crop.rank != target.rank:
-            raise MetadataError(
-                f"Rank of index domain ({crop.rank}) must match rank of slice target "
-                f"({target.rank}) when the index domain or slice target is unlabeled"
-            )
-        dims = list(range(target.rank))
-        labels = crop.labels if any(crop.labels) else labels
-    else:
-        dims = _match_labels(labels, crop.labels)
-    lows, stops = list(target.box.inclusive_min), list(target.box.exclusive_max)
-    il, iu = list(target.box.implicit_lower), list(target.box.implicit_upper)
-    for i, dim in enumerate(dims):
-        low, stop = crop.box.inclusive_min[i], crop.box.exclusive_max[i]
-        outer_low = -INF if il[dim] else lows[dim]
-        outer_stop = INF_STOP if iu[dim] else stops[dim]
-        if not interval.contains(outer_low, outer_stop, low, stop):
-            prefix = f"{quote(labels[dim])}: " if labels[dim] else ""
-            bounds = format_interval(lows[dim], stops[dim], il[dim], iu[dim])
-            raise OutOfBoundsError(
-                f"Cannot slice target dimension {dim} {{{prefix}{bounds}}} with index domain "
-                f"dimension {i} {{{crop._dim(i)}}}"
-            )
-        lows[dim], stops[dim], il[dim], iu[dim] = low, stop, False, False
-    return make_domain(Box(tuple(lows), tuple(stops), tuple(il), tuple(iu)), labels)
-
-
-def _match_labels(labels: tuple[str, ...], crop_labels: tuple[str, ...]) -> list[int]:
-    unlabelled = iter([dim for dim, label in enumerate(labels) if not label])
-    dims = []
-    for label in crop_labels:
-        dim = dimension_by_label(label, labels) if label else next(unlabelled, None)
-        if dim is None:
-            raise MetadataError(
-                "Number of unlabeled dimensions in index domain exceeds number of unlabeled "
-                "dimensions in slice target"
-            )
-        dims.append(dim)
-    if "" in crop_labels and len(labels) != len(crop_labels):
-        raise MetadataError(
-            f"Rank ({len(crop_labels)}) of index domain containing unlabeled dimensions must "
-            f"equal slice target rank ({len(labels)})"
-        )
-    return dims

@@ -8,36 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import gpustore.index_space.interval as interval
 from gpustore.errors import MetadataError, OutOfBoundsError
 from gpustore.index_space.accessor import Accessor, implicit_argument, labels_argument
 from gpustore.index_space.bounds import (
-    Box,
     box_from_arguments,
-    explicitly_empty,
     integers,
     propagate,
 )
 from gpustore.index_space.composition import compose_maps, crop_arrays
-from gpustore.index_space.domain import IndexDomain, make_domain, match_domain, translate_box
-from gpustore.index_space.interval import INF, INF_STOP, MAX_RANK, fits_int64, format_interval
+from gpustore.index_space.domain import IndexDomain, make_domain
+from gpustore.index_space.evaluation import evaluate
+from gpustore.index_space.interval import INF, format_interval
 from gpustore.index_space.json import box_from_json, box_to_json, maps_from_json, maps_to_json
+from gpustore.index_space.map_check import checked_maps
 from gpustore.index_space.numpy_indexing import index_maps
 from gpustore.index_space.output_map import (
     OutputIndexMap,
     OutputIndexMaps,
     array_map,
-    constant_map,
     format_array,
-    identity_maps,
     input_map,
 )
 from gpustore.index_space.selection import permutation
-
-if TYPE_CHECKING:
-    from gpustore.index_space.output_map import IndexArray
+from gpustore.index_space.translation import translate_box, translated_map
 
 __all__ = ["IndexTransform", "index_transform", "make_transform"]
 
@@ -130,7 +126,7 @@ class IndexTransform:
                 given = {k: kwargs.get(v, kwargs.get(k)) for k, v in _NAMES.items()}
                 given |= {k: v for k, v in kwargs.items() if k.startswith("implicit")}
                 domain = make_domain(*box_from_arguments(_NAMES, input_rank, given))
-            maps = _checked_maps(domain.box, output)
+            maps = checked_maps(domain.box, output)
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "output", maps)
 
@@ -220,7 +216,7 @@ class IndexTransform:
                     f"Index {index} is not contained in the domain "
                     f"{format_interval(low, stop, il, iu)} for input dimension {dim}"
                 )
-        return tuple([_evaluate(dim, m, at, box) for dim, m in enumerate(self.output)])
+        return tuple([evaluate(dim, m, at, box) for dim, m in enumerate(self.output)])
 
     def __getitem__(self, index: Any) -> IndexTransform:
         """Compose with an index, a domain or a transform.
@@ -238,7 +234,7 @@ class IndexTransform:
         if isinstance(index, (IndexTransform, IndexDomain)):
             try:
                 if isinstance(index, IndexDomain):
-                    domain = match_domain(self.domain, index)
+                    domain = self.domain._cropped(index)
                     maps = crop_arrays(self.output, self.domain.box, domain.box)
                     return make_transform(domain, maps)
                 return self._compose(index)
@@ -300,7 +296,7 @@ class IndexTransform:
     def _translation(self, name: str) -> Accessor[IndexTransform]:
         def apply(index: Any) -> IndexTransform:
             box, moved = translate_box(self.domain.box, name, index)
-            maps = [_translated(dim, m, moved) for dim, m in enumerate(self.output)]
+            maps = [translated_map(dim, m, moved) for dim, m in enumerate(self.output)]
             return make_transform(make_domain(box, self.domain.labels), OutputIndexMaps(maps))
 
         return Accessor(self, name, apply)
@@ -413,99 +409,6 @@ def index_transform(transform: IndexTransform, indices: Any) -> IndexTransform:
 def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:
     try:
         box, labels, rest = box_from_json(value, "input_", others=("output",))
-        return make_domain(box, labels), _checked_maps(box, maps_from_json(rest))
+        return make_domain(box, labels), checked_maps(box, maps_from_json(rest))
     except MetadataError as error:
         raise error.prefixed("Error parsing index transform from JSON") from None
-
-
-def _checked_maps(box: Box, output: Iterable[OutputIndexMap] | None) -> OutputIndexMaps:
-    rank = len(box.inclusive_min)
-    if output is None:
-        return identity_maps(rank)
-    maps = tuple(output)
-    if not all(isinstance(m, OutputIndexMap) for m in maps):
-        raise TypeError("output: expected a sequence of OutputIndexMap")
-    if len(maps) > MAX_RANK:
-        raise MetadataError(
-            f"Number of output dimensions ({len(maps)}) exceeds maximum rank of {MAX_RANK}"
-        )
-    return OutputIndexMaps(_checked_map(dim, m, box, rank) for dim, m in enumerate(maps))
-
-
-def _checked_map(dim: int, mapping: OutputIndexMap, box: Box, rank: int) -> OutputIndexMap:
-    if mapping.input_dimension is not None:
-        if not 0 <= mapping.input_dimension < rank:
-            raise MetadataError(
-                f"Input dimension {mapping.input_dimension} specified for output dimension "
-                f"{dim} is outside valid range [0, {rank})"
-            )
-    elif mapping.index_array is not None:
-        _check_array(dim, mapping.index_array, box, rank)
-        if explicitly_empty(box):
-            return constant_map(0)
-    return constant_map(mapping.offset) if mapping.stride == 0 else mapping
-
-
-def _check_array(dim: int, array: IndexArray, box: Box, rank: int) -> None:
-    about = f"Index array for output dimension {dim}"
-    if array.ndim != rank:
-        raise MetadataError(f"{about} has rank {array.ndim} but must have rank {rank}")
-    sizes = [stop - low for low, stop in zip(box.inclusive_min, box.exclusive_max)]
-    if any(size not in (1, wanted) for size, wanted in zip(array.shape, sizes)):
-        found, expected = (", ".join(map(str, shape)) for shape in (array.shape, sizes))
-        raise MetadataError(
-            f"{about} has shape {{{found}}} which does not match input_shape {{{expected}}}"
-        )
-    for source, size in enumerate(array.shape):
-        kind = ""
-        if box.implicit_lower[source] or box.implicit_upper[source]:
-            kind = "implicit"
-        elif box.inclusive_min[source] == -INF or box.exclusive_max[source] == INF_STOP:
-            kind = "infinite"
-        if size != 1 and kind:
-            raise MetadataError(f"{about} depends on input dimension {source} with {kind} bounds")
-
-
-def _evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -> int:
-    if mapping.stride is None:
-        return mapping.offset
-    if mapping.input_dimension is not None:
-        return _scaled(dim, mapping, at[mapping.input_dimension])
-    array = mapping.index_array
-    assert array is not None
-    where = tuple(
-        0 if size == 1 else index - low
-        for size, index, low in zip(array.shape, at, box.inclusive_min)
-    )
-    index = int(array[where])
-    try:
-        interval.check_index(index, *mapping.bounds)
-    except OutOfBoundsError as error:
-        raise error.prefixed(
-            f"Computing index for output dimension {dim}: "
-            "Checking result of index array output index map"
-        ) from None
-    return _scaled(dim, mapping, index)
-
-
-def _scaled(dim: int, mapping: OutputIndexMap, index: int) -> int:
-    """``offset + stride * index``, which in TensorStore may wrap around."""
-    result = mapping.offset + (mapping.stride or 0) * index
-    if not fits_int64(result):
-        raise OutOfBoundsError(
-            f"Computing index for output dimension {dim}: Integer overflow computing "
-            f"{mapping.offset} + {mapping.stride} * {index}"
-        )
-    return result
-
-
-def _translated(dim: int, mapping: OutputIndexMap, moved: tuple[int, ...]) -> OutputIndexMap:
-    """The map after the input domain has moved; arrays are relative to its origin anyway."""
-    source, stride = mapping.input_dimension, mapping.stride
-    if source is None or stride is None or not moved[source]:
-        return mapping
-    change = moved[source] * stride
-    offset = mapping.offset - change
-    if not (fits_int64(change) and fits_int64(offset)):
-        raise MetadataError(f"Integer overflow computing output offset for dimension {dim}.")
-    return input_map(offset, stride, source)

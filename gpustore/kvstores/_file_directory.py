@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from gpustore.kvstores._atomic_file import clean_up
@@ -21,7 +22,7 @@ _ATTEMPTS: Final = 10
 # Directories (device, inode) this process has rid of what killed writers left, the oldest first.
 # A directory that has dropped out of it is looked through again, which does no harm.
 _MAX_REMEMBERED: Final = 10_000
-_cleaned: dict[tuple[int, int], None] = {}
+_cleaned: OrderedDict[tuple[int, int], None] = OrderedDict()
 
 
 def parent_of(path: str) -> str:
@@ -113,7 +114,7 @@ class Directories:
         if identity in _cleaned and not again:
             return
         while len(_cleaned) >= _MAX_REMEMBERED:
-            _cleaned.pop(next(iter(_cleaned)), None)
+            _cleaned.popitem(last=False)
         _cleaned[identity] = None
         try:
             clean_up(fd, remove_locks=self._remove_locks)

@@ -36,7 +36,10 @@ def check_path(path: str) -> None:
     if not path:
         raise InvalidKeyError('Invalid file path: "": a path is needed, for example "./"')
     parts = path.removeprefix("/").removesuffix("/").split("/")
-    if "\0" in path or ".." in parts or ("" in parts and path != "/"):
+    # "./x" is how people say that a path is relative.
+    if not path.startswith("/") and parts[0] == ".":
+        parts[0] = "current directory"
+    if "\0" in path or (not {"", ".", ".."}.isdisjoint(parts) and path != "/"):
         raise InvalidKeyError(f"Invalid file path: {quote(path)}", key=path)
 
 

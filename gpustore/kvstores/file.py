@@ -137,10 +137,11 @@ class FileKvStore(KvStoreDriver):
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         result = ReadColumns.blank(len(request.keys))
+        read_one = self._read_repeatedly if self._options.retries.max_retries else self._read_one
         for i, key in enumerate(request.keys):
             try:
                 self.check_key(key)
-                self._repeat(self._read_one, i, key, request, result)
+                read_one(i, key, request, result)
             except GpustoreError as error:
                 result.error[i] = error
             except OSError as error:
@@ -172,7 +173,11 @@ class FileKvStore(KvStoreDriver):
             if fd in (-errno.ENOENT, -errno.ENOTDIR):
                 return None
             raise io_error(-fd, "open", key)
-        status = os.fstat(fd)
+        try:
+            status = os.fstat(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         if stat.S_ISREG(status.st_mode):
             return fd, status
         os.close(fd)
@@ -183,9 +188,12 @@ class FileKvStore(KvStoreDriver):
             key=key,
         )
 
+    def _read_repeatedly(self, i: int, key: str, request: ReadRequest, result: ReadColumns) -> None:
+        self._repeat(self._read_one, i, key, request, result)
+
     def _read_one(self, i: int, key: str, request: ReadRequest, result: ReadColumns) -> None:
         opened = self._open(key)
-        condition = request.if_equal[i] if request.if_equal else b""
+        condition = b"" if request.if_equal is None else request.if_equal[i]
         if opened is None:
             result.generation[i] = ABSENT
             if condition_holds(condition, ABSENT):
@@ -199,12 +207,12 @@ class FileKvStore(KvStoreDriver):
             result.total[i] = size
             if not condition_holds(condition, generation):
                 return
-            if request.if_not_equal and request.if_not_equal[i] == generation:
+            if request.if_not_equal is not None and request.if_not_equal[i] == generation:
                 return
             begin, end = 0, size
-            if request.start or request.stop:
-                start = request.start[i] if request.start else 0
-                stop = request.stop[i] if request.stop else None
+            if request.start is not None or request.stop is not None:
+                start = 0 if request.start is None else request.start[i]
+                stop = None if request.stop is None else request.stop[i]
                 begin, end = check_byte_range(size, start, stop, key)
             check_nbytes(end - begin, request.max_nbytes, key)
             result.value[i] = _read_range(fd, begin, end - begin, request.into, key)
@@ -237,7 +245,7 @@ class FileKvStore(KvStoreDriver):
         batch = WriteBatch(self._root, self._options)
         try:
             for i, (key, value) in enumerate(zip(request.keys, request.values, strict=True)):
-                condition = request.if_equal[i] if request.if_equal else b""
+                condition = b"" if request.if_equal is None else request.if_equal[i]
                 try:
                     self.check_key(key)
                     result.generation[i] = self._repeat(batch.write, i, key, value, condition)

@@ -86,11 +86,13 @@ class MemoryKvStore(KvStoreDriver):
             value, generation = (None, ABSENT) if entry is None else entry
             result.generation[i] = generation
             result.total[i] = -1 if value is None else len(value)
-            if request.if_equal and not condition_holds(request.if_equal[i], generation):
+            if request.if_equal is not None and not condition_holds(
+                request.if_equal[i], generation
+            ):
                 continue
             if value is None:
                 result.state[i] = ReadState.MISSING
-            elif not (request.if_not_equal and request.if_not_equal[i] == generation):
+            elif request.if_not_equal is None or request.if_not_equal[i] != generation:
                 try:
                     result.value[i] = _part(value, i, request)
                     result.state[i] = ReadState.VALUE
@@ -105,7 +107,7 @@ class MemoryKvStore(KvStoreDriver):
         values = [None if value is None else bytes(value) for value in request.values]
         with state.lock:
             for i, (key, value) in enumerate(zip(request.keys, values, strict=True)):
-                if request.if_equal and request.if_equal[i]:
+                if request.if_equal is not None and request.if_equal[i]:
                     entry = state.entries.get(key)
                     if request.if_equal[i] != (ABSENT if entry is None else entry[1]):
                         continue
@@ -137,8 +139,8 @@ class MemoryKvStore(KvStoreDriver):
 def _part(value: bytes, i: int, request: ReadRequest) -> bytes | memoryview:
     """The bytes of `value` that entry `i` of the request asks for."""
     key = request.keys[i]
-    start = request.start[i] if request.start else 0
-    stop = request.stop[i] if request.stop else None
+    start = 0 if request.start is None else request.start[i]
+    stop = None if request.stop is None else request.stop[i]
     part: bytes | memoryview = value
     if start != 0 or stop is not None:
         begin, end = check_byte_range(len(value), start, stop, key)

@@ -115,6 +115,6 @@ class ChunkedArray:
         """
         parts = 1
         if self.chain.layout.nbytes >= 32 << 10:
-            parts = min(rows, 4 * self.executor.limit)
+            parts = max(1, min(rows, 4 * self.executor.limit))
         bounds = [rows * i // parts for i in range(parts + 1)]
         return list(itertools.pairwise(bounds))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorstore
 
+from gpustore.cli import info
+
 
 def create(path, driver, **keywords):
     spec = {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}}
@@ -139,3 +141,22 @@ def test_info_fails_with_one_line_that_names_the_place(gpustore_command, tmp_pat
     assert err.startswith("gpustore: error: ")
     assert err.count("\n") == 1
     assert "x.zarr" in err or "nonsense" in err
+
+
+def test_codecs_of_a_shard_stand_below_it():
+    codec = {
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": [2, 2],
+                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                    "index_codecs": [{"name": "crc32c"}],
+                },
+            }
+        ]
+    }
+    assert info.format_codecs(codec).split("\n") == [
+        "sharding_indexed (chunk_shape [2, 2])",
+        '  bytes (endian "little")',
+    ]

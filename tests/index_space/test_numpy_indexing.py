@@ -18,7 +18,7 @@ from tests.index_space.strategies import (
     transforms,
 )
 
-SETTINGS = settings(max_examples=250, derandomize=True, deadline=None)
+SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
 
 def check(oracle, program):

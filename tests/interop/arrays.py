@@ -62,9 +62,9 @@ def make_array(source: str, dtype: str) -> np.ndarray:
     Integers wrap, floating-point types get fractions and the values that compare oddly: NaN, both
     zeros and infinities. Read-only, native byte order.
     """
-    samples, target = _intensities(source), DTYPES[dtype]
+    samples, target = np.atleast_1d(_intensities(source)), DTYPES[dtype]
     if target.kind == "b":
-        array = samples > np.median(samples)
+        array = samples > np.median(samples) - 1
     elif target.kind in "iu":
         factor = {1: 1, 2: 37, 4: 1_000_003, 8: 0x0123456789ABCDEF}[target.itemsize]
         array = (samples.astype(np.uint64) * np.uint64(factor)).astype(target)
@@ -77,5 +77,6 @@ def make_array(source: str, dtype: str) -> np.ndarray:
             array.real, array.imag = real, np.negative(real)
         else:
             array = real.astype(target)
+    array = array.reshape(() if source == "voxel" else samples.shape)
     array.setflags(write=False)
     return array

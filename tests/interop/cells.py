@@ -5,7 +5,7 @@ of the other axes in turn, so that neighbours differ in as much as possible.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -112,7 +112,7 @@ class Cell:
     order: str = "C"
     source: str = "mri"
     written: str = "all"
-    """What the peer writes: `all`, or `part`: not the first row of chunks nor all of the second."""
+    """What a peer writes: `all`, or `part`: not the first row of chunks nor all of the second."""
 
     @property
     def id(self) -> str:
@@ -129,28 +129,33 @@ class _Turns:
     """Values of the axes a group does not run through."""
 
     def __init__(self) -> None:
-        self._cycles: dict[tuple[str, ...], Iterator[str]] = {}
+        self._positions: dict[tuple[str, ...], int] = {}
 
-    def _next(self, axis: str, values: tuple[str, ...], *scope: str) -> str:
-        return next(self._cycles.setdefault((axis, *scope), itertools.cycle(values)))
+    def _next(self, axis: str, values: Sequence[str], *scope: str) -> str:
+        # Each starts elsewhere, or else axes of equal length would be paired in one way only.
+        position = self._positions.setdefault((axis, *scope), 5 * len(self._positions))
+        self._positions[axis, *scope] = position + 1
+        return values[position % len(values)]
 
     def cell(self, format: str, *, direction: str, peer: str, **given: str) -> Cell:
         scope = (format, direction, peer)
-        dtypes = tuple(name for name in DTYPES if name != "bfloat16")
-        chosen = {
-            "dtype": lambda: self._next("dtype", dtypes, *scope),
-            "codec": lambda: self._next("codec", tuple(CODECS[format]), *scope),
-            "selection": lambda: self._next("selection", tuple(SELECTIONS), format, direction),
-            "keys": lambda: self._next("keys", tuple(KEYS[format]), *scope),
-            "source": lambda: self._next("source", ("mri", "mri", "ihc"), *scope),
-            "written": lambda: self._next("written", ("all", "part"), *scope),
+        axes = {
+            "dtype": [name for name in DTYPES if name != "bfloat16"],
+            "codec": list(CODECS[format]),
+            "selection": list(SELECTIONS),
+            "keys": list(KEYS[format]),
+            "source": ["mri", "mri", "ihc"],
+            "written": ["all", "part"] if direction == "from peer" else ["all"],
         }
-        values = {name: given[name] if name in given else take() for name, take in chosen.items()}
+        values = {
+            axis: given.pop(axis) if axis in given else self._next(axis, choice, *scope)
+            for axis, choice in axes.items()
+        }
         if "endian" not in given:
             given["endian"] = self._next("endian", ("big", "little"), values["dtype"], *scope)
         if DTYPES[values["dtype"]].itemsize == 1:
             given["endian"] = "little"
-        return Cell(format=format, direction=direction, peer=peer, **{**given, **values})
+        return Cell(format=format, direction=direction, peer=peer, **given, **values)
 
 
 def _make_cells() -> Iterator[Cell]:
@@ -190,10 +195,11 @@ def _fill_cells(turns: _Turns, format: str, partner: dict[str, str]) -> Iterator
     ]
     if format == "zarr2":
         fills += [("null", "uint16"), ("null", "float32")]
-    elif partner["peer"] == "tensorstore":  # zarr-python loses the bits.
+    elif partner != {"peer": "zarr-python", "direction": "from peer"}:  # It writes "NaN" for all.
         fills.append(("nan bits", "float32"))
     for fill, dtype in fills:
-        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written="part")
+        written = "part" if partner["direction"] == "from peer" else "all"
+        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written=written)
         yield replace(cell, selection="range" if cell.selection == "full" else cell.selection)
 
 

@@ -9,6 +9,7 @@ def make_store(): return lambda: <a new, empty KvStore>
 import re
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ __all__ = [
     "test_arena_holds_every_value_of_a_batch",
     "test_byte_range_inside_value_is_read",
     "test_byte_range_outside_value_is_an_error_that_names_the_key",
+    "test_byte_ranges_may_be_numpy_columns",
     "test_conditional_delete_needs_the_current_generation",
     "test_conditional_read_skips_the_value",
     "test_conditional_write_needs_the_current_generation",
@@ -160,6 +162,15 @@ def test_byte_range_inside_value_is_read(store, start, stop):
     columns.raise_first()
     assert bytes(columns.value[0]) == b"0123456789"[start:stop]
     assert columns.total == [10]
+
+
+def test_byte_ranges_may_be_numpy_columns(store):
+    store.write_many(WriteRequest(["a", "b"], [b"0123", b"4567"])).raise_first()
+    columns = store.read_many(
+        ReadRequest(["a", "b"], start=np.array([0, 2]), stop=np.array([2, 4]), into=Arena())
+    )
+    columns.raise_first()
+    assert [bytes(value) for value in columns.value] == [b"01", b"67"]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 11), (11, None), (20, 30), (-11, None)])

@@ -119,7 +119,7 @@ class FaultyKvStore(KvStoreDriver):
             elif fault is Fault.STALE and key in self._stale:
                 row = self._stale[key]
                 columns.state[i], columns.generation[i], columns.value[i], columns.total[i] = row
-            elif i not in columns.error and not request.start and not request.stop:
+            elif i not in columns.error and request.start is None and request.stop is None:
                 value = columns.value[i]
                 self._seen[key] = (
                     columns.state[i],

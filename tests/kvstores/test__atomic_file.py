@@ -94,8 +94,15 @@ def test_locks_stay_where_their_existence_is_the_lock(directory, tmp_path):
     assert os.listdir(tmp_path) == ["a.__lock"]
 
 
+def test_time_of_a_file_is_finer_than_the_clock_of_old_kernels(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 1_234_567_891_234_567_891)
+    with TemporaryFile(directory, "a", b"1", sync=False) as file:
+        file.rename()
+    assert file.status.st_mtime_ns == 1_234_567_891_234_567_891
+
+
 def test_versions_differ_even_if_inode_and_size_are_the_same(tmp_path):
-    # Without an exact time, two of a few writes within one tick of the kernel's clock look alike.
+    # Without an exact time, some of many writes within one tick of the clock would look alike.
     store = KvStore.open({"driver": "file", "path": f"{tmp_path}/", "file_io_sync": False}).result()
     generations = [store.write("a", b"%03d" % i).result().generation for i in range(200)]
     assert len(set(generations)) == 200

@@ -34,47 +34,71 @@ LEGAL_BYTES = {
 }
 
 
-@st.composite
-def elements(draw, data_type):
-    """Read-only array of rank 0 with any legal bits."""
-    itemsize = data_type.itemsize
-    legal = LEGAL_BYTES.get(data_type.name)
-    if legal is None:
-        special = st.sampled_from([b"\xff" * itemsize, b"\0" * itemsize, b"\x7f" * itemsize])
-        bits = draw(st.one_of(st.binary(min_size=itemsize, max_size=itemsize), special))
-    else:
-        bits = bytes([draw(st.sampled_from(legal))])
+def element(bits, data_type):
+    """Read-only array of rank 0 with these bits."""
     return fill_value_array(np.frombuffer(bits, dtype=data_type.array_dtype).reshape(()), data_type)
+
+
+def all_elements(data_type):
+    """Every element of a type of one byte."""
+    for byte in LEGAL_BYTES.get(data_type.name, range(256)):
+        yield element(bytes([byte]), data_type)
+
+
+def elements(data_type):
+    """Any element of a type of several bytes."""
+    n = data_type.itemsize
+    special = st.sampled_from([b"\xff" * n, b"\0" * n, b"\x7f" * n])
+    bits = st.one_of(st.binary(min_size=n, max_size=n), special)
+    return bits.map(lambda bits: element(bits, data_type))
 
 
 def through_json(value):
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-@pytest.mark.parametrize("name", V3_DATA_TYPES)
-@settings(max_examples=200)
-@given(data=st.data())
-def test_v3_fill_value_keeps_every_bit(name, data):
-    data_type = DTYPES[name]
-    value = data.draw(elements(data_type))
+def check_v3(value, data_type):
     parsed = parse_v3_fill_value(through_json(v3_fill_value_to_json(value, data_type)), data_type)
     assert parsed.dtype == data_type.array_dtype
     assert parsed.tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize("typestr", V2_DTYPES)
-@settings(max_examples=100)
+@pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize == 1])
+def test_v3_fill_value_of_one_byte_keeps_every_bit(name):
+    for value in all_elements(DTYPES[name]):
+        check_v3(value, DTYPES[name])
+
+
+@pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize > 1])
+@settings(max_examples=200)
 @given(data=st.data())
-def test_v2_fill_value_keeps_every_bit_but_those_of_nan(typestr, data):
-    stored = parse_v2_dtype(typestr)
+def test_v3_fill_value_keeps_every_bit(name, data):
+    check_v3(data.draw(elements(DTYPES[name])), DTYPES[name])
+
+
+def check_v2(value, stored):
     data_type = DTYPES[stored.name]
-    value = data.draw(elements(data_type))
     written = through_json(v2_fill_value_to_json(value, stored))
     parsed = parse_v2_fill_value(written, stored)
     assert parsed.dtype == data_type.array_dtype
     if "NaN" not in (written if isinstance(written, list) else [written]):
         assert parsed.tobytes() == value.tobytes()
     assert through_json(v2_fill_value_to_json(parsed, stored)) == written
+
+
+@pytest.mark.parametrize("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize == 1])
+def test_v2_fill_value_of_one_byte_keeps_every_bit_but_those_of_nan(typestr):
+    stored = parse_v2_dtype(typestr)
+    for value in all_elements(DTYPES[stored.name]):
+        check_v2(value, stored)
+
+
+@pytest.mark.parametrize("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize > 1])
+@settings(max_examples=200)
+@given(data=st.data())
+def test_v2_fill_value_keeps_every_bit_but_those_of_nan(typestr, data):
+    stored = parse_v2_dtype(typestr)
+    check_v2(data.draw(elements(DTYPES[stored.name])), stored)
 
 
 @pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if "float" in n])
