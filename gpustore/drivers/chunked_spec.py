@@ -108,7 +108,9 @@ class ChunkedSpec:
         if metadata:
             members["metadata"] = metadata
         schema = self.schema
-        members.update(schema_members(self.constraints, rank_known=schema.domain is not None))
+        members.update(schema_members(self.constraints, rank_known=True))
+        if schema.rank is not None and schema.domain is None:
+            members["rank"] = schema.rank
         if schema.dtype is not None:
             members["dtype"] = schema.dtype.to_json()
         return members

@@ -99,25 +99,12 @@ class Zarr2Format:
         """`schema` with what `constraints` say merged in."""
         merged = schema.copy()
         if constraints.data_type is not None:
-            merged.update(dtype=constraints.data_type)
+            merged.set_dtype(constraints.data_type)
         if merged.dtype is not None:
             check_dtype(merged.dtype)
-        if constraints.rank is not None:
-            merged.update(rank=constraints.rank)
-        if not isinstance(constraints.shape, Unset):
-            shape = constraints.shape
-            merged.update(
-                domain=IndexDomain(shape=shape, implicit_upper_bounds=[True] * len(shape))
-            )
-        rank = merged.rank
-        if rank is not None:
-            merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
-        if not isinstance(constraints.chunks, Unset):
-            merged.update(chunk_layout=ChunkLayout(chunk_shape=constraints.chunks))
-        if not isinstance(constraints.order, Unset) and rank is not None:
-            order = list(range(rank))
-            order = order if constraints.order == "C" else order[::-1]
-            merged.update(chunk_layout=ChunkLayout(inner_order=order))
+        if merged.dtype is not None:
+            # A data type may add dimensions: without one not even the rank is known.
+            _constrain_shape(constraints, merged)
         if not isinstance(constraints.fill_value, Unset) and constraints.fill_value is not None:
             merged.update(fill_value=constraints.fill_value)
         if isinstance(constraints.compressor, Unset):
@@ -179,6 +166,24 @@ class Zarr2Format:
         """Merge the JSON of two codec specs of this driver."""
         first, second = _compressor_of(a), _compressor_of(b)
         return _codec_json(merge_v2(first, second))
+
+
+def _constrain_shape(constraints: Zarr2Constraints, schema: Schema) -> None:
+    """Merge in what the metadata say about rank, domain, chunks and order."""
+    if constraints.rank is not None:
+        schema.update(rank=constraints.rank)
+    if not isinstance(constraints.shape, Unset):
+        shape = constraints.shape
+        schema.update(domain=IndexDomain(shape=shape, implicit_upper_bounds=[True] * len(shape)))
+    rank = schema.rank
+    if rank is not None:
+        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+    if not isinstance(constraints.chunks, Unset):
+        schema.update(chunk_layout=ChunkLayout(chunk_shape=constraints.chunks))
+    if not isinstance(constraints.order, Unset) and rank is not None:
+        order = list(range(rank))
+        order = order if constraints.order == "C" else order[::-1]
+        schema.update(chunk_layout=ChunkLayout(inner_order=order))
 
 
 def _codec_json(compressor: Any) -> dict[str, JsonValue]:

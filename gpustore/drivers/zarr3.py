@@ -15,7 +15,7 @@ from gpustore._json import JsonValue, Members, expect_list
 from gpustore.chunk_layout import ChunkLayout
 from gpustore.chunk_shape import choose_read_write_chunk_shapes
 from gpustore.codec_spec import CodecSpec
-from gpustore.codecs.chain import complete_v3, merge_v3, resolve_v3
+from gpustore.codecs.chain import complete_v3, merge_v3, parse_v3, resolve_v3
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
@@ -82,16 +82,23 @@ class Zarr3Format:
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
         """Compare stored metadata with the caller's constraints."""
-        codecs = constraints.codecs
-        validate(constraints, metadata)
-        if codecs is not None:
-            merge_v3(codecs, metadata.codecs)
+        # A stored option that is missing means its default; in a constraint it means anything.
+        validate(
+            constraints,
+            metadata,
+            merge_codecs=lambda stored, asked: merge_v3(parse_v3(stored, stored=True), asked),
+        )
+
+    def completed(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> Zarr3Metadata:
+        """The document says everything."""
+        del constraints
+        return metadata
 
     def constrained(self, constraints: Zarr3Constraints, schema: Schema) -> Schema:
         """`schema` with what `constraints` say merged in."""
         merged = schema.copy()
         if constraints.data_type is not None:
-            merged.update(dtype=constraints.data_type)
+            merged.set_dtype(constraints.data_type)
         if merged.dtype is not None:
             check_dtype(merged.dtype)
         if constraints.rank is not None:
@@ -109,7 +116,8 @@ class Zarr3Format:
             merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
         if constraints.chunk_shape is not None:
             merged.update(chunk_layout=ChunkLayout(write_chunk_shape=constraints.chunk_shape))
-            if not _is_sharded(constraints.codecs):
+            # Without codecs it may still turn out to be sharded, with smaller read chunks.
+            if constraints.codecs is not None and not _is_sharded(constraints.codecs):
                 merged.update(chunk_layout=ChunkLayout(read_chunk_shape=constraints.chunk_shape))
         if constraints.fill_value is not None:
             merged.update(fill_value=constraints.fill_value)

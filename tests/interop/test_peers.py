@@ -226,6 +226,7 @@ def test_dimension_units_of_tensorstore_are_kept(tmp_path):
 def test_attributes_and_data_survive_a_resize_by_gpustore(tmp_path, zarr_format):
     data = make_array("mri", "int16")
     attributes = {"subject": "example4d", "affine": [[1.5, 0], [0, -2]], "note": {"é": None}}
+    names = None if zarr_format == 2 else ("x", "y", None, "t")
     array = zarr.create_array(
         str(tmp_path / "a"),
         shape=data.shape,
@@ -234,6 +235,7 @@ def test_attributes_and_data_survive_a_resize_by_gpustore(tmp_path, zarr_format)
         zarr_format=zarr_format,
         attributes=attributes,
         fill_value=-3,
+        dimension_names=names,
     )
     array[...] = data
 
@@ -243,6 +245,7 @@ def test_attributes_and_data_survive_a_resize_by_gpustore(tmp_path, zarr_format)
     expected = np.full((30, 15, 7, 2), -3, np.int16)
     expected[:24] = data[:, :15]
     assert resized.attrs.asdict() == attributes
+    assert getattr(resized.metadata, "dimension_names", None) == names
     assert_same(resized[...], expected)
 
 
