@@ -90,6 +90,7 @@ def as_vector(convert: Callable[[Any], T]) -> Callable[[Any], list[T | None]]:
     """A conversion of iterables of numbers and None."""
 
     def convert_all(values: Any) -> list[T | None]:
+        """Convert each value; None stays."""
         return [None if value is None else convert(value) for value in values]
 
     return convert_all

@@ -2,7 +2,7 @@
 
 isal (Intel's ISA-L) decodes them 1.4 to 2.7 times as fast as the standard library and encodes
 the two lowest levels 5 times as fast; it has no counterpart of the higher ones. Measured in
-``docs/design/003-dependencies.md``. Both release the GIL.
+``docs/design/002-dependencies.md``. Both release the GIL.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from gpustore.kvstores.base import Buffer
 __all__ = ["CODEC", "Frame", "walk_frames"]
 
 # Up to here zstandard, whose contexts are reused, beats numcodecs, which makes one a call (9 us);
-# above, numcodecs is a few percent faster. Measured in docs/design/003-dependencies.md.
+# above, numcodecs is a few percent faster. Measured in docs/design/002-dependencies.md.
 _SMALL_NBYTES: Final = 256 << 10
 
 _MAGIC: Final = 0xFD2FB528

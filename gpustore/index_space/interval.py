@@ -25,8 +25,8 @@ __all__ = [
     "check_rank",
     "closed",
     "contains",
-    "format_interval",
     "fits_int64",
+    "format_interval",
     "half_open",
     "hull",
     "index_argument",
@@ -47,6 +47,7 @@ MAX_RANK = 32
 
 
 def fits_int64(value: int) -> bool:
+    """Whether `value` is an int64."""
     return INT64_MIN <= value <= INT64_MAX
 
 
@@ -62,6 +63,7 @@ def index_argument(value: Any, name: str) -> int:
 
 
 def check_rank(rank: int) -> None:
+    """Raise MetadataError unless TensorStore allows so many dimensions."""
     if not 0 <= rank <= MAX_RANK:
         raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
 
@@ -107,24 +109,28 @@ def _valid(lower: int, stop: int) -> bool:
 
 
 def closed(lower: int, upper: int) -> tuple[int, int]:
+    """Bounds of ``[lower, upper]`` as a half-open interval, MetadataError if there is none."""
     if not _valid(lower, upper + 1):
         raise MetadataError(f"({lower}, {upper}) do not specify a valid closed index interval")
     return lower, upper + 1
 
 
 def half_open(lower: int, stop: int) -> tuple[int, int]:
+    """The bounds themselves, MetadataError if they are no interval."""
     if not _valid(lower, stop):
         raise MetadataError(f"({lower}, {stop}) do not specify a valid half-open index interval")
     return lower, stop
 
 
 def sized(lower: int, size: int) -> tuple[int, int]:
+    """Bounds of `size` indices from `lower` on, MetadataError if there is no such interval."""
     if size < 0 or not _valid(lower, lower + size):
         raise MetadataError(f"({lower}, {size}) do not specify a valid sized index interval")
     return lower, lower + size
 
 
 def contains(lower: int, stop: int, inner_lower: int, inner_stop: int) -> bool:
+    """Whether the inner interval is empty or part of the other."""
     return inner_lower >= inner_stop or (inner_lower >= lower and inner_stop <= stop)
 
 

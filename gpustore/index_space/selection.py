@@ -16,12 +16,14 @@ __all__ = ["dimension_by_index", "dimension_by_label", "permutation", "select_di
 
 
 def dimension_by_index(index: int, rank: int) -> int:
+    """The dimension a Python index means, MetadataError if there is none."""
     if not -rank <= index < rank:
         raise MetadataError(f"Dimension index {index} is outside valid range [-{rank}, {rank})")
     return index + rank if index < 0 else index
 
 
 def dimension_by_label(label: str, labels: Sequence[str]) -> int:
+    """The dimension with that label, MetadataError if there is none."""
     if not label:
         raise MetadataError("Dimension cannot be specified by empty label")
     try:
