@@ -144,7 +144,7 @@ class HostBackend:
             and src_stride == dst_stride
             and all(stride >= 0 for stride in src_stride)
         )
-        scratch = None if chain.is_raw else self._scratch.take(nbytes)
+        scratch = None if chain.is_view else self._scratch.take(nbytes)
         view = flat.data
         ranged = rows.byte_start is not None
         for i, value in enumerate(values):

@@ -15,7 +15,7 @@ from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import ConflictError, GpustoreError, MismatchError, NotFoundError
+from gpustore.errors import ConflictError, MismatchError, NotFoundError
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -47,6 +47,7 @@ class MetadataFile:
     store: KvStoreDriver
     key: str
     limits: Limits
+    constraints: Any
 
     @property
     def name(self) -> str:
@@ -68,12 +69,8 @@ class MetadataFile:
         data = columns.value[0]
         if data is None:
             return None, columns.generation[0]
-        try:
-            where = self.name
-            metadata = self.format.decode(data, where=where, limits=self.limits)
-        except GpustoreError as error:
-            raise error.prefixed(f"Error reading {self.name}", key=self.key) from error.__cause__
-        return metadata, columns.generation[0]
+        metadata = self.format.decode(data, where=self.name, limits=self.limits)
+        return self.format.completed(self.constraints, metadata), columns.generation[0]
 
     def save(self, metadata: Any, generation: bytes) -> bool:
         """Replace the metadata if they still have `generation`; whether that was so."""

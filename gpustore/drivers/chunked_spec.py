@@ -171,7 +171,7 @@ class _Steps:
             self.backend = select_backend(self.resources["device"].value)
             self.store = open_kvstore(spec.kvstore, context)
         key = self.store.path + str(spec.options.get("metadata_key", self.format.metadata_key))
-        self.file = MetadataFile(self.format, self.store.driver, key, self.limits)
+        self.file = MetadataFile(self.format, self.store.driver, key, self.limits, spec.metadata)
 
     def run(self) -> tuple[Driver, IndexTransform]:
         with prefixing(self.name):

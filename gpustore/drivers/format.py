@@ -15,8 +15,8 @@ from gpustore._json import JsonValue, Members
 from gpustore.chunk_layout import ChunkLayout
 from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import CodecChain
-from gpustore.dtype import dtype as dtype_
 from gpustore.domain_merge import merge_domains, merge_units
+from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
@@ -260,6 +260,9 @@ class Format(Protocol):
         MetadataError
             If they contradict each other.
         """
+
+    def completed(self, constraints: Any, metadata: Any) -> Any:
+        """Stored metadata with what the document leaves to the spec."""
 
     def validate(self, constraints: Any, metadata: Any) -> None:
         """Compare stored metadata with the caller's constraints.

@@ -9,13 +9,14 @@ Source: Zarr v2 specification; TensorStore's zarr2 driver page.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from gpustore._json import JsonValue, Members
 from gpustore.chunk_layout import ChunkLayout
 from gpustore.chunk_shape import choose_chunk_shape
 from gpustore.codec_spec import CodecSpec
-from gpustore.codecs.chain import complete_v2, merge_v2, resolve_v2
+from gpustore.codecs.chain import complete_v2, merge_v2, parse_v2, resolve_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
@@ -28,7 +29,14 @@ from gpustore.drivers.format import (
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
-from gpustore.metadata.zarr2 import UNSET, Unset, Zarr2Constraints, Zarr2Metadata, validate
+from gpustore.metadata.zarr2 import (
+    UNSET,
+    Unset,
+    Zarr2Constraints,
+    Zarr2Metadata,
+    chunk_key_encoding,
+    validate,
+)
 from gpustore.schema import Schema
 
 __all__ = ["DRIVER", "Zarr2Format"]
@@ -88,12 +96,23 @@ class Zarr2Format:
             key_separator=encoding.separator,
             labels=("",) * rank,
             units=(None,) * rank,
-            codec_json=_codec_json(complete_v2(metadata.compressor)),
+            codec_json={"driver": self.json_id, **chain.to_json()},
         )
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
         """Compare stored metadata with the caller's constraints."""
-        validate(constraints, metadata, complete_compressor=lambda value: complete_v2(value) or {})
+        validate(
+            constraints,
+            metadata,
+            complete_compressor=lambda value: parse_v2(value, stored=True) or {},
+        )
+
+    def completed(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> Zarr2Metadata:
+        """A document without ``dimension_separator`` leaves it to the spec, as in TensorStore."""
+        if metadata.dimension_separator is None:
+            if chunk_key_encoding(constraints, metadata).separator == "/":
+                return dataclasses.replace(metadata, dimension_separator="/")
+        return metadata
 
     def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:
         """`schema` with what `constraints` say merged in."""

@@ -86,7 +86,9 @@ class Zarr3Format:
         validate(
             constraints,
             metadata,
-            merge_codecs=lambda stored, asked: merge_v3(parse_v3(stored, stored=True), asked),
+            merge_codecs=lambda stored, asked: (
+                merge_v3(parse_v3(stored, stored=True), asked) or asked
+            ),
         )
 
     def completed(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> Zarr3Metadata:
