@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 from gpustore.array import array
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.dtype import DTYPES as _DTYPES
@@ -48,6 +46,8 @@ from gpustore.index_space import (
 from gpustore.kvstore import KvStore
 from gpustore.open import open
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
 from gpustore.statistics import STATISTICS as statistics
 from gpustore.store import TensorStore

@@ -13,8 +13,6 @@ from typing import Any
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, pretty
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
 from gpustore.dtype import dtype as dtype_
@@ -25,6 +23,8 @@ from gpustore.keyword_argument import set_keywords
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import spec_from_component
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 from gpustore.url import parse_pipeline
 

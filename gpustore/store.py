@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, pretty
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
@@ -19,6 +17,8 @@ from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
 from gpustore.unit import Unit
 

@@ -160,8 +160,16 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize("base", ["memory://x|zarr3:", "memory://x|zarr2:"])
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        (base, name)
+        for base in ("memory://x|zarr3:", "memory://x|zarr2:")
+        for name in UPDATES
+        # TensorStore refuses units for zarr2 only when it opens.
+        if (base, name) != ("memory://x|zarr2:", "units")
+    ],
+)
 def test_update_is_that_of_tensorstore(base, name):
     def updated(library):
         keywords = dict(UPDATES[name])
@@ -174,8 +182,6 @@ def test_update_is_that_of_tensorstore(base, name):
         spec.update(**keywords)
         return spec
 
-    if base.endswith("zarr2:") and name == "units":
-        pytest.skip("TensorStore refuses units for zarr2 only when it opens")
     assert outcome(lambda: updated(gpustore)) == outcome(lambda: updated(ts))
 
 

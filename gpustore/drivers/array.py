@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from gpustore import registry
 from gpustore._json import JsonValue, Members, expect_list, in_member
 from gpustore.backends.host import HostBackend
-from gpustore.chunk_layout import ChunkLayout
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest
 from gpustore.dtype import dtype as dtype_
@@ -33,6 +32,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.metadata.fill_value import parse_v3_fill_value, v3_fill_value_to_json
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
 
 __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
 from gpustore._json import JsonValue, Members
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
@@ -22,6 +20,8 @@ from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 
 __all__ = [

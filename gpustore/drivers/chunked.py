@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.format import ArrayDescription, Format
@@ -25,6 +23,8 @@ from gpustore.limits import Limits
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 
 __all__ = ["ChunkedDriver", "MetadataFile"]

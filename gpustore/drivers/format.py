@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpustore._json import JsonValue, Members
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import CodecChain
-from gpustore.domain_merge import merge_domains, merge_units
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
+from gpustore.schema.domain_merge import merge_domains, merge_units
 from gpustore.unit import Unit
 
 __all__ = [

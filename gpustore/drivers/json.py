@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from gpustore._json import JsonValue, Members, dump, from_python, parse
-from gpustore.chunk_layout import ChunkLayout
 from gpustore.context import Context
 from gpustore.drivers.base import (
     Driver,
@@ -39,6 +38,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
 
 __all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
 

@@ -13,9 +13,6 @@ import dataclasses
 from typing import Any
 
 from gpustore._json import JsonValue, Members
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.chunk_shape import choose_chunk_shape
-from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import complete_v2, merge_v2, parse_v2, resolve_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
@@ -38,6 +35,9 @@ from gpustore.metadata.zarr2 import (
     validate,
 )
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.chunk_shape import choose_chunk_shape
+from gpustore.schema.codec_spec import CodecSpec
 
 __all__ = ["DRIVER", "Zarr2Format"]
 
@@ -109,9 +109,9 @@ class Zarr2Format:
 
     def completed(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> Zarr2Metadata:
         """A document without ``dimension_separator`` leaves it to the spec, as in TensorStore."""
-        if metadata.dimension_separator is None:
-            if chunk_key_encoding(constraints, metadata).separator == "/":
-                return dataclasses.replace(metadata, dimension_separator="/")
+        slash = chunk_key_encoding(constraints, metadata).separator == "/"
+        if metadata.dimension_separator is None and slash:
+            return dataclasses.replace(metadata, dimension_separator="/")
         return metadata
 
     def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:

@@ -12,9 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from gpustore._json import JsonValue, Members, expect_list
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.chunk_shape import choose_read_write_chunk_shapes
-from gpustore.codec_spec import CodecSpec
 from gpustore.codecs.chain import complete_v3, merge_v3, parse_v3, resolve_v3
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
@@ -32,6 +29,9 @@ from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes
+from gpustore.schema.codec_spec import CodecSpec
 
 __all__ = ["DRIVER", "Zarr3Format"]
 

@@ -32,9 +32,9 @@ from gpustore.errors import MetadataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpustore.chunk_constraint import ConstraintVector, N
-    from gpustore.chunk_grid import ChunkGrid
     from gpustore.index_space import IndexDomain
+    from gpustore.schema.chunk_constraint import ConstraintVector, N
+    from gpustore.schema.chunk_grid import ChunkGrid
 
     Snap = Callable[[int, int], int]
 

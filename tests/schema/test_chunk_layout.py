@@ -6,8 +6,8 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.chunk_layout import ChunkLayout
 from gpustore.errors import GpustoreError
+from gpustore.schema.chunk_layout import ChunkLayout
 
 MANY = settings(max_examples=200, derandomize=True, deadline=None)
 

@@ -20,18 +20,18 @@ from gpustore._json import (
     from_python,
     pretty,
 )
-from gpustore.chunk_constraint import MAX_RANK
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
-from gpustore.domain_merge import merge_domains, merge_units
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.fill_value import FillValue, check_broadcast, shape_text
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.keyword_argument import as_int, expect_type, set_keywords, when_known
-from gpustore.schema_transform import SchemaParts, parts_to_input, parts_to_output
+from gpustore.schema.chunk_constraint import MAX_RANK
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
+from gpustore.schema.domain_merge import merge_domains, merge_units
+from gpustore.schema.fill_value import FillValue, check_broadcast, shape_text
+from gpustore.schema.schema_transform import SchemaParts, parts_to_input, parts_to_output
 from gpustore.unit import Unit, UnitLike
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Schema:
     dtype : dtype or what names one, optional
         Data type.
     domain : IndexDomain, optional
-        Bounds and labels; see :func:`gpustore.domain_merge.merge_domains` for how they merge.
+        Bounds and labels; see :func:`gpustore.schema.domain_merge.merge_domains` for how they merge.
     shape : iterable of int, length rank, optional
         Short for a domain of that shape with origin 0, in elements.
     chunk_layout : ChunkLayout, optional

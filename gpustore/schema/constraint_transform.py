@@ -13,21 +13,21 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpustore.chunk_constraint import (
+from gpustore.errors import MetadataError
+from gpustore.schema.chunk_constraint import (
     MAX_INDEX,
     ConstraintVector,
     aspect_ratio_vector,
     origin_vector,
     shape_vector,
 )
-from gpustore.errors import MetadataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gpustore.chunk_constraint import N
-    from gpustore.chunk_layout import ChunkLayout
     from gpustore.index_space import IndexTransform
+    from gpustore.schema.chunk_constraint import N
+    from gpustore.schema.chunk_layout import ChunkLayout
     from gpustore.unit import Unit
 
 __all__ = [

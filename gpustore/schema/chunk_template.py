@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpustore.chunk_constraint import MAX_INDEX
 from gpustore.errors import MetadataError
-from gpustore.fill_value import shape_text
 from gpustore.index_space import IndexDomain
+from gpustore.schema.chunk_constraint import MAX_INDEX
+from gpustore.schema.fill_value import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,13 +8,13 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.codec_spec import CodecSpec
-from gpustore.domain_merge import merge_domains
 from gpustore.dtype import DTYPES, uint16
 from gpustore.errors import GpustoreError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
+from gpustore.schema.domain_merge import merge_domains
 from gpustore.unit import Unit
 
 MANY = settings(max_examples=200, derandomize=True, deadline=None)

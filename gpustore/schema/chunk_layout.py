@@ -2,7 +2,7 @@
 
 A layout has up to three levels of chunks (write, read, codec), the origin of their grid, and the
 order of the dimensions within the innermost chunks. Merging is explained in
-:mod:`gpustore.chunk_constraint`, the choice of shapes in :mod:`gpustore.chunk_shape`.
+:mod:`gpustore.schema.chunk_constraint`, the choice of shapes in :mod:`gpustore.schema.chunk_shape`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python, pretty
-from gpustore.chunk_constraint import (
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.keyword_argument import (
+    as_floats,
+    as_int,
+    as_ints,
+    expect_type,
+    set_keywords,
+    when_known,
+)
+from gpustore.schema.chunk_constraint import (
     MAX_RANK,
     SOFT,
     ConstraintVector,
@@ -25,19 +34,10 @@ from gpustore.chunk_constraint import (
     shape_vector,
     vector_to_json,
 )
-from gpustore.chunk_grid import ChunkGrid
-from gpustore.chunk_keyword import ChunkLayoutKeywords
-from gpustore.chunk_template import chunk_template, precise_shapes
-from gpustore.errors import GpustoreError, MetadataError
-from gpustore.fill_value import shape_text
-from gpustore.keyword_argument import (
-    as_floats,
-    as_int,
-    as_ints,
-    expect_type,
-    set_keywords,
-    when_known,
-)
+from gpustore.schema.chunk_grid import ChunkGrid
+from gpustore.schema.chunk_keyword import ChunkLayoutKeywords
+from gpustore.schema.chunk_template import chunk_template, precise_shapes
+from gpustore.schema.fill_value import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

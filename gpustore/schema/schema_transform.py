@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpustore.constraint_transform import (
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.schema.constraint_transform import (
     affine_maps,
     layout_to_input,
     layout_to_output,
@@ -14,12 +16,10 @@ from gpustore.constraint_transform import (
     units_to_input,
     units_to_output,
 )
-from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.fill_value import FillValue, shape_text
-from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.schema.fill_value import FillValue, shape_text
 
 if TYPE_CHECKING:
-    from gpustore.chunk_layout import ChunkLayout
+    from gpustore.schema.chunk_layout import ChunkLayout
     from gpustore.unit import Unit
 
 __all__ = ["SchemaParts", "parts_to_input", "parts_to_output"]

@@ -3,15 +3,15 @@ import random
 import pytest
 import tensorstore as ts
 
-from gpustore.chunk_layout import ChunkLayout
-from gpustore.chunk_shape import (
+from gpustore.errors import GpustoreError
+from gpustore.index_space import IndexDomain, inf
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.chunk_shape import (
     choose_chunk_shape,
     choose_read_write_chunk_shapes,
     nearest_divisor,
     nearest_multiple,
 )
-from gpustore.errors import GpustoreError
-from gpustore.index_space import IndexDomain, inf
 
 DOCUMENTED = (1000, 2000, 3000)
 

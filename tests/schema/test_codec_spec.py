@@ -4,9 +4,9 @@ import re
 import pytest
 import tensorstore as ts
 
-from gpustore.codec_spec import CodecSpec
 from gpustore.errors import MetadataError
 from gpustore.schema import Schema
+from gpustore.schema.codec_spec import CodecSpec
 
 SPECS = [
     {"driver": "zarr"},

@@ -6,7 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpustore._json import REQUIRED, JsonValue, Members, expect_float, from_python, pretty
-from gpustore.chunk_constraint import (
+from gpustore.errors import MetadataError
+from gpustore.keyword_argument import (
+    as_floats,
+    as_int,
+    as_ints,
+    expect_type,
+    set_keywords,
+    when_known,
+)
+from gpustore.schema.chunk_constraint import (
     MAX_INDEX,
     SOFT,
     ConstraintVector,
@@ -16,15 +25,6 @@ from gpustore.chunk_constraint import (
     parse_vector,
     shape_vector,
     vector_to_json,
-)
-from gpustore.errors import MetadataError
-from gpustore.keyword_argument import (
-    as_floats,
-    as_int,
-    as_ints,
-    expect_type,
-    set_keywords,
-    when_known,
 )
 
 if TYPE_CHECKING:

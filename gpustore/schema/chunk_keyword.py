@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from gpustore.chunk_grid import ChunkGrid
+    from gpustore.schema.chunk_grid import ChunkGrid
 
 __all__ = ["ChunkLayoutKeywords"]
 
