@@ -70,7 +70,7 @@ class Schema:
     dtype : dtype or what names one, optional
         Data type.
     domain : IndexDomain, optional
-        Bounds and labels; see :func:`gpustore.schema.domain_merge.merge_domains` for how they merge.
+        Bounds and labels; :func:`gpustore.schema.domain_merge.merge_domains` merges them.
     shape : iterable of int, length rank, optional
         Short for a domain of that shape with origin 0, in elements.
     chunk_layout : ChunkLayout, optional
