@@ -139,6 +139,11 @@ class TensorStore:
         return self._driver.spec(minimal=True).url
 
     @property
+    def device(self) -> str:
+        """Where the arrays live that :meth:`read` returns: ``"cpu"``, or ``"cuda:N"``."""
+        return self._driver.device
+
+    @property
     def readable(self) -> bool:
         """Whether it can be read."""
         return self._driver.readable

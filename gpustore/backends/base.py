@@ -44,6 +44,9 @@ class Backend(Protocol):
 
     name: str
 
+    device: str
+    """Where its arrays live: ``"cpu"``, or ``"cuda:N"``."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> Memory:
         """A new array of undefined contents, in `order` ``"C"`` or ``"F"``."""
 

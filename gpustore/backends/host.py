@@ -7,6 +7,7 @@ still in the processor's cache. A chunk that lands contiguously is decoded where
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpustore.chunk_plan import PlanWindow
 from gpustore.codecs.chain import CodecChain
-from gpustore.errors import CorruptChunkError, GpustoreError, MismatchError
+from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
 
@@ -69,13 +70,28 @@ class HostBackend:
     """Chunks to and from NumPy arrays on the calling thread."""
 
     name = "host"
+    device = "cpu"
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> HostMemory:
-        """A new NumPy array of undefined contents."""
-        return _memory(np.empty(shape, dtype, order="F" if order == "F" else "C"))
+        """A new NumPy array of undefined contents.
+
+        Raises
+        ------
+        LimitError
+            If the memory cannot be had.
+        """
+        try:
+            array = np.empty(shape, dtype, order="F" if order == "F" else "C")
+        except (MemoryError, ValueError) as error:
+            nbytes = math.prod(shape) * dtype.itemsize
+            raise LimitError(
+                f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read "
+                f"it in parts"
+            ) from error
+        return _memory(array)
 
     def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostMemory:
         """Memory of `out`: a NumPy array, or anything that offers its host memory.

@@ -71,7 +71,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "values_possible": math.prod(-(-n // max(1, c)) for n, c in zip(shape, written)),
         "values_stored": nstored,
         "stored_nbytes": nbytes,
-        "device": _device(store),
+        "device": store.device,
     }
 
 
@@ -97,11 +97,6 @@ def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
     # -1 stands for a value that was deleted since it was listed.
     return len(values), sum(max(0, size) for size in located.nbytes)
 
-
-def _device(store: gpustore.TensorStore) -> str:
-    """Where the arrays live that a read returns: found out by reading nothing."""
-    device = store[gpustore.newaxis][0:0].read().result().device
-    return device if isinstance(device, str) else f"cuda:{device.id}"
 
 
 def _is_value(name: str) -> bool:

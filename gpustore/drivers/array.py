@@ -53,6 +53,7 @@ class ArrayDriver:
     kvstore = None
     codec = None
     fill_value = None
+    device = "cpu"
 
     @property
     def domain(self) -> IndexDomain:

@@ -172,6 +172,10 @@ class Driver(Protocol):
     def kvstore(self) -> KvStore | None: ...
 
     @property
+    def device(self) -> str:
+        """Where the arrays live that :meth:`read` returns."""
+
+    @property
     def chunk_layout(self) -> ChunkLayout: ...
 
     @property

@@ -110,6 +110,10 @@ class ChunkedDriver:
         return self.file.format.json_id
 
     @property
+    def device(self) -> str:
+        return self.array.backend.device
+
+    @property
     def dtype(self) -> dtype_:
         return self.description.dtype
 

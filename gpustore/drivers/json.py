@@ -64,6 +64,7 @@ class JsonDriver:
     codec = None
     fill_value = None
     dimension_units = ()
+    device = "cpu"
 
     @property
     def domain(self) -> IndexDomain:
