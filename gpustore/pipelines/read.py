@@ -15,6 +15,8 @@ and back costs more (35 to 64 us) than the read.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,12 +88,12 @@ def read(
     """
     shape = tuple(transform.domain.shape)
     if out is None:
-        # Bounds and limits come first: they decide whether the memory may be taken at all.
-        array.plan(transform, (0,) * len(shape))
+        # Bounds and limits are checked by the plan, before the memory is taken.
+        plan = array.plan(transform, _contiguous(shape, array.dtype.itemsize, order))
         memory = array.backend.empty(shape, array.dtype, order)
     else:
         memory = array.backend.destination(out, shape, array.dtype)
-    plan = array.plan(transform, memory.strides)
+        plan = array.plan(transform, memory.strides)
     rows = len(plan)
     STATISTICS.add(reads=1, chunks_planned=rows)
     result = memory.array if out is None else out
@@ -109,6 +111,13 @@ def read(
         return Future.deferred(read_now, array.executor)
     tasks = [partial(run, lo, hi) for lo, hi in array.tasks(rows)]
     return array.executor.run_all(tasks, lambda: result)
+
+
+def _contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
+    """Byte strides of a new array."""
+    extents = shape[:-1] if order == "F" else shape[:0:-1]
+    strides = list(itertools.accumulate((itemsize, *extents), operator.mul))[: len(shape)]
+    return tuple(strides if order == "F" else reversed(strides))
 
 
 _ARENA = threading.local()
