@@ -177,10 +177,20 @@ class _Steps:
         with prefixing(self.name):
             driver = self._driver(*self._metadata())
             transform = IndexTransform(driver.domain)
-            wanted = self.request.transform
+            wanted = self._wanted()
             if wanted is not None:
                 transform = transform[wanted]
             return driver, transform
+
+    def _wanted(self) -> IndexTransform | None:
+        """The part of the array the spec asks for; labels of its domain replace stored ones."""
+        spec = self.spec
+        if self.request.transform is not None:
+            return self.request.transform
+        if spec.metadata is self.format.no_constraints and spec.constraints.domain is None:
+            return None
+        domain = spec.schema.domain
+        return None if domain is None else IndexTransform(domain)
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
         if self.mode.delete_existing:
@@ -220,7 +230,7 @@ class _Steps:
             self.format.validate(constraints, metadata)
         with prefixing(f"Error reading {self.file.name}"):
             description = self.format.describe(metadata, limits=self.limits)
-        description.check(self.spec.constraints, self.format.dtype_member)
+        description.check(self.spec.constraints, self.format.words)
         return description
 
     def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:

@@ -27,12 +27,48 @@ from gpustore.unit import Unit
 __all__ = [
     "ArrayDescription",
     "Format",
+    "SchemaWords",
     "check_dtype",
     "created_shape",
     "merge_codec",
     "refuse_fields",
-    "with_resizable_domain",
+    "with_zarr_domain",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaWords:
+    """How a format words the comparison of stored metadata with a schema: as TensorStore does.
+
+    Attributes
+    ----------
+    dtype : str
+        Member of the metadata that holds the data type.
+    rank : str
+        Template with the fields ``schema`` and ``stored``.
+    domain : str
+        What precedes a mismatch of domains.
+    status : str
+        Of mismatches of domain and fill value.
+    stored_first : bool
+        Which of two domains is named first.
+    has_units : bool
+        Whether the format stores dimension units.
+    """
+
+    dtype: str
+    rank: str
+    domain: str
+    status: str
+    stored_first: bool
+    has_units: bool
+
+    def merge_domains(self, schema: IndexDomain, stored: IndexDomain) -> IndexDomain:
+        """The domain that is both; MetadataError without :attr:`domain` before it."""
+        return merge_domains(stored, schema) if self.stored_first else merge_domains(schema, stored)
+
+
+_NO_UNITS = "Dimension units not supported by zarr driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,95 +129,103 @@ class ArrayDescription:
             write_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
         )
 
-    def check(self, schema: Schema, metadata_name: str) -> None:
+    def check(self, schema: Schema, words: SchemaWords) -> None:
         """Compare with the constraints of a schema.
 
         Parameters
         ----------
         schema : Schema
             Soft constraints are ignored.
-        metadata_name : str
-            What the format calls the data type.
+        words : SchemaWords
+            Those of the format.
 
         Raises
         ------
         MismatchError, MetadataError
             In TensorStore's words, naming the first property that differs.
         """
-        if schema.rank is not None and schema.rank != len(self.shape):
-            raise MismatchError(
-                f"Rank specified by schema ({schema.rank}) does not match rank specified by "
-                f"metadata ({len(self.shape)})"
-            )
+        rank = len(self.shape)
+        if schema.rank is not None and schema.rank != rank:
+            raise MismatchError(words.rank.format(schema=schema.rank, stored=rank))
         if schema.dtype is not None and schema.dtype != self.dtype:
             raise MismatchError(
-                f"{metadata_name} from metadata ({self.dtype.name}) does not match dtype in schema "
+                f"{words.dtype} from metadata ({self.dtype.name}) does not match dtype in schema "
                 f"({schema.dtype.name})"
             )
-        with prefixing("Mismatch between metadata and schema", status="FAILED_PRECONDITION"):
-            if schema.domain is not None:
-                merge_domains(schema.domain, self.domain)
+        if schema.domain is not None:
+            with prefixing(words.domain, status=words.status):
+                words.merge_domains(schema.domain, self.domain)
         layout = schema.chunk_layout
         if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
             if any(layout.codec_chunk.shape or ()):
                 raise MetadataError("codec_chunk_shape not supported")
             layout.merged(self.chunk_layout)
-        self._check_fill_value(schema)
+        self._check_fill_value(schema, words)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
                 self.codec.merged(schema.codec)
-        if schema.dimension_units is not None and self.units is not None:
+        if schema.dimension_units is not None:
+            if not words.has_units:
+                raise MetadataError(_NO_UNITS)
             with prefixing(
                 "dimension_units from metadata does not match dimension_units in schema",
                 status="FAILED_PRECONDITION",
             ):
-                merge_units(schema.dimension_units, self.units)
+                merge_units(self.units, schema.dimension_units)
 
-    def _check_fill_value(self, schema: Schema) -> None:
+    def _check_fill_value(self, schema: Schema, words: SchemaWords) -> None:
         wanted = schema.fill_value
         if wanted is None:
             return
         found = None if self.fill_value is None else np.asarray(self.fill_value)
         if wanted.shape != ():
-            raise MetadataError(f"Invalid fill_value: expected a scalar, but received: {wanted}")
+            shape = ", ".join(map(str, wanted.shape))
+            raise MetadataError(
+                f"Cannot broadcast array of shape {{{shape}}} to target shape {{}}: the fill_value "
+                f"must be a scalar"
+            )
         cast = wanted.astype(self.dtype.array_dtype)
         if found is None or cast.tobytes() != found.tobytes():
             raise MismatchError(
                 f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
-                f"specifies fill value of {'null' if found is None else found}"
+                f"specifies fill value of {'null' if found is None else found}",
+                status=words.status,
             )
 
 
-def created_shape(domain: IndexDomain) -> tuple[int, ...]:
-    """The shape of a new Zarr array with this domain.
+def created_shape(domain: IndexDomain | None) -> tuple[int, ...]:
+    """The shape of a new Zarr array with this domain, which :func:`with_zarr_domain` has checked.
 
     Raises
     ------
     MetadataError
-        If the origin is not zero or a bound is infinite: Zarr can store neither.
+        If it is unknown.
     """
-    for d in range(domain.rank):
-        dim = domain[d]
-        if not dim.finite or dim.inclusive_min != 0:
-            raise MetadataError(
-                f"Invalid domain: dimension {d} is {dim}, expected finite bounds and an origin of 0"
-            )
+    if domain is None or not all(dim.finite for dim in domain):
+        raise MetadataError("domain must be specified")
     return tuple(domain.shape)
 
 
-def with_resizable_domain(schema: Schema) -> Schema:
-    """The schema with the upper bounds of its domain implicit, as those of a Zarr array are."""
+def with_zarr_domain(schema: Schema, words: SchemaWords) -> Schema:
+    """The schema with the bounds a Zarr array has: from zero, to where it is resized.
+
+    Raises
+    ------
+    MetadataError
+        If a lower bound is not zero.
+    """
     domain = schema.domain
-    if domain is None or all(domain.implicit_upper_bounds):
+    if domain is None:
         return schema
+    rank = domain.rank
+    domain = words.merge_domains(domain, IndexDomain(inclusive_min=[0] * rank))
     parts = {name: getattr(schema, name) for name in _PARTS}
     resizable = Schema(**{name: value for name, value in parts.items() if value is not None})
     resizable.update(
         domain=IndexDomain(
             inclusive_min=domain.inclusive_min,
             exclusive_max=domain.exclusive_max,
-            implicit_lower_bounds=domain.implicit_lower_bounds,
-            implicit_upper_bounds=[True] * domain.rank,
+            implicit_upper_bounds=[True] * rank,
             labels=domain.labels,
         )
     )
@@ -225,8 +269,8 @@ class Format(Protocol):
     json_id: str
     """Name specs and messages print."""
 
-    dtype_member: str
-    """Name of the metadata member that holds the data type."""
+    words: SchemaWords
+    """How it words mismatches."""
 
     metadata_key: str
     """Key of the metadata, relative to the array, unless the spec says otherwise."""

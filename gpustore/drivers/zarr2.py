@@ -17,11 +17,12 @@ from gpustore.codecs.chain import complete_v2, merge_v2, parse_v2, resolve_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
+    SchemaWords,
     check_dtype,
     created_shape,
     merge_codec,
     refuse_fields,
-    with_resizable_domain,
+    with_zarr_domain,
 )
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
@@ -47,7 +48,14 @@ class Zarr2Format:
 
     id = "zarr2"
     json_id = "zarr"
-    dtype_member = "dtype"
+    words = SchemaWords(
+        dtype="dtype",
+        rank="Rank is {stored}, but schema specifies rank of {schema}",
+        domain="domain from metadata does not match domain in schema",
+        status="",
+        stored_first=True,
+        has_units=False,
+    )
     metadata_key = ".zarray"
     no_constraints = Zarr2Constraints()
 
@@ -130,7 +138,7 @@ class Zarr2Format:
             merge_codec(merged, CodecSpec({"driver": "zarr"}))
         else:
             merge_codec(merged, _codec_spec(constraints.compressor))
-        return with_resizable_domain(merged)
+        return with_zarr_domain(merged, self.words)
 
     def create(
         self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits

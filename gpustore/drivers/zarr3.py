@@ -16,13 +16,14 @@ from gpustore.codecs.chain import complete_v3, merge_v3, parse_v3, resolve_v3
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
+    SchemaWords,
     check_dtype,
     created_shape,
     merge_codec,
     refuse_fields,
-    with_resizable_domain,
+    with_zarr_domain,
 )
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -41,7 +42,15 @@ class Zarr3Format:
 
     id = "zarr3"
     json_id = "zarr3"
-    dtype_member = "data_type"
+    words = SchemaWords(
+        dtype="data_type",
+        rank="Rank specified by schema ({schema}) does not match rank specified by metadata "
+        "({stored})",
+        domain="Mismatch between metadata and schema",
+        status="FAILED_PRECONDITION",
+        stored_first=False,
+        has_units=True,
+    )
     metadata_key = "zarr.json"
     no_constraints = Zarr3Constraints()
 
@@ -127,7 +136,8 @@ class Zarr3Format:
             merge_codec(merged, _codec_spec(constraints.codecs))
         else:
             merge_codec(merged, _ANY_CODEC)
-        return with_resizable_domain(merged)
+        with prefixing(self.words.domain, status=self.words.status):
+            return with_zarr_domain(merged, self.words)
 
     def create(
         self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
@@ -137,10 +147,9 @@ class Zarr3Format:
         dtype, domain = merged.dtype, merged.domain
         if dtype is None:
             raise MetadataError("dtype must be specified")
-        if domain is None:
-            raise MetadataError("domain must be specified")
-        rank = domain.rank
         shape = created_shape(domain)
+        assert domain is not None
+        rank = domain.rank
         layout = merged.chunk_layout
         read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
         if read != write:
