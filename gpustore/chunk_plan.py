@@ -172,6 +172,15 @@ class ChunkPlan:
     def __len__(self) -> int:
         return math.prod(self.sizes) if 0 not in self.input_shape else 0
 
+    def span(self, itemsize: int) -> int:
+        """The most bytes that lie between the first and the last element of a row, in a chunk."""
+        reach = itemsize
+        for table in self.tables:
+            if table.input_dimension is not None:
+                stride = self.src_stride[table.input_dimension]
+                reach += abs(stride) * (int(max(table.count)) - 1)
+        return reach
+
     def window(self, lo: int, hi: int) -> PlanWindow:
         """Write down rows `lo` to `hi`, with their keys.
 

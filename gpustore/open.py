@@ -86,6 +86,8 @@ def open(
     array([[0, 0],
            [7, 7]], dtype=uint16)
     """
+    if context is not None and not isinstance(context, Context):
+        raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
     opened = Spec(spec)
     given = {
         "open_mode": open_mode,

@@ -172,3 +172,14 @@ def test_windows_outside_the_plan_are_refused(lo, hi):
     plan = plan_of(IndexTransform(IndexDomain(shape=[6])), [6], [2])
     with pytest.raises(ValueError, match="window"):
         plan.window(lo, hi)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(cases())
+def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
+    plan = plan_of(*case)
+    by_cell = {}
+    for cell, src, _ in elements(plan)[0]:
+        by_cell.setdefault(cell, []).append(src)
+    widest = max((max(at) - min(at) + ITEMSIZE for at in by_cell.values()), default=0)
+    assert widest <= plan.span(ITEMSIZE) or not by_cell

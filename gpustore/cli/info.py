@@ -98,7 +98,6 @@ def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
     return len(values), sum(max(0, size) for size in located.nbytes)
 
 
-
 def _is_value(name: str) -> bool:
     """Whether a key that ends so holds data, not metadata."""
     return name not in _METADATA

@@ -29,7 +29,7 @@ __all__ = [
     "Format",
     "SchemaWords",
     "check_dtype",
-    "created_shape",
+    "created_domain",
     "merge_codec",
     "refuse_fields",
     "with_zarr_domain",
@@ -193,17 +193,17 @@ class ArrayDescription:
             )
 
 
-def created_shape(domain: IndexDomain | None) -> tuple[int, ...]:
-    """The shape of a new Zarr array with this domain, which :func:`with_zarr_domain` has checked.
+def created_domain(domain: IndexDomain | None) -> IndexDomain:
+    """The domain of a new Zarr array, whose lower bounds :func:`with_zarr_domain` has checked.
 
     Raises
     ------
     MetadataError
-        If it is unknown.
+        If it is not known how far it extends.
     """
     if domain is None or not all(dim.finite for dim in domain):
         raise MetadataError("domain must be specified")
-    return tuple(domain.shape)
+    return domain
 
 
 def with_zarr_domain(schema: Schema, words: SchemaWords) -> Schema:

@@ -19,7 +19,7 @@ from gpustore.drivers.format import (
     ArrayDescription,
     SchemaWords,
     check_dtype,
-    created_shape,
+    created_domain,
     merge_codec,
     refuse_fields,
     with_zarr_domain,
@@ -145,11 +145,10 @@ class Zarr2Format:
     ) -> Zarr2Metadata:
         """New metadata that fulfil both."""
         merged = self.constrained(constraints, schema)
-        dtype, domain = merged.dtype, merged.domain
+        dtype = merged.dtype
         if dtype is None:
             raise MetadataError('"dtype" must be specified')
-        if domain is None:
-            raise MetadataError("domain must be specified")
+        domain = created_domain(merged.domain)
         if merged.dimension_units is not None and any(merged.dimension_units):
             raise MetadataError("Dimension units not supported by zarr driver")
         layout = merged.chunk_layout
@@ -178,7 +177,7 @@ class Zarr2Format:
             fill = merged.fill_value
         separator = constraints.dimension_separator
         metadata = Zarr2Metadata(
-            shape=created_shape(domain),
+            shape=tuple(domain.shape),
             chunks=chunks,
             dtype=dtype.array_dtype if isinstance(stored, Unset) else stored,
             compressor=_compressor(merged.codec),

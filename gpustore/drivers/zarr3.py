@@ -18,7 +18,7 @@ from gpustore.drivers.format import (
     ArrayDescription,
     SchemaWords,
     check_dtype,
-    created_shape,
+    created_domain,
     merge_codec,
     refuse_fields,
     with_zarr_domain,
@@ -144,11 +144,10 @@ class Zarr3Format:
     ) -> Zarr3Metadata:
         """New metadata that fulfil both."""
         merged = self.constrained(constraints, schema)
-        dtype, domain = merged.dtype, merged.domain
+        dtype = merged.dtype
         if dtype is None:
             raise MetadataError("dtype must be specified")
-        shape = created_shape(domain)
-        assert domain is not None
+        domain = created_domain(merged.domain)
         rank = domain.rank
         layout = merged.chunk_layout
         read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
@@ -175,7 +174,7 @@ class Zarr3Format:
             names = tuple(label or None for label in domain.labels)
         fill = merged.fill_value
         metadata = Zarr3Metadata(
-            shape=shape,
+            shape=tuple(domain.shape),
             data_type=dtype,
             chunk_shape=write,
             fill_value=dtype.array_dtype.type(0) if fill is None else fill,

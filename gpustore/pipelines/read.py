@@ -101,8 +101,7 @@ def read(
     def run(lo: int, hi: int) -> None:
         _read_rows(array, plan, memory, lo, hi)
 
-    small = rows <= SMALL_ROWS and rows * array.chain.layout.nbytes <= SMALL_NBYTES
-    if small and array.store.is_local:
+    if array.store.is_local and rows <= SMALL_ROWS and _nbytes(array, plan) <= SMALL_NBYTES:
 
         def read_now() -> Any:
             run(0, rows)
@@ -111,6 +110,13 @@ def read(
         return Future.deferred(read_now, array.executor)
     tasks = [partial(run, lo, hi) for lo, hi in array.tasks(rows)]
     return array.executor.run_all(tasks, lambda: result)
+
+
+def _nbytes(array: ChunkedArray, plan: ChunkPlan) -> int:
+    """About how many decoded bytes a read takes: of raw chunks, only the span that is wanted."""
+    layout = array.chain.layout
+    span = plan.span(layout.dtype.itemsize) if array.chain.is_raw else layout.nbytes
+    return len(plan) * min(span, layout.nbytes)
 
 
 def _contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
