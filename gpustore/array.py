@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from gpustore.context import Context
 from gpustore.drivers.array import wrap
 from gpustore.dtype import dtype as dtype_
 from gpustore.index_space import IndexTransform
+from gpustore.json_array import object_array
 from gpustore.store import TensorStore
 
 __all__ = ["array"]
@@ -29,9 +30,9 @@ def array(
     Parameters
     ----------
     array : array-like
-        A NumPy array of a supported data type is wrapped without a copy: writes go to it.
+        A NumPy array of numbers in native byte order is wrapped without a copy: writes go to it.
     dtype : dtype, optional
-        Data type of the elements; converts if `array` has another.
+        Data type of the elements; converts if `array` has another. Objects without one are json.
     context : Context, optional
         Where its thread pool comes from.
     copy : bool, optional
@@ -43,6 +44,9 @@ def array(
     ------
     MetadataError
         If the data type is not supported.
+    TypeError
+        If a NumPy array does not cast to `dtype` under NumPy's rule "safe", or an object is not
+        of it. Lists convert by value.
 
     Examples
     --------
@@ -50,12 +54,28 @@ def array(
     array([[1, 3],
            [2, 4]], dtype=int8)
     """
-    given = None if dtype is None else dtype_(dtype).array_dtype
-    converted = np.array(array, given, copy=copy)
-    native = dtype_(converted.dtype).array_dtype
-    if native != converted.dtype:
-        converted = np.array(converted, native, copy=copy)
+    data_type, converted = _converted(array, None if dtype is None else dtype_(dtype), copy)
     if write and not converted.flags.writeable:
         raise ValueError("the array is read-only, but write=True was given")
-    driver = wrap(converted, context or Context(), writable=write is not False)
+    driver = wrap(converted, context or Context(), dtype=data_type, writable=write is not False)
     return TensorStore._of(driver, IndexTransform(driver.domain))
+
+
+def _converted(
+    array: ArrayLike, data_type: dtype_ | None, copy: bool | None
+) -> tuple[dtype_, NDArray[Any]]:
+    """The array to be wrapped, in native byte order, and its data type."""
+    if data_type is None:
+        found = np.asarray(array)
+        data_type = dtype_("json") if found.dtype == object else dtype_(found.dtype)
+    wanted = data_type.array_dtype
+    if wanted.kind == "O":
+        if copy is False:
+            raise ValueError("an array of objects is checked and copied, but copy=False was given")
+        return data_type, object_array(array, data_type, max_rank=32)
+    if isinstance(array, np.ndarray) and not np.can_cast(array.dtype, wanted, "safe"):
+        raise TypeError(
+            f"Cannot cast array data from {array.dtype!r} to {wanted!r} according to the rule "
+            f"'safe'"
+        )
+    return data_type, np.array(array, wanted, copy=copy)

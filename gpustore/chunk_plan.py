@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,10 +32,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.errors import LimitError, UnsupportedError
-from gpustore.index_space import IndexTransform
+from gpustore.errors import LimitError, OutOfBoundsError, UnsupportedError
+from gpustore.index_space import IndexDomain, IndexTransform
 
-__all__ = ["SCALAR_ROWS", "WINDOW_ROWS", "ChunkPlan", "PlanTable", "PlanWindow", "plan_chunks"]
+__all__ = [
+    "SCALAR_ROWS",
+    "WINDOW_ROWS",
+    "ChunkPlan",
+    "PlanTable",
+    "PlanWindow",
+    "check_bounds",
+    "plan_chunks",
+]
 
 SCALAR_ROWS = 500
 """Largest number of rows whose columns are made by the scalar loop."""
@@ -104,6 +112,10 @@ class PlanWindow:
     byte_start, byte_stop : list of int, optional
         Range of the stored value that holds the row; None where the whole value is needed. Set by
         refiners.
+    absent : list of bool, optional
+        Rows that a refiner knows to have no bytes: they read as the fill value.
+    narrowed : bool
+        Whether the ranges are parts of uncompressed chunks, and ``src_start`` counts from them.
     """
 
     cells: tuple[Column, ...]
@@ -116,6 +128,8 @@ class PlanWindow:
     keys: list[str]
     byte_start: list[int] | None = None
     byte_stop: list[int] | None = None
+    absent: list[bool] | None = None
+    narrowed: bool = False
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -132,6 +146,27 @@ class PlanWindow:
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
             keys=self.keys[cut],
+            byte_start=None if self.byte_start is None else self.byte_start[cut],
+            byte_stop=None if self.byte_stop is None else self.byte_stop[cut],
+            absent=None if self.absent is None else self.absent[cut],
+            narrowed=self.narrowed,
+        )
+
+    def take(self, rows: Sequence[int]) -> PlanWindow:
+        """The rows with these numbers, before any of them was refined."""
+
+        def taken(column: Any) -> list[Any]:
+            return [column[row] for row in rows]
+
+        return PlanWindow(
+            cells=tuple(taken(column) for column in self.cells),
+            src_start=taken(self.src_start),
+            dst_start=taken(self.dst_start),
+            count=tuple(taken(column) for column in self.count),
+            whole=taken(self.whole),
+            src_stride=self.src_stride,
+            dst_stride=self.dst_stride,
+            keys=taken(self.keys),
         )
 
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
@@ -155,6 +190,8 @@ class ChunkPlan:
         Shape of the transform's domain, and so of the array read or written.
     key_prefix, key_separator : str
         A key is the prefix and the cell indices joined by the separator.
+    key_ratio : tuple of int, one an array dimension
+        Cells along each dimension that share a key: 1, or the inner chunks of a shard.
     """
 
     tables: tuple[PlanTable, ...]
@@ -163,6 +200,7 @@ class ChunkPlan:
     input_shape: tuple[int, ...]
     key_prefix: str
     key_separator: str
+    key_ratio: tuple[int, ...]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -171,6 +209,60 @@ class ChunkPlan:
 
     def __len__(self) -> int:
         return math.prod(self.sizes) if 0 not in self.input_shape else 0
+
+    @cached_property
+    def groups(self) -> tuple[list[tuple[int, int]], ...]:
+        """For each table, the runs of its rows whose cells share a key."""
+        found = []
+        for table in self.tables:
+            ratios = [self.key_ratio[dimension] for dimension in table.output_dimensions]
+            if ratios == [1] * len(ratios):
+                found.append([(i, i + 1) for i in range(len(table))])
+                continue
+            columns = [
+                [cell // ratio for cell in cells] for cells, ratio in zip(table.cells, ratios)
+            ]
+            keys = list(zip(*columns))
+            edges = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
+            found.append(list(itertools.pairwise([0, *edges, len(keys)])))
+        return tuple(found)
+
+    @cached_property
+    def objects(self) -> int:
+        """Number of keys; each is met in one place of the order of :meth:`object_window`."""
+        return math.prod(map(len, self.groups)) if 0 not in self.input_shape else 0
+
+    def object_window(self, i: int) -> PlanWindow:
+        """Write down all rows of the `i`-th key, for shards that are handled as a whole."""
+        ranges = []
+        for groups in reversed(self.groups):
+            i, rest = divmod(i, len(groups))
+            ranges.append(range(*groups[rest]))
+        rows = list(itertools.product(*reversed(ranges)))
+        index: list[Any] = list(zip(*rows)) or [()] * len(self.tables)
+        return self._window(index, len(rows), scalar=True)
+
+    def windows(
+        self, part: int, parts: int, most: int, *, by_key: bool = False
+    ) -> Iterator[PlanWindow]:
+        """The windows of one of `parts` equal parts of the plan.
+
+        Where no rows share a key a window has at most `most` rows. Otherwise, or if `by_key`, it
+        has all the rows of a key, or its share of them if there are fewer keys than parts.
+        """
+        if not by_key and all(ratio == 1 for ratio in self.key_ratio):
+            lo, hi = (len(self) * i // parts for i in (part, part + 1))
+            for at in range(lo, hi, most):
+                yield self.window(at, min(at + most, hi))
+        elif self.objects >= parts:
+            lo, hi = (self.objects * i // parts for i in (part, part + 1))
+            for i in range(lo, hi):
+                yield self.object_window(i)
+        else:
+            for i in range(self.objects):
+                rows = self.object_window(i)
+                lo, hi = (len(rows) * at // parts for at in (part, part + 1))
+                yield rows.part(lo, hi)
 
     def span(self, itemsize: int) -> int:
         """The most bytes that lie between the first and the last element of a row, in a chunk."""
@@ -193,15 +285,19 @@ class ChunkPlan:
             raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
         scalar = len(self) <= max(SCALAR_ROWS, 1)
         index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
+        return self._window(index, hi - lo, scalar=scalar)
+
+    def _window(self, index: list[Any], n: int, *, scalar: bool) -> PlanWindow:
+        """The rows at `index`, one sequence of row numbers a table."""
         return PlanWindow(
             cells=self._cells(index, scalar=scalar),
-            src_start=_sum_columns([t.src_start for t in self.tables], index, hi - lo, scalar),
-            dst_start=_sum_columns([t.dst_start for t in self.tables], index, hi - lo, scalar),
-            count=self._counts(index, hi - lo, scalar=scalar),
-            whole=self._whole(index, hi - lo, scalar=scalar),
+            src_start=_sum_columns([t.src_start for t in self.tables], index, n, scalar),
+            dst_start=_sum_columns([t.dst_start for t in self.tables], index, n, scalar),
+            count=self._counts(index, n, scalar=scalar),
+            whole=self._whole(index, n, scalar=scalar),
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
-            keys=self._keys(index, hi - lo),
+            keys=self._keys(index, n),
         )
 
     def _scalar_index(self, lo: int, hi: int) -> list[Sequence[int]]:
@@ -245,7 +341,8 @@ class ChunkPlan:
         for position, table in enumerate(self.tables):
             for dimension, cells in zip(table.output_dimensions, table.cells):
                 lead = self.key_separator if dimension else ""
-                found[dimension] = (position, [f"{lead}{cell}" for cell in cells])
+                ratio = self.key_ratio[dimension]
+                found[dimension] = (position, [f"{lead}{cell // ratio}" for cell in cells])
         return [found[dimension] for dimension in sorted(found)]
 
     def _keys(self, index: list[Any], n: int) -> list[str]:
@@ -258,6 +355,37 @@ class ChunkPlan:
         return list(map("".join, zip(itertools.repeat(self.key_prefix), *columns)))
 
 
+def check_bounds(transform: IndexTransform, shape: Sequence[int]) -> None:
+    """Check that an affine transform stays inside an array of this shape.
+
+    Raises
+    ------
+    OutOfBoundsError
+        Naming the first output dimension that leaves it, in TensorStore's words.
+    """
+    domain = transform.domain
+    low, extent = domain.inclusive_min, domain.shape
+    if 0 in extent:
+        return
+    for o, size in enumerate(shape):
+        map_ = transform.output[o]
+        d, stride = map_.input_dimension, map_.stride
+        if map_.index_array is not None:
+            continue
+        first = last = map_.offset
+        if d is not None and stride is not None:
+            first += stride * low[d]
+            last = first + stride * (extent[d] - 1)
+        for index in (first, last):
+            if not 0 <= index < size:
+                # Composition says which of the caller's own bounds are too wide.
+                IndexTransform(IndexDomain(shape=shape))[transform]
+                raise OutOfBoundsError(
+                    f"Checking bounds of {map_.method.name} output index map for dimension "
+                    f"{o}: Index {index} is outside valid range [0, {size})"
+                )
+
+
 def plan_chunks(
     transform: IndexTransform,
     *,
@@ -268,6 +396,7 @@ def plan_chunks(
     key_prefix: str,
     key_separator: str,
     max_chunks: int,
+    key_ratio: Sequence[int] | None = None,
 ) -> ChunkPlan:
     """Plan which chunks `transform` touches.
 
@@ -286,6 +415,8 @@ def plan_chunks(
         How chunk keys are written.
     max_chunks : int
         Limit ``chunks_per_request``.
+    key_ratio : sequence of int, length output_rank, optional
+        Cells along each dimension that share a key; by default each has its own.
 
     Returns
     -------
@@ -328,7 +459,13 @@ def plan_chunks(
             tables.append(table)
     tables.sort(key=lambda table: table.output_dimensions[0])
     plan = ChunkPlan(
-        tuple(tables), tuple(strides), tuple(dst_stride), input_shape, key_prefix, key_separator
+        tuple(tables),
+        tuple(strides),
+        tuple(dst_stride),
+        input_shape,
+        key_prefix,
+        key_separator,
+        tuple(key_ratio or (1,) * len(shape)),
     )
     _check_rows(len(plan), max_chunks)
     return plan

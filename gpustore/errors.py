@@ -215,10 +215,23 @@ class UnsupportedError(GpustoreError, NotImplementedError):
 
 
 class StoreIOError(GpustoreError, OSError, ValueError):
-    """The operating system or the network failed; the cause is chained."""
+    """The operating system or the network failed; the cause is chained.
+
+    Attributes
+    ----------
+    errno : int or None
+        What the operating system said.
+    """
 
     kind = "store_io"
     __str__ = Exception.__str__
+
+    def __init__(self, text: str, *, errno: int | None = None, **attributes: Any) -> None:
+        super().__init__(text, **attributes)
+        self.errno = errno
+
+    def _attributes(self) -> dict[str, Any]:
+        return {**super()._attributes(), "errno": self.errno}
 
 
 class DeviceError(GpustoreError, RuntimeError):

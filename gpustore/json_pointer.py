@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from gpustore._json import JsonValue, dump
+from gpustore._json import JsonValue, quote, text
 from gpustore.errors import MetadataError, MismatchError, NotFoundError
 
-__all__ = ["dereference", "parse_pointer", "replaced"]
+__all__ = ["MISSING", "dereference", "parse_pointer", "replaced"]
+
+MISSING: Final[Any] = object()
+"""A document, or a part of one, that does not exist; null does."""
 
 _INDEX = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
@@ -32,36 +35,40 @@ def parse_pointer(pointer: str) -> tuple[str, ...]:
     if not pointer:
         return ()
     if not pointer.startswith("/"):
-        raise MetadataError(f"JSON Pointer does not start with '/': \"{pointer}\"")
+        raise MetadataError(f"JSON Pointer does not start with '/': {quote(pointer)}")
     if re.search(r"~(?![01])", pointer):
         raise MetadataError(
-            f"JSON Pointer requires '~' to be followed by '0' or '1': \"{pointer}\""
+            f"JSON Pointer requires '~' to be followed by '0' or '1': {quote(pointer)}"
         )
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/"))
 
 
-def _text(tokens: Sequence[str]) -> str:
-    return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
+def _name(tokens: Sequence[str]) -> str:
+    """The pointer made of `tokens`, quoted."""
+    return quote("".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens))
 
 
-def _scalar(value: JsonValue) -> str:
+def _not_applicable(value: JsonValue, tokens: Sequence[str]) -> MismatchError:
     kind = {bool: "boolean", int: "number", float: "number", str: "string"}.get(type(value), "null")
-    return f"{kind} value: {dump(value).decode()}"
+    return MismatchError(
+        f"JSON Pointer reference {_name(tokens)} cannot be applied to {kind} value: {text(value)}"
+    )
 
 
-def _position(value: Sequence[Any], tokens: Sequence[str], at: int, *, write: bool) -> int:
-    """The array index a token means; one past the end only for writing."""
-    where = _text(tokens[: at + 1])
-    token = tokens[at]
+def _position(value: Sequence[Any], tokens: Sequence[str], *, write: bool) -> int:
+    """The array index the last token means; "-" is the one past the end, for writing only."""
+    token = tokens[-1]
     if token == "-":
         if write:
             return len(value)
-    elif not _INDEX.fullmatch(token):
-        raise MismatchError(f'JSON Pointer "{where}" is invalid for array value')
-    elif len(token) < 20 and int(token) < len(value) + write:
+        raise MismatchError(f"JSON Pointer {_name(tokens)} refers to non-existent array element")
+    # TensorStore counts in 64 bits; Python refuses to parse thousands of digits.
+    if not _INDEX.fullmatch(token) or len(token) > 20 or int(token) >= 1 << 64:
+        raise MismatchError(f"JSON Pointer {_name(tokens)} is invalid for array value")
+    if int(token) < len(value):
         return int(token)
     raise MismatchError(
-        f'JSON Pointer "{where}" is out-of-range for array of size {len(value)}',
+        f"JSON Pointer {_name(tokens)} is out-of-range for array of size {len(value)}",
         status="FAILED_PRECONDITION" if write else "OUT_OF_RANGE",
     )
 
@@ -79,21 +86,26 @@ def dereference(document: JsonValue, tokens: Sequence[str]) -> JsonValue:
         if isinstance(value, dict):
             if token not in value:
                 raise NotFoundError(
-                    f'JSON Pointer "{_text(tokens[: at + 1])}" refers to non-existent object member'
+                    f"JSON Pointer {_name(tokens[: at + 1])} refers to non-existent object member"
                 )
             value = value[token]
         elif isinstance(value, list):
-            value = value[_position(value, tokens, at, write=False)]
+            value = value[_position(value, tokens[: at + 1], write=False)]
         else:
-            raise MismatchError(
-                f'JSON Pointer reference "{_text(tokens[: at + 1])}" cannot be applied to '
-                f"{_scalar(value)}"
-            )
+            raise _not_applicable(value, tokens[: at + 1])
     return value
 
 
 def replaced(document: JsonValue, tokens: Sequence[str], new: JsonValue) -> JsonValue:
     """A document in which `tokens` points at `new`; missing parents are made, as objects.
+
+    Parameters
+    ----------
+    document : JsonValue
+        Or ``MISSING``.
+    tokens : sequence of str
+        "-" appends to an array.
+    new : JsonValue
 
     Raises
     ------
@@ -107,14 +119,12 @@ def _replaced(value: JsonValue, tokens: Sequence[str], at: int, new: JsonValue) 
     if at == len(tokens):
         return new
     token = tokens[at]
-    if value is None:
-        return {token: _replaced(None, tokens, at + 1, new)}
+    if value is MISSING:
+        return {token: _replaced(MISSING, tokens, at + 1, new)}
     if isinstance(value, dict):
-        return {**value, token: _replaced(value.get(token), tokens, at + 1, new)}
+        return {**value, token: _replaced(value.get(token, MISSING), tokens, at + 1, new)}
     if isinstance(value, list):
-        index = _position(value, tokens, at, write=True)
-        old = value[index] if index < len(value) else None
+        index = _position(value, tokens[: at + 1], write=True)
+        old = value[index] if index < len(value) else MISSING
         return [*value[:index], _replaced(old, tokens, at + 1, new), *value[index + 1 :]]
-    raise MismatchError(
-        f'JSON Pointer reference "{_text(tokens[: at + 1])}" cannot be applied to {_scalar(value)}'
-    )
+    raise _not_applicable(value, tokens[: at + 1])

@@ -124,7 +124,10 @@ class KvStore:
 
     @path.setter
     def path(self, value: str | bytes) -> None:
-        self._path = as_text(value)
+        path = as_text(value)
+        if path:
+            KvStoreSpec.from_parts(self._driver.spec, "").path = path  # Checks it.
+        self._path = path
         self._driver = self._driver.rooted(self._path)
 
     @property

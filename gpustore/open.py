@@ -53,7 +53,8 @@ def open(
         Where the arrays live that :meth:`TensorStore.read` returns: ``"cpu"`` (NumPy), ``"cuda"``
         or ``"cuda:N"`` (CuPy), or ``"auto"`` (the default: CUDA if it can be used, else the host).
     read, write : bool, optional
-        Required access. By default both, as far as the store allows.
+        Required access. By default both, as far as the store allows; ``read=True`` alone, or
+        ``write=False``, is read-only.
     open, create, delete_existing, assume_metadata, assume_cached_metadata, open_mode
         Whether to open what is there (the default), to create it, or both; any of them replaces
         the spec's open mode.

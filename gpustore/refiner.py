@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpustore.chunk_plan import PlanWindow
+from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
 __all__ = ["Probe", "RawBytesRefiner", "Refiner"]
@@ -20,16 +21,19 @@ __all__ = ["Probe", "RawBytesRefiner", "Refiner"]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Byte ranges a refiner must see, one a row of the window.
+    """Byte ranges a refiner must see.
 
     Attributes
     ----------
+    rows : sequence of int
+        Rows of the window whose values they are ranges of; rows of one key need only one.
     start : sequence of int
         First byte; negative for a suffix of that length.
     stop : sequence of int or None
         End of the range, exclusive; None for the end of the value.
     """
 
+    rows: Sequence[int]
     start: Sequence[int]
     stop: Sequence[int | None]
 
@@ -40,7 +44,9 @@ class Refiner(Protocol):
     def probe(self, rows: PlanWindow) -> Probe | None:
         """Ranges to fetch before :meth:`refine`, or None if none are needed."""
 
-    def refine(self, rows: PlanWindow, heads: Sequence[Buffer | None]) -> PlanWindow:
+    def refine(
+        self, rows: PlanWindow, heads: Sequence[Buffer | None], totals: Sequence[int]
+    ) -> PlanWindow:
         """Rewrite `rows` to fetch less.
 
         Parameters
@@ -49,6 +55,8 @@ class Refiner(Protocol):
             As passed to :meth:`probe`.
         heads : sequence of buffer or None
             What was found in the probed ranges, None for a missing key; empty without a probe.
+        totals : sequence of int
+            Size of each of those values in bytes, -1 if unknown.
         """
 
 
@@ -70,18 +78,24 @@ class RawBytesRefiner:
         del rows
         return None
 
-    def refine(self, rows: PlanWindow, heads: Sequence[Buffer | None]) -> PlanWindow:
+    def refine(
+        self, rows: PlanWindow, heads: Sequence[Buffer | None], totals: Sequence[int]
+    ) -> PlanWindow:
         """Give each row the byte span between its first and its last element.
 
         A span of more than half the chunk is left alone: one whole read also verifies the size.
         """
-        del heads
+        del heads, totals
         if all(rows.whole):
             return rows
         src_start, _, shapes = rows.rows()
         starts, stops, offsets = [], [], []
         narrowed = False
-        for first, shape in zip(src_start, shapes):
+        for row, (first, shape) in enumerate(zip(src_start, shapes)):
+            base = 0
+            if rows.byte_start is not None and rows.byte_stop is not None:
+                base = rows.byte_start[row]
+                self._check_length(rows, row, rows.byte_stop[row] - base)
             low = high = first
             for stride, count in zip(rows.src_stride, shape):
                 reach = stride * (count - 1)
@@ -91,9 +105,18 @@ class RawBytesRefiner:
                 low, high = 0, self.nbytes
             else:
                 narrowed = True
-            starts.append(low)
-            stops.append(high)
+            starts.append(base + low)
+            stops.append(base + high)
             offsets.append(first - low)
         if not narrowed:
             return rows
-        return replace(rows, src_start=offsets, byte_start=starts, byte_stop=stops)
+        return replace(rows, src_start=offsets, byte_start=starts, byte_stop=stops, narrowed=True)
+
+    def _check_length(self, rows: PlanWindow, row: int, found: int) -> None:
+        """An inner chunk must be as long as a chunk, or its parts are not where they should be."""
+        absent = rows.absent is not None and rows.absent[row]
+        if not absent and found != self.nbytes:
+            raise CorruptChunkError(
+                f"Uncompressed chunk is {found} bytes, but should be {self.nbytes} bytes",
+                key=rows.keys[row],
+            )

@@ -45,6 +45,9 @@ _SCHEMA_KEYWORDS = (
     "schema",
 )
 
+_NOT_OPENED = ("array", "json")
+"""Drivers whose data are neither opened nor created: an open mode says nothing to them."""
+
 _MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
 
 
@@ -161,7 +164,8 @@ class Spec:
         if context is not None:
             self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
         self._driver = driver
-        self._mode = mode or self._mode
+        if driver.id not in _NOT_OPENED:
+            self._mode = mode or self._mode
 
     # ---- parts
 
@@ -278,7 +282,7 @@ class Spec:
         """
         json: dict[str, JsonValue] = {"driver": self._driver.id}
         json.update(self._driver.to_json(include_defaults=include_defaults))
-        if include_defaults:
+        if include_defaults and self._driver.id not in _NOT_OPENED:
             json.update({field.name: False for field in fields(OpenMode) if field.name != "open"})
         json.update(self._mode.to_json())
         transform = self.transform
@@ -355,7 +359,7 @@ def _from_json(
     driver_rank = rank if transform is None else transform.output_rank
     if driver_rank is not None:
         schema.update(rank=driver_rank)
-    mode = OpenMode.from_members(members)
+    mode = OpenMode() if kind.id in _NOT_OPENED else OpenMode.from_members(members)
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
+from gpustore.index_space.alignment import align
+from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -257,7 +260,7 @@ class TensorStore:
             Through the Future; the message names the key.
         """
         if order not in ("C", "F"):
-            raise ValueError(f'order: expected "C" or "F", but received: {order!r}')
+            raise TypeError(f"`order` must be specified as 'C' or 'F', but received: {order!r}")
         if not self.readable:
             raise MetadataError("Source does not support reading.")
         return self._driver.read(self._transform, out=out, order=order)
@@ -271,7 +274,8 @@ class TensorStore:
         ----------
         source : array-like or TensorStore
             Broadcast to the shape of the domain; its data type must cast to the store's under
-            NumPy's rule "safe", Python numbers convert by value.
+            NumPy's rule "safe", Python numbers convert by value. Dimensions of a TensorStore go
+            to those with the same labels.
         can_reference_source_data_indefinitely : bool, optional
             Accepted for TensorStore's sake: nothing is kept beyond ``copy`` anyway.
 
@@ -290,8 +294,25 @@ class TensorStore:
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         if isinstance(source, TensorStore):
-            source = source.read().result()
+            source = self._elements_of(source)
         return self._driver.write(self._transform, source)
+
+    def _elements_of(self, source: TensorStore) -> Any:
+        """The elements of another store, in the order of this one's dimensions."""
+        if not np.can_cast(source.dtype.array_dtype, self.dtype.array_dtype, "safe"):
+            raise MetadataError(
+                f"Explicit data type conversion required to convert {source.dtype.name} -> "
+                f"{self.dtype.name}"
+            )
+        matches = align(source.domain, self.domain)
+        elements = source.read().result()
+        # Those without a match are of size one; the others go where they match.
+        unmatched = tuple(i for i, j in enumerate(matches) if j is None)
+        order = sorted((j, i) for i, j in enumerate(matches) if j is not None)
+        shape = [1] * self.rank
+        for j, i in order:
+            shape[j] = elements.shape[i]
+        return elements.transpose([*unmatched, *(i for _, i in order)]).reshape(shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Read it whole into a NumPy array; only for stores in host memory."""
@@ -300,12 +321,8 @@ class TensorStore:
         array: NDArray[Any] = self.read().result()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def __len__(self) -> int:
-        # As TensorStore: a length would make it a sequence of elements, each a read.
-        raise TypeError("object of type 'gpustore.TensorStore' has no len()")
-
+    # As TensorStore: it is no sequence of elements, each of them a read.
     __iter__ = None
-    __hash__ = None  # type: ignore[assignment]
 
     # ---- bounds
 
@@ -315,15 +332,20 @@ class TensorStore:
         Parameters
         ----------
         fix_resizable_bounds : bool
-            Make the upper bounds explicit, so that they are checked when indexing.
+            Make the bounds explicit, so that they are checked when indexing.
+
+        Raises
+        ------
+        OutOfBoundsError
+            Through the Future, if bounds to be fixed are outside those stored.
         """
 
         def run() -> TensorStore:
             driver = self._driver.resolve()
-            transform = IndexTransform(driver.domain)[self._transform]
+            domain = driver.domain
             if fix_resizable_bounds:
-                transform = transform.mark_bounds_implicit[False]
-            return TensorStore._of(driver, transform)
+                domain = domain.mark_bounds_implicit[False]
+            return TensorStore._of(driver, IndexTransform(domain)[self._transform])
 
         return self._driver.executor.submit(run)
 
@@ -342,11 +364,15 @@ class TensorStore:
         Parameters
         ----------
         inclusive_min : sequence of int or None, length rank
-            Zarr arrays start at zero, so only None, or the bound as it is, is possible.
+            New lower bounds; None keeps one. Zarr arrays start at zero, so this is for domains
+            that are reversed.
         exclusive_max : sequence of int or None, length rank
             New upper bounds; None keeps one.
         resize_metadata_only : bool
             Keep the chunks outside.
+        resize_tied_bounds : bool
+            Allow it through a view that shows only part of the array, although the rest is
+            resized as well.
         expand_only, shrink_only : bool
             Make the other direction an error.
 
@@ -354,53 +380,26 @@ class TensorStore:
         -------
         Future of TensorStore
             The resized store; this one keeps its domain.
+
+        Raises
+        ------
+        MetadataError, MismatchError, UnsupportedError, StoreIOError
+            Through the Future. Nothing is changed if the bounds are not resizable.
         """
-        del resize_tied_bounds
-        bounds = self._driver_bounds(inclusive_min, exclusive_max)
+        request = ResizeRequest(
+            inclusive_min,
+            exclusive_max,
+            resize_metadata_only=resize_metadata_only,
+            resize_tied_bounds=resize_tied_bounds,
+            expand_only=expand_only,
+            shrink_only=shrink_only,
+        )
 
         def run() -> TensorStore:
-            driver = self._driver.resize(
-                bounds,
-                resize_metadata_only=resize_metadata_only,
-                expand_only=expand_only,
-                shrink_only=shrink_only,
-            )
-            transform = IndexTransform(driver.domain)[self._transform]
-            return TensorStore._of(driver, transform)
+            driver = self._driver.resize(self._transform, request)
+            return TensorStore._of(driver, IndexTransform(driver.domain)[self._transform])
 
         return self._driver.executor.submit(run, drain=True)
-
-    def _driver_bounds(
-        self, inclusive_min: Sequence[int | None] | None, exclusive_max: Sequence[int | None] | None
-    ) -> tuple[int | None, ...]:
-        """Upper bounds of the driver's domain for new bounds of the store's."""
-        transform, domain = self._transform, self.domain
-        for values in (inclusive_min, exclusive_max):
-            if values is not None and len(values) != self.rank:
-                raise MetadataError(
-                    f"Resize request has {len(values)} bounds, expected {self.rank}"
-                )
-        bounds: list[int | None] = [None] * transform.output_rank
-        for d in range(self.rank):
-            low = None if inclusive_min is None else inclusive_min[d]
-            high = None if exclusive_max is None else exclusive_max[d]
-            where = f"Invalid resize request for input dimension {d}"
-            if low is not None and low != domain.inclusive_min[d]:
-                raise MetadataError(f"{where}: Cannot change explicit lower bound")
-            if high is None or high == domain.exclusive_max[d]:
-                continue
-            if not domain.implicit_upper_bounds[d]:
-                raise MetadataError(f"{where}: Cannot change explicit upper bound")
-            if high < domain.inclusive_min[d]:
-                raise MetadataError(
-                    f"{where}: Expected at least {domain.inclusive_min[d]}, but received: {high}"
-                )
-            for o, map_ in enumerate(transform.output):
-                if map_.input_dimension == d:
-                    if map_.stride != 1:
-                        raise MetadataError(f"{where}: it has a stride of {map_.stride}")
-                    bounds[o] = map_.offset + high
-        return tuple(bounds)
 
     # ---- as data
 
@@ -428,12 +427,17 @@ class TensorStore:
             Open mode of the spec.
         minimal_spec : bool
             Leave out the metadata, which would be needed to create it anew.
-        retain_context, unbind_context : bool
-            Include the definitions of its context resources.
+        retain_context : bool
+            Opening it uses the same kvstore, also one in memory, and equal other resources.
+        unbind_context : bool
+            Include the definitions of its context resources, so that opening it makes equal ones.
         recheck_cached_metadata, recheck_cached_data, recheck_cached
             As for :func:`gpustore.open`.
         """
         driver = self._driver.spec(minimal=bool(minimal_spec))
+        if retain_context and self.kvstore is not None:
+            kvstore = self.kvstore.spec().retaining(self.kvstore.driver)
+            driver = dataclasses.replace(cast(Any, driver), kvstore=kvstore)
         context = Context.Spec(self._context_json()) if retain_context or unbind_context else None
         spec = Spec._make(driver, self._transform, OpenMode(), context)
         spec.update(

@@ -183,3 +183,42 @@ def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
         by_cell.setdefault(cell, []).append(src)
     widest = max((max(at) - min(at) + ITEMSIZE for at in by_cell.values()), default=0)
     assert widest <= plan.span(ITEMSIZE) or not by_cell
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(cases(), st.data())
+def test_object_windows_are_the_rows_of_each_key_once(case, data):
+    transform, shape, chunks = case
+    ratio = [data.draw(st.integers(1, 3)) for _ in shape]
+    plan = plan_chunks(
+        transform,
+        shape=shape,
+        chunk_shape=chunks,
+        src_stride=strides(chunks),
+        dst_stride=strides(transform.domain.shape),
+        key_prefix="",
+        key_separator="/",
+        max_chunks=10**6,
+        key_ratio=ratio,
+    )
+    expected, found = {}, {}
+    for lo in range(0, len(plan), 100):
+        note(plan.window(lo, min(lo + 100, len(plan))), expected)
+    for i in range(plan.objects):
+        window = plan.object_window(i)
+        assert len(set(window.keys)) == 1
+        assert window.keys[0] not in found
+        note(window, found)
+    assert {key: sorted(rows) for key, rows in expected.items()} == {
+        key: sorted(rows) for key, rows in found.items()
+    }
+    for key, rows in found.items():
+        for cell, *_ in rows:
+            assert key == "/".join(str(i // r) for i, r in zip(cell, ratio, strict=True))
+
+
+def note(window, rows):
+    src, dst, counts = window.rows()
+    for i, key in enumerate(window.keys):
+        cell = tuple(int(column[i]) for column in window.cells)
+        rows.setdefault(key, []).append((cell, src[i], dst[i], counts[i], bool(window.whole[i])))

@@ -45,11 +45,21 @@ def specs(draw, shape):
     bytes_codec = {"name": "bytes"}
     if data_type not in ("bool", "uint8", "int4"):
         bytes_codec["configuration"] = {"endian": draw(st.sampled_from(["little", "big"]))}
+    codecs = [bytes_codec, *(draw(st.sampled_from(V3_CODECS)) or [])]
+    if shape and draw(st.booleans()):
+        order = draw(st.permutations(range(len(shape))))
+        codecs.insert(0, {"name": "transpose", "configuration": {"order": order}})
+    if draw(st.booleans()):
+        # Shards: the chunks so far are the inner ones.
+        inner, chunks = chunks, [size * draw(st.integers(1, 3)) for size in chunks]
+        location = draw(st.sampled_from(["start", "end"]))
+        options = {"chunk_shape": inner, "codecs": codecs, "index_location": location}
+        codecs = [{"name": "sharding_indexed", "configuration": options}]
     metadata = {
         "shape": list(shape),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
         "data_type": data_type,
-        "codecs": [bytes_codec, *(draw(st.sampled_from(V3_CODECS)) or [])],
+        "codecs": codecs,
         "chunk_key_encoding": {
             "name": draw(st.sampled_from(["default", "v2"])),
             "configuration": {"separator": separator},
@@ -143,6 +153,7 @@ def test_reads_and_writes_are_those_of_numpy(data):
             assert same_bits(found, np.asarray(model[theirs]))
         elif action == "resize":
             new = [data.draw(st.integers(0, 9)) for _ in model.shape]
+            # An inner chunk beyond the old edge is missing, or was inside and is in a kept shard.
             chunks = store.chunk_layout.write_chunk.shape
             store = store.resize(exclusive_max=new).result()
             model = resized(model, new, chunks, fill, context, store)

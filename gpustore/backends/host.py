@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from numpy.typing import NDArray
 
 from gpustore.chunk_plan import PlanWindow
 from gpustore.codecs.chain import CodecChain
-from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MismatchError
+from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
 
 __all__ = ["BACKEND", "HostBackend", "HostMemory"]
+
+_PHYSICAL_NBYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""Memory of this machine; no array read into new memory can be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,10 @@ class HostBackend:
         try:
             array = np.empty(shape, dtype, order="F" if order == "F" else "C")
         except (MemoryError, ValueError) as error:
-            nbytes = math.prod(shape) * dtype.itemsize
-            raise LimitError(
-                f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read "
-                f"it in parts"
-            ) from error
+            raise _too_large(shape, dtype) from error
+        if array.nbytes > _PHYSICAL_NBYTES:
+            # A kernel that overcommits promises any size and kills whoever fills it.
+            raise _too_large(shape, dtype)
         return _memory(array)
 
     def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostMemory:
@@ -122,23 +125,6 @@ class HostBackend:
         converted = _converted(array, dtype)
         return _memory(_broadcast(converted, domain))
 
-    def strided(
-        self,
-        array: NDArray[Any],
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-    ) -> NDArray[Any]:
-        """A view of `array` that starts `offset` bytes after its first element.
-
-        All elements of the view must be elements of the array; overlaps are allowed.
-        """
-        memory = _memory(array)
-        view: NDArray[Any] = np.ndarray(
-            shape, array.dtype, memory.flat, memory.offset + offset, strides
-        )
-        return view
-
     def scatter(
         self,
         rows: PlanWindow,
@@ -162,14 +148,13 @@ class HostBackend:
         )
         scratch = None if chain.is_view else self._scratch.take(nbytes)
         view = flat.data
-        ranged = rows.byte_start is not None
         for i, value in enumerate(values):
             start = base + dst_start[i]
             try:
                 if value is None:
                     np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = fill_value
                     continue
-                if ranged:
+                if rows.narrowed:
                     decoded = chain.check(value)
                 elif in_place and shapes[i] == chain.layout.shape:
                     chain.decode(value, view[start : start + nbytes])
@@ -202,7 +187,7 @@ class HostBackend:
             if present is not None:
                 try:
                     _copy_bytes(chunk, chain.decode(present, chunk.data))
-                except CorruptChunkError as error:
+                except GpustoreError as error:
                     raise error.prefixed(
                         f'Error reading "{rows.keys[i]}"', key=rows.keys[i]
                     ) from error
@@ -218,6 +203,14 @@ class HostBackend:
             else:
                 encoded.append(chain.encode(chunk.data))
         return encoded
+
+
+def _too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
+    nbytes = math.prod(shape) * dtype.itemsize
+    return LimitError(
+        f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read it in "
+        f"parts"
+    )
 
 
 def _view_of(out: Any) -> NDArray[Any]:
@@ -263,7 +256,12 @@ def _broadcast(array: NDArray[Any], domain: IndexDomain) -> NDArray[Any]:
             )
     if wrong:
         raise MismatchError("Error aligning dimensions: " + ", ".join(wrong), status="")
-    return np.broadcast_to(array.reshape(array.shape[max(extra, 0) :]), shape)
+    try:
+        return np.broadcast_to(array.reshape(array.shape[max(extra, 0) :]), shape)
+    except ValueError as error:
+        raise LimitError(
+            f"A source cannot be broadcast to {domain.size} elements; write in parts"
+        ) from error
 
 
 def _copy_bytes(chunk: NDArray[np.uint8], decoded: Buffer) -> None:

@@ -2,21 +2,21 @@
 
 Three things carry the word:
 
-:class:`Codec` and :class:`LayoutCodec`
+:class:`Codec`, :class:`LayoutCodec` and :class:`ArrayCodec`
     What a module of this folder registers as ``CODEC``: an algorithm's options in Zarr v3 and in
     Zarr v2 (a :class:`Face` each), their defaults, and how to prepare it.
 :class:`BytesCodec`
     One prepared bytes -> bytes stage of a chain.
 :class:`ChunkBytes`
-    What everything before those stages comes to. The ``bytes`` codec, Zarr v2's ``order`` and its
-    byte order do no work per chunk: they only say where the bytes of which element are, and the
-    copy between chunk and array does the rest.
+    What everything before those stages comes to. The codecs ``transpose`` and ``bytes``, Zarr v2's
+    ``order`` and its byte order do no work per chunk: they only say where the bytes of which
+    element are, and the copy between chunk and array does the rest.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -31,11 +31,14 @@ from gpustore._json import (
     expect_int,
     expect_str,
 )
+from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
+from gpustore.metadata.named_configuration import json_equal
 
 __all__ = [
     "ABSENT",
+    "ArrayCodec",
     "BytesCodec",
     "ChunkBytes",
     "Codec",
@@ -43,11 +46,13 @@ __all__ = [
     "LayoutCodec",
     "Option",
     "Options",
+    "ShardCodec",
     "boolean",
     "choice",
     "deliver",
     "fill_defaults",
     "integer",
+    "merge_equal",
     "parse_options",
     "too_long",
     "too_short",
@@ -95,6 +100,18 @@ class ChunkBytes:
             strides.append(nbytes)
             nbytes *= size
         return cls(dtype, shape, tuple(strides if order == "F" else reversed(strides)), nbytes)
+
+    def transposed(self, order: Sequence[int]) -> ChunkBytes:
+        """The same bytes with dimension i as dimension ``order[i]``.
+
+        >>> stored = ChunkBytes.contiguous(np.dtype("<u2"), (4, 3))
+        >>> found = stored.transposed((1, 0))
+        >>> found.shape, found.strides
+        ((3, 4), (2, 6))
+        """
+        where = sorted(range(len(order)), key=order.__getitem__)
+        shape = tuple(self.shape[i] for i in where)
+        return ChunkBytes(self.dtype, shape, tuple(self.strides[i] for i in where), self.nbytes)
 
 
 class BytesCodec(abc.ABC):
@@ -198,6 +215,11 @@ def choice(*choices: str) -> Convert:
     return convert
 
 
+def merge_equal(a: JsonValue, b: JsonValue) -> JsonValue:
+    """`a` if `b` is the same JSON, else None."""
+    return a if json_equal(a, b) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option of a codec.
@@ -213,15 +235,21 @@ class Option:
     stored_default : JsonValue
         What stored metadata mean that lack it; ``REQUIRED`` if that is an error, `ABSENT` if
         they mean nothing.
+    constraint_default : JsonValue
+        What constraints mean that lack it: by default nothing; ``REQUIRED`` if that is an error.
     convert_stored : callable, optional
         A more lenient `convert` for stored metadata: what other libraries write is read.
+    merge : callable, optional
+        ``merge(a, b)`` is the value that is both, None if they contradict each other.
     """
 
     name: str
     convert: Convert
     default: JsonValue
     stored_default: JsonValue | Required = REQUIRED
+    constraint_default: JsonValue | Required = ABSENT
     convert_stored: Convert | None = None
+    merge: Callable[[JsonValue, JsonValue], JsonValue] = merge_equal
 
 
 def fill_defaults(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
@@ -267,7 +295,7 @@ def parse_options(
     parsed = {}
     for option in options:
         convert = (stored and option.convert_stored) or option.convert
-        default = option.stored_default if stored else ABSENT
+        default = option.stored_default if stored else option.constraint_default
         value = members.take_with(option.name, convert, default)
         if value is not ABSENT:
             parsed[option.name] = value
@@ -316,4 +344,56 @@ class LayoutCodec:
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
         """Validate options: those of stored metadata (strict), or constraints (all optional)."""
+        return parse_options(self.options, members, stored=stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayCodec:
+    """A registered array -> array codec that only rearranges dimensions.
+
+    Attributes
+    ----------
+    name : str
+        Name in Zarr v3. Zarr v2 has no such codecs.
+    options : tuple of Option
+    order : callable
+        ``order(options, rank)`` is a permutation: dimension ``order[i]`` of the decoded array is
+        dimension i of the encoded one. Raises MetadataError for another rank.
+    complete : callable
+        ``complete(options, rank)`` makes options those that a new array stores.
+    """
+
+    kind: ClassVar[str] = "array -> array"
+    name: str
+    options: tuple[Option, ...]
+    order: Callable[[Options, int], tuple[int, ...]]
+    complete: Callable[[Options, int], dict[str, JsonValue]]
+
+    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
+        """Validate options: those of stored metadata (strict), or constraints."""
+        return parse_options(self.options, members, stored=stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCodec:
+    """The registered array -> bytes codec that stores a chunk as many inner chunks.
+
+    Attributes
+    ----------
+    name : str
+        Name in Zarr v3.
+    options : tuple of Option
+        ``chunk_shape``, ``codecs``, ``index_codecs`` and ``index_location``.
+    complete : callable
+        ``complete(options, dtype, rank, inner_order)`` fills in what a new array is left free to
+        choose, except the shape of the inner chunks.
+    """
+
+    kind: ClassVar[str] = "array -> bytes"
+    name: str
+    options: tuple[Option, ...]
+    complete: Callable[[Options, DataType, int, tuple[int, ...] | None], dict[str, JsonValue]]
+
+    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
+        """Validate options: those of stored metadata (strict), or constraints."""
         return parse_options(self.options, members, stored=stored)

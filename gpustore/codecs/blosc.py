@@ -22,21 +22,33 @@ Zarr v2::
 ``typesize`` member (null or a number) is read because numcodecs writes it. A ``blocksize`` of 0
 lets Blosc choose. Blosc 2 frames are not Blosc 1 frames and are refused.
 
-Frames compressed with Snappy are not decoded: numcodecs is built without it.
+numcodecs' Blosc is built without Snappy, so frames of it are put into another code and back; see
+:func:`recode`. Reading them is quick and writing them possible where cramjam is installed
+(``pip install gpustore[snappy]``); without it they are read, slowly.
 
 The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numcodecs.blosc
+import numcodecs.lz4
 
 from gpustore._json import REQUIRED, JsonValue, expect_int, expect_str, in_member, text
+from gpustore.codecs import _snappy
+from gpustore.codecs._blosc_frame import (
+    CODES,
+    HEADER_NBYTES,
+    BloscHeader,
+    invalid,
+    read_header,
+    recode,
+    with_code,
+)
 from gpustore.codecs.base import (
     ABSENT,
     BytesCodec,
@@ -51,7 +63,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
+from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 
 __all__ = ["CODEC", "BloscHeader", "read_header"]
@@ -60,15 +72,9 @@ __all__ = ["CODEC", "BloscHeader", "read_header"]
 # lock. Chunks are what this library runs in parallel. zarr-python sets the same.
 numcodecs.blosc.use_threads = False
 
-_HEADER: Final = struct.Struct("<BBBBiii")
-_VERSION: Final = 2
-_MEMCPYED: Final = 0x02
-# Byte and bit shuffle at once marks an extended header of Blosc 2; 0x08 is reserved.
-_SHUFFLES: Final = 0x05
-_RESERVED: Final = 0x08
 _CNAMES: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
-_FRAME_CNAMES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
-_SNAPPY: Final = _FRAME_CNAMES.index("snappy")
+_SNAPPY: Final = CODES.index("snappy")
+_LZ4: Final = CODES.index("lz4")
 
 _MAX_NBYTES: Final = 2**31 - 1 - 16
 _MAX_BLOCKSIZE: Final = (2**31 - 1 - 4 * 255) // 3
@@ -76,68 +82,6 @@ _MAX_TYPESIZE: Final = 255
 
 # Below this a new bytes object that is then copied costs less than numcodecs' checks of `out`.
 _SMALL_NBYTES: Final = 32 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class BloscHeader:
-    """The first 16 bytes of a frame, found consistent with its length.
-
-    Attributes
-    ----------
-    flags : int
-        Bits: 0 byte shuffle, 1 stored as it is, 2 bit shuffle, 4 not split, 5-7 compressor.
-    typesize, nbytes, blocksize, cbytes : int
-        Bytes of an element, of the decoded chunk, of a decoded block, of the whole frame.
-    """
-
-    flags: int
-    typesize: int
-    nbytes: int
-    blocksize: int
-    cbytes: int
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the bytes follow the header as they are, not even shuffled."""
-        return bool(self.flags & _MEMCPYED)
-
-
-def read_header(encoded: Buffer) -> BloscHeader:
-    """Read and check the header of a frame.
-
-    Raises
-    ------
-    CorruptChunkError
-        ``Invalid blosc-compressed data: ...`` if it is not that of a Blosc 1 frame of exactly
-        ``len(encoded)`` bytes.
-    """
-    found = len(encoded)
-    if found < _HEADER.size:
-        raise _invalid(f"{found} bytes, expected a header of {_HEADER.size}")
-    version, _, flags, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(encoded)
-    header = BloscHeader(flags, typesize, nbytes, blocksize, cbytes)
-    if version != _VERSION:
-        raise _invalid(f"format version {version}, expected {_VERSION}")
-    if flags & _RESERVED or flags & _SHUFFLES == _SHUFFLES or flags >> 5 >= len(_FRAME_CNAMES):
-        raise _invalid(f"flags 0x{flags:02x}")
-    if cbytes != found:
-        raise _invalid(f"{found} bytes, but the header says {cbytes}")
-    if typesize == 0 or nbytes < 0:
-        raise _invalid(f"typesize {typesize}, nbytes {nbytes}")
-    if nbytes == 0:
-        return header
-    if not 0 < blocksize <= nbytes:
-        raise _invalid(f"blocksize {blocksize} of {nbytes} bytes")
-    if header.is_stored:
-        if cbytes != nbytes + _HEADER.size:
-            raise _invalid(f"{cbytes} bytes hold {nbytes} uncompressed ones")
-    elif -(-nbytes // blocksize) > (cbytes - _HEADER.size) // 4:
-        raise _invalid(f"blocks of {blocksize} bytes leave no room for {nbytes} bytes")
-    return header
-
-
-def _invalid(reason: str) -> CorruptChunkError:
-    return CorruptChunkError(f"Invalid blosc-compressed data: {reason}", codec="blosc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +99,25 @@ class _Blosc(BytesCodec):
 
     def encode(self, decoded: Buffer) -> Buffer:
         """One frame."""
-        if self.cname == "snappy":
-            raise UnsupportedError('blosc: encoding with cname "snappy" is not supported')
+        if self.cname == "snappy" and not _snappy.can_encode():
+            raise UnsupportedError(
+                'blosc: encoding with cname "snappy" needs cramjam: pip install gpustore[snappy]'
+            )
         if len(decoded) > _MAX_NBYTES:
             raise LimitError(
                 f"blosc: a chunk of {len(decoded)} bytes exceeds the format's limit of "
                 f"{_MAX_NBYTES}: choose smaller chunks"
             )
+        is_snappy = self.cname == "snappy"
         encoded: bytes = numcodecs.blosc.compress(
             decoded,
-            self.cname.encode(),
+            b"lz4" if is_snappy else self.cname.encode(),
             self.clevel,
             self.shuffle,
             self.blocksize,
             self.typesize,
         )
-        return encoded
+        return _to_snappy(encoded, decoded) if is_snappy else encoded
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
@@ -183,18 +130,46 @@ class _Blosc(BytesCodec):
         if exact and nbytes < decoded_max:
             raise too_short(decoded_max, nbytes, codec="blosc")
         if header.is_stored or nbytes == 0:
-            view = memoryview(encoded)[_HEADER.size : _HEADER.size + nbytes]
+            view = memoryview(encoded)[HEADER_NBYTES : HEADER_NBYTES + nbytes]
             return deliver(view, decoded_max, exact=exact, out=out)
         if header.flags >> 5 == _SNAPPY:
-            raise UnsupportedError('blosc: decoding frames of cname "snappy" is not supported')
+            encoded = recode(memoryview(encoded), header, _LZ4, _from_snappy)
         try:
             if out is None or nbytes <= _SMALL_NBYTES:
                 decoded = numcodecs.blosc.decompress(encoded)
                 return deliver(decoded, decoded_max, exact=exact, out=out)
             numcodecs.blosc.decompress(encoded, out[:nbytes])
         except (RuntimeError, ValueError) as error:
-            raise _invalid(str(error)) from error
+            raise invalid(str(error)) from error
         return out[:nbytes]
+
+
+def _from_snappy(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
+    if is_stored:
+        return stream
+    try:
+        return _snappy.decode(stream, nbytes)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+
+
+def _to_snappy(frame: bytes, decoded: Buffer) -> Buffer:
+    """A frame that the library compressed with LZ4, compressed with Snappy."""
+    header = read_header(frame)
+    if not header.is_stored:
+        recoded = recode(memoryview(frame), header, _SNAPPY, _snappy_of_lz4)
+        if len(recoded) <= header.nbytes + HEADER_NBYTES:
+            return recoded
+        frame = numcodecs.blosc.compress(decoded, b"lz4", 0, 0, 0, header.typesize)
+    return with_code(frame, _SNAPPY)
+
+
+def _snappy_of_lz4(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
+    decoded: Buffer = stream
+    if not is_stored:
+        decoded = numcodecs.lz4.decompress(nbytes.to_bytes(4, "little") + stream)
+    encoded = _snappy.encode(decoded)
+    return encoded if len(encoded) < nbytes else decoded
 
 
 # --------------------------------------------------------------------------- options

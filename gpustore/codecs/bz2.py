@@ -21,6 +21,7 @@ from __future__ import annotations
 import bz2
 from dataclasses import dataclass
 
+from gpustore.codecs._streams import decode_streams
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -29,17 +30,12 @@ from gpustore.codecs.base import (
     Options,
     deliver,
     integer,
-    too_long,
     too_short,
 )
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
 __all__ = ["CODEC"]
-
-# Input handed over at once. What a stream leaves of it is copied, so a value of very many tiny
-# streams costs time in proportion to this.
-_PIECE_NBYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +56,18 @@ class _Bz2(BytesCodec):
     ) -> Buffer:
         """One stream or several in a row."""
         try:
-            decoded = _decode_streams(memoryview(encoded), decoded_max)
+            decoded = decode_streams(
+                bz2.BZ2Decompressor,
+                memoryview(encoded),
+                decoded_max,
+                codec="bz2",
+                name="Bzip2",
+            )
         except OSError as error:
             raise CorruptChunkError(f"BZ2_bzDecompress() failed: {error}", codec="bz2") from error
         if exact and len(decoded) != decoded_max:
             raise too_short(decoded_max, len(decoded), codec="bz2")
         return deliver(decoded, decoded_max, exact=exact, out=out)
-
-
-def _decode_streams(encoded: memoryview, decoded_max: int) -> bytearray:
-    decoded = bytearray()
-    position = 0
-    stream = bz2.BZ2Decompressor()
-    while True:
-        piece = encoded[position : position + _PIECE_NBYTES] if stream.needs_input else b""
-        if stream.needs_input and not piece:
-            raise CorruptChunkError(
-                f"Truncated Bzip2-compressed stream; at uncompressed byte {len(decoded)}",
-                codec="bz2",
-            )
-        decoded += stream.decompress(piece, decoded_max + 1 - len(decoded))
-        position += len(piece) - len(stream.unused_data)
-        if len(decoded) > decoded_max:
-            raise too_long(decoded_max, codec="bz2")
-        if stream.eof:
-            if position == len(encoded):
-                return decoded
-            stream = bz2.BZ2Decompressor()
 
 
 def _prepare(options: Options, itemsize: int | None) -> _Bz2:

@@ -1,6 +1,7 @@
 """The codecs of an array, resolved: how chunks become bytes and bytes chunks.
 
 A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus bytes -> bytes stages.
+Transposes are part of the layout.
 :func:`resolve_v3` and :func:`resolve_v2` make one from stored metadata:
 
 1. Validate the codecs strictly (:mod:`gpustore.codecs.merge`).
@@ -20,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from gpustore._json import JsonValue, in_member, text
-from gpustore.codecs.base import BytesCodec, ChunkBytes, too_long, too_short
+from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
 from gpustore.codecs.bytes import checker, normalizer
 from gpustore.codecs.merge import (
     choose_v2,
     complete_v2,
     complete_v3,
+    composed_order,
+    inner_order_v3,
     merge_v2,
     merge_v3,
     parse_chain,
@@ -34,7 +37,7 @@ from gpustore.codecs.merge import (
     resolving,
 )
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.named_configuration import NamedConfiguration
@@ -43,6 +46,7 @@ __all__ = [
     "CodecChain",
     "complete_v2",
     "complete_v3",
+    "inner_order_v3",
     "merge_v2",
     "merge_v3",
     "parse_v2",
@@ -72,10 +76,15 @@ class CodecChain:
         In the order of encoding.
     json : JsonValue
         What :meth:`to_json` returns.
+    inner_order : tuple of int, optional
+        By default that of C order.
 
     Attributes
     ----------
     layout : ChunkBytes
+    inner_order : tuple of int
+        Dimensions from the slowest to the fastest in the decoded bytes. Strides do not tell it
+        where a dimension has one element.
     stages : tuple of BytesCodec
         In the order of encoding.
     encoded_bound : int
@@ -92,14 +101,23 @@ class CodecChain:
         "_normalize",
         "_steps",
         "encoded_bound",
+        "inner_order",
         "is_raw",
         "is_view",
         "layout",
         "stages",
     )
 
-    def __init__(self, layout: ChunkBytes, stages: Sequence[BytesCodec], json: JsonValue) -> None:
+    def __init__(
+        self,
+        layout: ChunkBytes,
+        stages: Sequence[BytesCodec],
+        json: JsonValue,
+        *,
+        inner_order: tuple[int, ...] | None = None,
+    ) -> None:
         self.layout = layout
+        self.inner_order = tuple(range(len(layout.shape))) if inner_order is None else inner_order
         self.stages = tuple(stages)
         self.is_raw = not self.stages
         self.is_view = all(stage.overhead is not None for stage in self.stages)
@@ -240,9 +258,19 @@ def resolve_v3(
     limits.check("codecs", len(codecs), "codecs")
     spec = parse_chain(codecs, stored=True)
     assert spec.layout is not None  # Stored chains have one.
+    if not isinstance(spec.layout.codec, LayoutCodec):
+        # Only the index of a shard comes here so: it must have a fixed size.
+        raise MetadataError(f"Expected no sharding, but received: {spec.layout.named}")
+    rank = len(chunk_shape)
+    for array in spec.arrays:
+        with resolving(array.named):
+            array.codec.order(array.options, rank)
+    inner_order = composed_order(spec.arrays, rank)
+    stored_shape = tuple(chunk_shape[dim] for dim in inner_order)
     with resolving(spec.layout.named):
         options = spec.layout.options
-        layout = spec.layout.codec.layout(options, dtype.array_dtype, tuple(chunk_shape))
+        stored = spec.layout.codec.layout(options, dtype.array_dtype, stored_shape)
+    layout = stored.transposed(inner_order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     stages = []
     itemsize: int | None = dtype.itemsize
@@ -250,7 +278,7 @@ def resolve_v3(
         stages.append(stage.face.prepare(stage.options, itemsize))
         itemsize = None
     json = {"codecs": [named.to_json() for named in spec.named]}
-    return CodecChain(layout, stages, json)
+    return CodecChain(layout, stages, json, inner_order=inner_order)
 
 
 def resolve_v2(
@@ -289,10 +317,13 @@ def resolve_v2(
             names = [one.get("id") for one in filters]
             raise UnsupportedError(f"filters are not supported yet, but received: {text(names)}")
     layout = ChunkBytes.contiguous(stored_dtype, tuple(chunk_shape), order=order)
+    dims = tuple(range(len(chunk_shape)))
+    inner_order = dims[::-1] if order == "F" else dims
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     choice = choose_v2(compressor, stored=True)
     if choice is None:
-        return CodecChain(layout, (), {"compressor": None, "filters": None})
+        json: JsonValue = {"compressor": None, "filters": None}
+        return CodecChain(layout, (), json, inner_order=inner_order)
     stage = choice.face.prepare(choice.options, stored_dtype.itemsize)
     json = {"compressor": {"id": choice.codec.name, **choice.options}, "filters": None}
-    return CodecChain(layout, (stage,), json)
+    return CodecChain(layout, (stage,), json, inner_order=inner_order)

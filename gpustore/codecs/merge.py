@@ -4,12 +4,15 @@ Codecs arrive as names and options, from stored metadata or as constraints in a 
 
 :func:`parse_v3`, :func:`parse_v2`
     Validate them. Stored metadata must say everything; constraints may leave options, and in v3
-    the array -> bytes codec, to be chosen.
+    the array -> bytes codec, to be chosen. In v3 the order of the kinds is array -> array,
+    array -> bytes, bytes -> bytes.
 :func:`merge_v3`, :func:`merge_v2`
     The constraints of both of two, or MismatchError. v3 merges option by option, v2 wants equal
     objects.
 :func:`complete_v3`, :func:`complete_v2`
     Choose what a new array is left free to choose, as TensorStore does.
+:func:`inner_order_v3`
+    Tell which order of the dimensions in a chunk v3 codecs come to.
 
 Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc`` and ``driver/zarr/metadata.cc``.
 """
@@ -23,42 +26,71 @@ from typing import Final, TypeAlias
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
-from gpustore.codecs.base import Codec, Face, LayoutCodec, Options
+from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import GpustoreError, MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
 
 __all__ = [
+    "ArrayChoice",
     "ChainSpec",
     "LayoutChoice",
     "StageChoice",
     "choose_v2",
     "complete_v2",
     "complete_v3",
+    "composed_order",
+    "inner_order_v3",
     "merge_v2",
     "merge_v3",
     "parse_chain",
+    "parse_codecs",
     "parse_v2",
     "parse_v3",
+    "read_chunk_shape_v3",
+    "refuse_stages",
     "resolving",
+    "shard_v3",
 ]
 
 Compressor: TypeAlias = Mapping[str, JsonValue]
 
-# Part of the format and of TensorStore, but not built yet.
-_PLANNED: Final = ("transpose", "sharding_indexed")
-
 _V3_DEFAULT: Final = "bytes"
+_V3_TRANSPOSE: Final = "transpose"
+_V3_SHARDING: Final = "sharding_indexed"
 _V2_DEFAULT: Final = "blosc"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChoice:
+    """An array -> array codec and the options chosen for it."""
+
+    codec: ArrayCodec
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.codec.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.codec.name, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
     """An array -> bytes codec and the options chosen for it."""
 
-    codec: LayoutCodec
+    codec: LayoutCodec | ShardCodec
     options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.codec.options
 
     @property
     def named(self) -> NamedConfiguration:
@@ -75,6 +107,11 @@ class StageChoice:
     options: Options
 
     @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.face.options
+
+    @property
     def named(self) -> NamedConfiguration:
         """As it stands in Zarr v3 metadata."""
         return NamedConfiguration(self.codec.name, self.options)
@@ -86,45 +123,54 @@ class StageChoice:
         )
 
 
+Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice
+
+
 @dataclass(frozen=True, slots=True)
 class ChainSpec:
     """The codecs of a Zarr v3 chain by kind.
 
     Attributes
     ----------
+    arrays : tuple of ArrayChoice
+        The array -> array codecs in the order of encoding.
     layout : LayoutChoice or None
         The array -> bytes codec, None if that is left to be chosen.
     stages : tuple of StageChoice
         The bytes -> bytes codecs in the order of encoding.
     """
 
+    arrays: tuple[ArrayChoice, ...]
     layout: LayoutChoice | None
     stages: tuple[StageChoice, ...]
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether the array -> bytes codec is ``sharding_indexed``."""
+        return self.layout is not None and isinstance(self.layout.codec, ShardCodec)
+
+    @property
     def named(self) -> tuple[NamedConfiguration, ...]:
         """As it stands in metadata."""
-        first = () if self.layout is None else (self.layout.named,)
-        return (*first, *(stage.named for stage in self.stages))
+        first: tuple[Choice, ...] = () if self.layout is None else (self.layout,)
+        return tuple(choice.named for choice in (*self.arrays, *first, *self.stages))
 
 
 @contextmanager
-def resolving(named: NamedConfiguration) -> Iterator[None]:
+def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> Iterator[None]:
     """Prefix errors of the block with the codec they are about."""
     try:
         yield
     except GpustoreError as error:
-        context = f"Error resolving codec spec through codec {named}"
+        context = f"Error {what} through codec {named}"
         raise error.prefixed(context) from error.__cause__
 
 
 def _unknown(name: str, version: str) -> GpustoreError:
-    if version == "v3" and name in _PLANNED:
-        return UnsupportedError(f"codec {text(name)} is not supported yet")
     known = []
     for candidate in registry.ids("codecs"):
         codec = registry.find("codecs", candidate)
-        if isinstance(codec, LayoutCodec):
+        if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec)):
             has_face = version == "v3"
         else:
             has_face = getattr(codec, version) is not None
@@ -161,40 +207,66 @@ def parse_v3(
 def parse_chain(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
     """Validate codecs as :func:`parse_v3` does, and sort them by kind."""
     with in_member("codecs"):
-        layout: LayoutChoice | None = None
-        stages: list[StageChoice] = []
-        for index, named in enumerate(codecs):
-            with at_position(index):
-                choice = _choose_v3(named, stored=stored)
-            if isinstance(choice, StageChoice):
-                stages.append(choice)
-            elif layout is None and not stages:
-                layout = choice
-            else:
-                raise MetadataError(f"Expected bytes -> bytes codec, but received: {choice.named}")
-            if stored and layout is None:
-                break
-        if stored and layout is None:
-            raise MetadataError("array -> bytes codec must be specified")
-        return ChainSpec(layout, tuple(stages))
+        return parse_codecs(codecs, stored=stored)
 
 
-def _choose_v3(named: NamedConfiguration, *, stored: bool) -> LayoutChoice | StageChoice:
+def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
+    """As :func:`parse_chain`, for codecs that are not the member ``codecs`` of metadata."""
+    choices = []
+    for index, named in enumerate(codecs):
+        with at_position(index):
+            choices.append(_choose_v3(named, stored=stored))
+    return _by_kind(choices, stored=stored)
+
+
+def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
+    arrays: list[ArrayChoice] = []
+    layout: LayoutChoice | None = None
+    stages: list[StageChoice] = []
+    for choice in choices:
+        if isinstance(choice, StageChoice):
+            stages.append(choice)
+        elif layout is not None or stages:
+            raise MetadataError(f"Expected bytes -> bytes codec, but received: {choice.named}")
+        elif isinstance(choice, ArrayChoice):
+            arrays.append(choice)
+        else:
+            layout = choice
+        if stages and stored and layout is None:
+            break
+    if stored and layout is None:
+        raise MetadataError("array -> bytes codec must be specified")
+    return ChainSpec(tuple(arrays), layout, tuple(stages))
+
+
+def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
     codec = registry.find("codecs", named.name)
     if codec is None or (isinstance(codec, Codec) and codec.v3 is None):
         with in_member("name"):
             raise _unknown(named.name, "v3")
     with in_member("configuration"):
         members = Members(dict(named.configuration))
-        if isinstance(codec, LayoutCodec):
+        if isinstance(codec, ArrayCodec):
+            return ArrayChoice(codec, codec.parse(members, stored=stored))
+        if isinstance(codec, LayoutCodec | ShardCodec):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
         return StageChoice(codec, codec.v3, codec.v3.parse(members, stored=stored))
 
 
 def merge_v3(
-    a: Sequence[NamedConfiguration] | None, b: Sequence[NamedConfiguration] | None
+    a: Sequence[NamedConfiguration] | None,
+    b: Sequence[NamedConfiguration] | None,
+    *,
+    strict: bool = False,
 ) -> tuple[NamedConfiguration, ...] | None:
     """The codec constraints of both `a` and `b`; None is no constraint.
+
+    Parameters
+    ----------
+    a, b : sequence of NamedConfiguration or None
+    strict : bool, optional
+        Whether both must have the same array -> array codecs. By default one of them may lack a
+        ``transpose`` at the end, which a constraint on the inner order stands for.
 
     Raises
     ------
@@ -219,32 +291,69 @@ def merge_v3(
         only = a if b is None else b
         return None if only is None else parse_v3(only, stored=False)
     left, right = parse_chain(a, stored=False), parse_chain(b, stored=False)
+    if left.is_sharded != right.is_sharded:
+        # Codecs without sharding are those of the inner chunks.
+        shard, inner = (left, right) if left.is_sharded else (right, left)
+        return _with_inner(shard, inner).named
+    if not strict:
+        left, right = _with_last_transpose(left, right), _with_last_transpose(right, left)
+    _check_lengths(left.arrays, right.arrays, ArrayCodec.kind)
+    arrays = tuple(
+        ArrayChoice(mine.codec, _merge_options(mine, other))
+        for mine, other in zip(left.arrays, right.arrays, strict=True)
+    )
     layout = left.layout or right.layout
     if left.layout is not None and right.layout is not None:
         options = _merge_options(left.layout, right.layout)
         layout = LayoutChoice(left.layout.codec, options)
-    if len(left.stages) != len(right.stages):
-        raise _cannot_merge(
-            [stage.named.to_json() for stage in left.stages],
-            [stage.named.to_json() for stage in right.stages],
-            f": Mismatch in number of bytes -> bytes codecs "
-            f"({len(left.stages)} vs {len(right.stages)})",
-        )
-    stages = (
+    _check_lengths(left.stages, right.stages, Codec.kind)
+    stages = tuple(
         StageChoice(mine.codec, mine.face, _merge_options(mine, other))
         for mine, other in zip(left.stages, right.stages, strict=True)
     )
-    return ChainSpec(layout, tuple(stages)).named
+    return ChainSpec(arrays, layout, stages).named
 
 
-def _merge_options(a: LayoutChoice | StageChoice, b: LayoutChoice | StageChoice) -> Options:
+def _with_inner(shard: ChainSpec, inner: ChainSpec) -> ChainSpec:
+    """A chain that ends in shards, with the codecs of its inner chunks constrained further."""
+    assert shard.layout is not None
+    options = dict(shard.layout.options)
+    own = NamedConfiguration.list_from_json(options.get("codecs", [])) or None
+    merged = merge_v3(own, inner.named)
+    options["codecs"] = [codec.to_json() for codec in merged or ()]
+    return ChainSpec(shard.arrays, LayoutChoice(shard.layout.codec, options), shard.stages)
+
+
+def _with_last_transpose(spec: ChainSpec, other: ChainSpec) -> ChainSpec:
+    """`spec` with the last codec of `other` if that is the one transpose it has more."""
+    arrays = other.arrays
+    if len(arrays) == len(spec.arrays) + 1 and arrays[-1].codec.name == _V3_TRANSPOSE:
+        return ChainSpec((*spec.arrays, arrays[-1]), spec.layout, spec.stages)
+    return spec
+
+
+def _check_lengths(a: Sequence[Choice], b: Sequence[Choice], kind: str) -> None:
+    if len(a) != len(b):
+        raise _cannot_merge(
+            [choice.named.to_json() for choice in a],
+            [choice.named.to_json() for choice in b],
+            f": Mismatch in number of {kind} codecs ({len(a)} vs {len(b)})",
+        )
+
+
+def _merge_options(a: Choice, b: Choice) -> Options:
     if a.codec is not b.codec:
         raise _cannot_merge(a.named.to_json(), b.named.to_json())
-    for name, value in a.options.items():
-        if name in b.options and not json_equal(value, b.options[name]):
-            reason = f': Incompatible "{name}": {text(value)} vs {text(b.options[name])}'
+    merged = {**a.options, **b.options}
+    for option in a.known:
+        name = option.name
+        if name not in a.options or name not in b.options:
+            continue
+        merged[name] = option.merge(a.options[name], b.options[name])
+        if merged[name] is None:
+            reason = f': Incompatible "{name}": {text(a.options[name])} vs {text(b.options[name])}'
             raise _cannot_merge(a.named.to_json(), b.named.to_json(), reason)
-    return {**a.options, **b.options}
+    return merged
 
 
 def _cannot_merge(a: JsonValue, b: JsonValue, reason: str = "") -> MismatchError:
@@ -252,7 +361,11 @@ def _cannot_merge(a: JsonValue, b: JsonValue, reason: str = "") -> MismatchError
 
 
 def complete_v3(
-    codecs: Sequence[NamedConfiguration] | None, dtype: DataType, rank: int
+    codecs: Sequence[NamedConfiguration] | None,
+    dtype: DataType,
+    rank: int,
+    *,
+    inner_order: Sequence[int] | None = None,
 ) -> tuple[NamedConfiguration, ...]:
     """The codecs of a new array under the constraints `codecs`.
 
@@ -264,6 +377,9 @@ def complete_v3(
         Of the elements.
     rank : int
         Of the array.
+    inner_order : sequence of int, optional
+        Dimensions of a chunk from the slowest to the fastest, as they shall be. If `codecs` come
+        to another order, a ``transpose`` is put before the array -> bytes codec.
 
     Returns
     -------
@@ -275,10 +391,28 @@ def complete_v3(
     >>> from gpustore.dtype import uint16
     >>> str(complete_v3([NamedConfiguration("zstd")], uint16, 2)[1])
     '{"configuration":{"checksum":false,"level":3},"name":"zstd"}'
+    >>> str(complete_v3(None, uint16, 2, inner_order=(1, 0))[0])
+    '{"configuration":{"order":[1,0]},"name":"transpose"}'
     """
-    del rank  # For transpose and sharding_indexed to know.
     spec = parse_chain(codecs or (), stored=False)
+    arrays = []
+    for array in spec.arrays:
+        with resolving(array.named):
+            arrays.append(ArrayChoice(array.codec, array.codec.complete(array.options, rank)))
+    rest: tuple[int, ...] | None = None
+    if inner_order is not None:
+        found = composed_order(arrays, rank)
+        rest = tuple(found.index(dim) for dim in inner_order)
+    if spec.layout is not None and isinstance(spec.layout.codec, ShardCodec):
+        refuse_stages(spec)
+        with resolving(spec.layout.named):
+            options = spec.layout.codec.complete(spec.layout.options, dtype, rank, rest)
+        return ChainSpec(tuple(arrays), LayoutChoice(spec.layout.codec, options), ()).named
+    if rest is not None and rest != tuple(range(rank)):
+        transpose = registry.find("codecs", _V3_TRANSPOSE)
+        arrays.append(ArrayChoice(transpose, {"order": list(rest)}))
     first = spec.layout or LayoutChoice(registry.find("codecs", _V3_DEFAULT), {})
+    assert isinstance(first.codec, LayoutCodec)
     layout = LayoutChoice(first.codec, first.codec.complete(first.options, dtype.itemsize))
     stages = []
     itemsize: int | None = dtype.itemsize
@@ -286,7 +420,123 @@ def complete_v3(
         with resolving(stage.named):
             stages.append(stage.completed(itemsize))
         itemsize = None
-    return ChainSpec(layout, tuple(stages)).named
+    return ChainSpec(tuple(arrays), layout, tuple(stages)).named
+
+
+def refuse_stages(spec: ChainSpec) -> None:
+    """Raise UnsupportedError if codecs encode a shard as a whole."""
+    if spec.stages and spec.layout is not None:
+        stages = [stage.named.to_json() for stage in spec.stages]
+        raise UnsupportedError(
+            f"Sharding codec {spec.layout.named} is not compatible with subsequent bytes -> bytes "
+            f"codecs {text(stages)} that apply to the entire shard.  Instead, bytes -> bytes "
+            f"codecs may be specified as inner codecs that apply to each sub-chunk individually."
+        )
+
+
+def composed_order(arrays: Sequence[ArrayChoice], rank: int) -> tuple[int, ...]:
+    """The one permutation that array -> array codecs come to, and so the inner order.
+
+    >>> transpose = registry.find("codecs", "transpose")
+    >>> composed_order([ArrayChoice(transpose, {"order": o}) for o in ([2, 0, 1], [1, 0, 2])], 3)
+    (0, 2, 1)
+    """
+    composed = tuple(range(rank))
+    for array in arrays:
+        order = array.codec.order(array.options, rank)
+        composed = tuple(composed[dim] for dim in order)
+    return composed
+
+
+def inner_order_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int, ...] | None:
+    """The order of the dimensions in a chunk that constraints come to.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+    rank : int
+        Of the array.
+
+    Returns
+    -------
+    tuple of int or None
+        Dimensions from the slowest to the fastest; None if no array -> bytes codec is named, so
+        that the order may still be chosen.
+
+    Raises
+    ------
+    MetadataError
+        If a codec is not for arrays of this rank.
+    """
+    spec = parse_chain(codecs, stored=False)
+    for array in spec.arrays:
+        with resolving(array.named, what="propagating data type and shape"):
+            array.codec.order(array.options, rank)
+    if spec.layout is None:
+        return None
+    outer = composed_order(spec.arrays, rank)
+    if not spec.is_sharded:
+        return outer
+    codecs = NamedConfiguration.list_from_json(spec.layout.options.get("codecs", []))
+    inner = inner_order_v3(codecs, rank)
+    return None if inner is None else tuple(outer[dim] for dim in inner)
+
+
+def read_chunk_shape_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int, ...] | None:
+    """The shape of the innermost chunks that constraints name, None if they leave it open.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+    rank : int
+        Of the array.
+    """
+    spec = parse_codecs(codecs, stored=False)
+    if not spec.is_sharded or spec.layout is None:
+        return None
+    order = composed_order(spec.arrays, rank)
+    options = spec.layout.options
+    inner = NamedConfiguration.list_from_json(options.get("codecs", []))
+    shape = read_chunk_shape_v3(inner, rank) or options.get("chunk_shape")
+    if shape is None or len(shape) != rank:
+        return None  # A wrong rank is refused with the whole codec at hand, when it is resolved.
+    found = [0] * rank
+    for dim, size in zip(order, shape, strict=True):
+        found[dim] = size
+    return tuple(found)
+
+
+def shard_v3(
+    codecs: Sequence[NamedConfiguration] | None,
+    read_shape: tuple[int, ...],
+    write_shape: tuple[int, ...],
+) -> tuple[NamedConfiguration, ...] | None:
+    """Constraints under which chunks of `write_shape` hold inner chunks of `read_shape`.
+
+    ``sharding_indexed`` is put around the codecs if the shapes differ and they have none; the
+    shape of its inner chunks is filled in if it is open.
+    """
+    rank = len(read_shape)
+    spec = parse_codecs(codecs or (), stored=False)
+    if not spec.is_sharded or spec.layout is None:
+        if read_shape == write_shape:
+            return None if codecs is None else tuple(codecs)
+        options: dict[str, JsonValue] = {
+            "chunk_shape": list(read_shape),
+            "codecs": [codec.to_json() for codec in codecs or ()],
+        }
+        return (NamedConfiguration(_V3_SHARDING, options),)
+    order = composed_order(spec.arrays, rank)
+    options = dict(spec.layout.options)
+    inner = NamedConfiguration.list_from_json(options.get("codecs", []))
+    read = tuple(read_shape[dim] for dim in order)
+    if parse_codecs(inner, stored=False).is_sharded:
+        middle = options.setdefault("chunk_shape", [write_shape[dim] for dim in order])
+        nested = shard_v3(inner, read, tuple(middle)) or ()
+        options["codecs"] = [codec.to_json() for codec in nested]
+    else:
+        options.setdefault("chunk_shape", list(read))
+    return ChainSpec(spec.arrays, LayoutChoice(spec.layout.codec, options), spec.stages).named
 
 
 # --------------------------------------------------------------------------- Zarr v2

@@ -12,7 +12,7 @@ Source: TensorStore's ``driver/array``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,19 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, expect_list, in_member
+from gpustore._json import JsonValue, Members, in_member
 from gpustore.backends.host import HostBackend
+from gpustore.chunk_plan import check_bounds
 from gpustore.context import Context
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest
+from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, schema_members
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import (
+    MetadataError,
+    MismatchError,
+    UnsupportedError,
+    prefixing,
+)
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
-from gpustore.metadata.fill_value import parse_v3_fill_value, v3_fill_value_to_json
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.unit import Unit
 
 __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 
@@ -43,6 +51,7 @@ class ArrayDriver:
 
     array: NDArray[Any]
     dtype: dtype_
+    dimension_units: tuple[Unit | None, ...]
     executor: Executor
     backend: HostBackend
     resources: Mapping[str, Context.Resource]
@@ -61,11 +70,6 @@ class ArrayDriver:
         return IndexDomain(shape=self.array.shape)
 
     @property
-    def dimension_units(self) -> tuple[None, ...]:
-        """None for each dimension."""
-        return (None,) * self.array.ndim
-
-    @property
     def chunk_layout(self) -> ChunkLayout:
         """One chunk; the inner order is that of the array's strides."""
         return _layout(self.array)
@@ -73,35 +77,31 @@ class ArrayDriver:
     def spec(self, *, minimal: bool) -> DriverSpec:
         """With a copy of the elements, also if `minimal`."""
         del minimal
-        return ArraySpec(self.array.copy(), Schema(dtype=self.dtype, rank=self.array.ndim))
+        schema = Schema(dtype=self.dtype, rank=self.array.ndim)
+        if any(self.dimension_units):
+            schema.update(dimension_units=self.dimension_units)
+        return ArraySpec(self.array.copy(), schema)
 
     def _view(self, transform: IndexTransform) -> NDArray[Any]:
         """The elements `transform` selects, as a view."""
-        domain = transform.domain
-        low = domain.inclusive_min
-        offset, strides = 0, [0] * len(low)
-        for o, byte_stride in enumerate(self.array.strides):
-            map_ = transform.output[o]
+        for o, map_ in enumerate(transform.output):
             if map_.index_array is not None:
                 raise UnsupportedError(
                     f"Reading or writing through an index array (output dimension {o}) is not "
                     f"supported"
                 )
-            offset += map_.offset * byte_stride
-            d, stride = map_.input_dimension, map_.stride
-            if d is not None and stride is not None:
-                strides[d] += stride * byte_stride
-                offset += stride * low[d] * byte_stride
+        # Nothing else keeps the strides below inside the array.
+        check_bounds(transform, self.array.shape)
+        domain = transform.domain
         if 0 in domain.shape:
             return np.empty(domain.shape, self.array.dtype)
-        memory = self.backend.destination(self.array, self.array.shape, self.array.dtype)
-        view: NDArray[Any] = np.ndarray(
-            tuple(domain.shape),
-            self.array.dtype,
-            memory.flat,
-            memory.offset + offset,
-            strides,
-        )
+        strides = [0] * domain.rank
+        for byte_stride, map_ in zip(self.array.strides, transform.output):
+            if map_.input_dimension is not None and map_.stride is not None:
+                strides[map_.input_dimension] += map_.stride * byte_stride
+        index: list[Any] = [slice(i, i + 1) for i in transform(domain.inclusive_min)]
+        first = self.array[(*index, ...)]  # With "..." it is a view of rank-0 arrays too.
+        view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, tuple(domain.shape), strides)
         return view
 
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
@@ -120,7 +120,10 @@ class ArrayDriver:
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the domain of `transform`."""
-        memory = self.backend.source(source, transform.domain, self.array.dtype)
+        domain = transform.domain
+        if self.array.dtype == object:
+            source = object_array(source, self.dtype, max_rank=domain.rank)
+        memory = self.backend.source(source, domain, self.array.dtype)
         view = self._view(transform)
 
         def run() -> None:
@@ -133,14 +136,14 @@ class ArrayDriver:
         """Itself: the bounds never change."""
         return self
 
-    def resize(self, exclusive_max: tuple[int | None, ...], **flags: bool) -> Driver:
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """Not possible."""
         raise UnsupportedError("Resize not supported")
 
 
 def _layout(array: NDArray[Any]) -> ChunkLayout:
     order = sorted(range(array.ndim), key=lambda d: -abs(array.strides[d]))
-    return ChunkLayout(grid_origin=[0] * array.ndim, inner_order=order)
+    return ChunkLayout(rank=array.ndim, grid_origin=[0] * array.ndim, inner_order=order)
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,17 @@ class ArraySpec:
 
     @property
     def schema(self) -> Schema:
-        """Data type, rank and domain of the array."""
-        schema = self.constraints.copy()
-        schema.update(domain=IndexDomain(shape=self.array.shape), chunk_layout=_layout(self.array))
-        return schema
+        """What the caller said, with the domain and the layout that the array has."""
+        said = self.constraints
+        parts: dict[str, Any] = {
+            "dtype": said.dtype,
+            "domain": IndexDomain(shape=self.array.shape),
+            "chunk_layout": _layout(self.array),
+            "fill_value": said.fill_value,
+            "codec": said.codec,
+            "dimension_units": said.dimension_units,
+        }
+        return Schema(**{name: part for name, part in parts.items() if part is not None})
 
     @property
     def url(self) -> str:
@@ -170,7 +180,9 @@ class ArraySpec:
         del include_defaults
         dtype = self.constraints.dtype
         assert dtype is not None  # Checked by from_json and set by ArrayDriver.spec.
-        return {"array": _to_lists(self.array, dtype), "dtype": dtype.to_json()}
+        with prefixing('Error converting object member "array"'):
+            members: dict[str, JsonValue] = {"array": array_to_json(self.array, dtype)}
+        return {**members, **schema_members(self.constraints, rank_known=True)}
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -186,83 +198,76 @@ class ArraySpec:
 
     def open(self, request: OpenRequest) -> Opening:
         """Wrap the array."""
-        driver = wrap(
-            self.array,
-            request.context,
-            readable=request.readable,
-            writable=request.writable,
-        )
-        transform = request.transform or IndexTransform(driver.domain)
+        with prefixing('Error opening "array" driver'):
+            self._check()
+            driver = wrap(
+                self.array,
+                request.context,
+                dtype=self.constraints.dtype,
+                units=self.constraints.dimension_units,
+                readable=request.readable,
+                writable=request.writable,
+            )
+            transform = IndexTransform(driver.domain)
+            if request.transform is not None:
+                transform = transform[request.transform]
         return Opening(driver.executor, lambda: (driver, transform), may_defer=True)
+
+    def _check(self) -> None:
+        """Compare the array with the constraints."""
+        said = self.constraints
+        domain = IndexDomain(shape=self.array.shape)
+        if said.domain is not None and (
+            said.domain.inclusive_min != domain.inclusive_min
+            or said.domain.exclusive_max != domain.exclusive_max
+        ):
+            raise MismatchError(
+                f"Mismatch between domain in schema {{ {said.domain} }} and array "
+                f"{{ {{origin={shape_text(domain.origin)}, shape={shape_text(domain.shape)}}} }}",
+                status="",
+            )
+        for name, part in (("fill_value", said.fill_value), ("codec", said.codec)):
+            if part is not None:
+                raise MetadataError(f"{name} not supported")
+        layout = said.chunk_layout
+        if layout.rank != -1:
+            if any(any(grid.shape or ()) for grid in (layout.read_chunk, layout.write_chunk)):
+                raise MetadataError("chunking not supported")
+            _layout(self.array).merged(layout)
 
 
 def wrap(
-    array: NDArray[Any], context: Context, *, readable: bool = True, writable: bool = True
+    array: NDArray[Any],
+    context: Context,
+    *,
+    dtype: dtype_ | None = None,
+    units: Sequence[Unit | None] | None = None,
+    readable: bool = True,
+    writable: bool = True,
 ) -> ArrayDriver:
-    """An opened driver over `array` itself."""
+    """An opened driver over `array` itself.
+
+    Parameters
+    ----------
+    array : ndarray
+    context : Context
+    dtype : dtype, optional
+        Which of the types of objects it is, for an array of those.
+    units : sequence of Unit or None, optional
+    readable, writable : bool
+        Access asked for; a read-only array is never writable.
+    """
     resource = context.resource("data_copy_concurrency")
     return ArrayDriver(
         array,
-        dtype_(array.dtype),
+        dtype_(array.dtype) if dtype is None else dtype,
+        tuple(units or (None,) * array.ndim),
         resource.value,
         registry.find("backends", "host"),
         {"data_copy_concurrency": resource},
         readable=readable,
         writable=writable and array.flags.writeable,
     )
-
-
-def _from_lists(value: JsonValue, dtype: dtype_, rank: int | None) -> NDArray[Any]:
-    shape: list[int] = []
-    level = value
-    while isinstance(level, list) and dtype.name not in ("json",) and len(shape) < 32:
-        shape.append(len(level))
-        if not level:
-            break
-        level = level[0]
-    if dtype.name == "json":
-        # Lists are legal elements: only the rank says where the array ends.
-        while isinstance(level, list) and (rank is None or len(shape) < rank):
-            shape.append(len(level))
-            if not level:
-                break
-            level = level[0]
-    if rank is not None and rank != len(shape):
-        raise MetadataError(f"Array rank ({len(shape)}) does not match expected rank ({rank})")
-    array = np.empty(shape, dtype.array_dtype)
-    _fill(array, value, dtype, ())
-    return array
-
-
-def _fill(array: NDArray[Any], value: JsonValue, dtype: dtype_, at: tuple[int, ...]) -> None:
-    if len(at) == array.ndim:
-        if array.dtype == object:
-            array[at] = value
-            return
-        position = "{" + ", ".join(map(str, at)) + "}"
-        try:
-            array[at] = parse_v3_fill_value(value, dtype)
-        except MetadataError as error:
-            raise error.prefixed(f"Error parsing array element at position {position}") from error
-        return
-    elements = expect_list(value)
-    if len(elements) != array.shape[len(at)]:
-        position = "{" + ", ".join(map(str, at)) + "}"
-        shape = "{" + ", ".join(map(str, array.shape)) + "}"
-        raise MetadataError(
-            f"Expected array of shape {shape}, but found array element {elements} of length "
-            f"{len(elements)} at position {position}."
-        )
-    for i, element in enumerate(elements):
-        _fill(array, element, dtype, (*at, i))
-
-
-def _to_lists(array: NDArray[Any], dtype: dtype_) -> JsonValue:
-    if array.ndim:
-        return [_to_lists(part, dtype) for part in array]
-    if array.dtype == object:
-        return array.item()
-    return v3_fill_value_to_json(array, dtype)
 
 
 class _ArrayKind:
@@ -274,7 +279,7 @@ class _ArrayKind:
         if schema.dtype is None:
             raise MetadataError("dtype must be specified")
         with in_member("array"):
-            array = _from_lists(value, schema.dtype, schema.rank)
+            array = array_from_json(value, schema.dtype, rank=schema.rank)
         return ArraySpec(array, schema)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ArraySpec:

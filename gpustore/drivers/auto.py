@@ -26,7 +26,7 @@ from gpustore.drivers.base import (
     open_kvstore,
     schema_members,
 )
-from gpustore.errors import MetadataError, MismatchError
+from gpustore.errors import MetadataError, MismatchError, prefixing
 from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
@@ -85,7 +85,8 @@ class AutoSpec:
 
     def open(self, request: OpenRequest) -> Opening:
         """Detect the format, then open it."""
-        if request.mode.create or request.mode.delete_existing:
+        mode = request.mode
+        if mode.delete_existing or (mode.create and not mode.open):
             raise MetadataError(
                 "create mode not compatible with format auto-detection; name the format after the "
                 'path, e.g. "x.zarr|zarr3:" or "x.zarr|zarr2:"'
@@ -98,8 +99,9 @@ class AutoSpec:
 
         def run() -> tuple[Driver, IndexTransform]:
             found: DriverSpec = registry.find("drivers", _detect(store)).from_url(spec, "")
-            found = found.updated(schema=self.constraints, **dict(self.options))
-            return found.open(request).run()
+            with prefixing('Error opening "auto" driver'):
+                found = found.updated(schema=self.constraints, **dict(self.options))
+                return found.open(request).run()
 
         return Opening(executor, run, may_defer=store.driver.is_local)
 
@@ -150,7 +152,9 @@ class _AutoKind:
     def from_url(self, base: KvStore.Spec, path: str) -> AutoSpec:
         """``<kvstore>|auto:``."""
         if path:
-            raise MetadataError(f'"auto:" takes no path, but received: "{path}"')
+            raise MetadataError(
+                f'Invalid TensorStore URL component "auto:{path}": Path not supported'
+            )
         return AutoSpec(base, Schema())
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:

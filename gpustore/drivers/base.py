@@ -18,6 +18,7 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -76,8 +77,9 @@ class OpenMode:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Only what is set."""
-        return {field.name: True for field in fields(self) if getattr(self, field.name)}
+        """Only what is set; to open is the default unless it is created."""
+        names = [field.name for field in fields(self) if getattr(self, field.name)]
+        return {name: True for name in names if name != "open" or self.create}
 
     def resolved(self) -> OpenMode:
         """The mode with its default, `open`, if neither `open` nor `create` is set.
@@ -93,12 +95,18 @@ class OpenMode:
         if not (self.open or self.create):
             set_ = {field.name: getattr(self, field.name) for field in fields(self)}
             mode = OpenMode(**{**set_, "open": not self.delete_existing})
-        if mode.delete_existing and mode.open:
-            raise MetadataError("Cannot specify an open mode of `delete_existing` with `open`")
+        names = ("assume_metadata", "assume_cached_metadata")
+        assumed = [name for name in names if getattr(mode, name)]
         if mode.delete_existing and not mode.create:
             raise MetadataError("Cannot specify an open mode of `delete_existing` without `create`")
-        if mode.assume_metadata or mode.assume_cached_metadata:
-            name = "assume_metadata" if mode.assume_metadata else "assume_cached_metadata"
+        for other in ("open", *assumed):
+            if mode.delete_existing and getattr(mode, other):
+                raise MetadataError(
+                    f"Cannot specify an open mode of `delete_existing` with `{other}`"
+                )
+        for name in assumed:
+            if not mode.open:
+                raise MetadataError(f"Cannot specify an open mode of `{name}` without `open`")
             raise UnsupportedError(f"The open mode `{name}` is not supported")
         return mode
 
@@ -114,7 +122,8 @@ class OpenRequest:
     context : Context
         Where its resources come from.
     read, write : bool or None
-        Access asked for; without either, both.
+        Access asked for; without either, both. True for one of them does not ask for the other,
+        False for one of them does. (TensorStore takes False as not said, and so may write.)
     transform : IndexTransform or None
         What the spec says about the domain wanted.
     """
@@ -128,12 +137,12 @@ class OpenRequest:
     @property
     def readable(self) -> bool:
         """Whether reading is asked for."""
-        return bool(self.read) or (self.read is None and self.write is None)
+        return not self.write if self.read is None else self.read
 
     @property
     def writable(self) -> bool:
         """Whether writing is asked for."""
-        return bool(self.write) or (self.read is None and self.write is None)
+        return not self.read if self.write is None else self.write
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +223,8 @@ class Driver(Protocol):
     def resolve(self) -> Driver:
         """The same array with its bounds as they are stored now. Blocks."""
 
-    def resize(
-        self,
-        exclusive_max: tuple[int | None, ...],
-        *,
-        resize_metadata_only: bool,
-        expand_only: bool,
-        shrink_only: bool,
-    ) -> Driver:
-        """The array with other upper bounds; None keeps one as it is. Blocks."""
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """The array with other bounds, which are those of the domain of `transform`. Blocks."""
 
 
 class DriverSpec(Protocol):

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +14,18 @@ from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import ConflictError, MismatchError, NotFoundError
+from gpustore.errors import (
+    ConflictError,
+    GpustoreError,
+    MetadataError,
+    MismatchError,
+    NotFoundError,
+    prefixing,
+)
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
 from gpustore.limits import Limits
@@ -69,8 +78,18 @@ class MetadataFile:
         data = columns.value[0]
         if data is None:
             return None, columns.generation[0]
-        metadata = self.format.decode(data, where=self.name, limits=self.limits)
-        return self.format.completed(self.constraints, metadata), columns.generation[0]
+        with self.blamed():
+            metadata = self.format.decode(data, where=self.name, limits=self.limits)
+            return self.format.completed(self.constraints, metadata), columns.generation[0]
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Attach the key to errors about what the file says."""
+        try:
+            yield
+        except GpustoreError as error:
+            error.key = self.key
+            raise
 
     def save(self, metadata: Any, generation: bytes) -> bool:
         """Replace the metadata if they still have `generation`; whether that was so."""
@@ -171,43 +190,56 @@ class ChunkedDriver:
         """
         return self.with_metadata(self._current()[0])
 
-    def _current(self) -> tuple[Any, bytes]:
+    def _current(self, status: str | None = None) -> tuple[Any, bytes]:
         metadata, generation = self.file.load()
         if metadata is None:
-            raise NotFoundError(f"Metadata at {self.file.name} does not exist", key=self.file.key)
+            raise NotFoundError(
+                f"Metadata at {self.file.name} does not exist", key=self.file.key, status=status
+            )
         shape = self.metadata.shape
         if len(metadata.shape) != len(shape) or metadata.with_shape(shape) != self.metadata:
             raise MismatchError(
-                f"Updated metadata at {self.file.name} is incompatible with the array opened: "
-                f"expected {self.metadata.to_json()}, but received: {metadata.to_json()}; open it "
-                f"again",
+                f"Updated zarr metadata {metadata.encode().decode()} is incompatible with existing "
+                f"metadata {self.metadata.encode().decode()} of the array opened from "
+                f"{self.file.name}; open it again",
                 key=self.file.key,
             )
         return metadata, generation
 
-    def resize(
-        self,
-        exclusive_max: tuple[int | None, ...],
-        *,
-        resize_metadata_only: bool,
-        expand_only: bool,
-        shrink_only: bool,
-    ) -> Driver:
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """Change the shape and delete the chunks that are now outside.
 
         Raises
         ------
+        MetadataError
+            If the bounds of the domain of `transform` are not resizable.
         MismatchError
-            If `expand_only` or `shrink_only` is violated.
+            If it would affect more than `transform` shows, or is not the direction asked for.
+        NotFoundError
+            If the metadata are gone.
         """
+        if not self.writable:
+            raise MetadataError("Destination does not support writing.")
+        outputs = request.output(transform)
+        if outputs is None:
+            return self
         for _ in range(_ATTEMPTS):
-            metadata, generation = self._current()
+            metadata, generation = self._current("FAILED_PRECONDITION")
             old = tuple(metadata.shape)
-            new = tuple(size if bound is None else bound for size, bound in zip(old, exclusive_max))
-            _check_direction(old, new, expand_only=expand_only, shrink_only=shrink_only)
+            for o, (output, size) in enumerate(zip(outputs, old)):
+                if output.inclusive_min not in (None, 0):
+                    raise MismatchError(
+                        f"Cannot change inclusive lower bound of output dimension {o}, which is "
+                        f"fixed at 0, to {output.inclusive_min}"
+                    )
+                output.check_tied(o, 0, size)
+            bounds = (output.exclusive_max for output in outputs)
+            new = tuple(size if bound is None else bound for size, bound in zip(old, bounds))
+            with prefixing(f"Error writing {self.file.name}"):
+                _check_direction(old, new, request)
             resized = metadata.with_shape(new)
             if new == old or self.file.save(resized, generation):
-                if not resize_metadata_only:
+                if not request.resize_metadata_only:
                     self._delete_outside(old, new)
                 return self.with_metadata(resized)
         raise ConflictError(
@@ -218,8 +250,8 @@ class ChunkedDriver:
     def _delete_outside(self, old: tuple[int, ...], new: tuple[int, ...]) -> None:
         """Delete the chunks that the old shape has and the new one has not."""
         array = self.array
-        before = tuple(-(-size // chunk) for size, chunk in zip(old, array.chunk_shape))
-        after = tuple(-(-size // chunk) for size, chunk in zip(new, array.chunk_shape))
+        before = tuple(-(-size // chunk) for size, chunk in zip(old, self.description.chunk_shape))
+        after = tuple(-(-size // chunk) for size, chunk in zip(new, self.description.chunk_shape))
         kept = math.prod(min(a, b) for a, b in zip(after, before))
         if math.prod(before) - kept > _MOST_ENUMERATED and array.store.can_list:
             keys: Iterator[str] = iter(self._listed_outside(after))
@@ -256,15 +288,13 @@ def _cells_outside(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[
         yield from itertools.product(*axes)
 
 
-def _check_direction(
-    old: tuple[int, ...], new: tuple[int, ...], *, expand_only: bool, shrink_only: bool
-) -> None:
+def _check_direction(old: tuple[int, ...], new: tuple[int, ...], request: ResizeRequest) -> None:
     for d, (before, after) in enumerate(zip(old, new)):
-        for verb, flag, set_, violated in (
-            ("shrink", "expand_only", expand_only, after < before),
-            ("expand", "shrink_only", shrink_only, after > before),
+        for verb, flag, violated in (
+            ("shrink", "expand_only", request.expand_only and after < before),
+            ("expand", "shrink_only", request.shrink_only and after > before),
         ):
-            if set_ and violated:
+            if violated:
                 raise MismatchError(
                     f"Resize operation would {verb} output dimension {d} from [0, {before}) to "
                     f"[0, {after}) but `{flag}` was specified"

@@ -46,6 +46,7 @@ from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner
 from gpustore.schema import Schema
+from gpustore.shard import ShardRefiner
 
 __all__ = ["ChunkedKind", "ChunkedSpec"]
 
@@ -205,14 +206,19 @@ class _Steps:
                     raise NotFoundError(
                         f"Metadata at {self.file.name} does not exist", key=self.file.key
                     )
+            elif self.file.load()[0] is not None:
+                raise self._already_exists()
             metadata, description = self._new_metadata()
             if self.file.save(metadata, ABSENT):
                 return metadata, description
             if not self.mode.open:
-                raise AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
+                raise self._already_exists()
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
+
+    def _already_exists(self) -> AlreadyExistsError:
+        return AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
 
     def _new_metadata(self) -> tuple[Any, ArrayDescription]:
         with prefixing(
@@ -228,7 +234,7 @@ class _Steps:
         constraints = self.spec.metadata
         if constraints is not self.format.no_constraints:
             self.format.validate(constraints, metadata)
-        with prefixing(f"Error reading {self.file.name}"):
+        with self.file.blamed(), prefixing(f"Error reading {self.file.name}"):
             description = self.format.describe(metadata, limits=self.limits)
         description.check(self.spec.constraints, self.format.words)
         return description
@@ -243,12 +249,14 @@ class _Steps:
             key_prefix=self.store.path + description.key_prefix,
             key_separator=description.key_separator,
             shape=description.shape,
-            chunk_shape=description.chunk_shape,
+            chunk_shape=description.read_shape,
             dtype=dtype,
             fill_value=np.zeros((), dtype) if fill is None else fill,
             chain=chain,
+            levels=description.levels,
             refiners=(
-                (RawBytesRefiner(chain.layout.nbytes, dtype.itemsize),) if chain.is_raw else ()
+                *(ShardRefiner(level) for level in description.levels),
+                *([RawBytesRefiner(chain.layout.nbytes, dtype.itemsize)] if chain.is_raw else []),
             ),
             fill_missing=bool(options.get("fill_missing_data_reads", True)),
             keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
@@ -257,13 +265,15 @@ class _Steps:
             limits=self.limits,
         )
         spec, store = self.spec, self.store
+        # References to resources of one context mean nothing in another.
+        options = {name: value for name, value in options.items() if name not in _RESOURCES}
 
         def respec(metadata: Any) -> DriverSpec:
             schema = Schema(dtype=description.dtype, rank=len(description.shape))
             stored = spec.format.no_constraints
             if metadata is not None:
-                stored = spec.format.constraints(metadata.to_json())
-            return ChunkedSpec(spec.format, store.spec(), schema, stored, spec.options)
+                stored = spec.format.constraints_of(metadata)
+            return ChunkedSpec(spec.format, store.spec(), schema, stored, options)
 
         return ChunkedDriver(
             file=self.file,

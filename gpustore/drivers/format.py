@@ -22,12 +22,14 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
+from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
 __all__ = [
     "ArrayDescription",
     "Format",
     "SchemaWords",
+    "check_codec_chunk",
     "check_dtype",
     "created_domain",
     "merge_codec",
@@ -83,7 +85,12 @@ class ArrayDescription:
     fill_value : ndarray of shape (), or None
         None if the format leaves it undefined; missing chunks then read as zero, and chunks of
         zeros are stored.
+    read_shape : tuple of int
+        Of the innermost chunks: `chunk_shape`, unless those are shards.
+    levels : tuple of ShardLevel
+        Sharding, outermost first; empty without.
     chain : CodecChain
+        Of the innermost chunks.
     inner_order : tuple of int
         Dimensions from the slowest to the fastest in the decoded chunk.
     key_prefix, key_separator : str
@@ -98,6 +105,8 @@ class ArrayDescription:
     chunk_shape: tuple[int, ...]
     dtype: dtype_
     fill_value: Any
+    read_shape: tuple[int, ...]
+    levels: tuple[ShardLevel, ...]
     chain: CodecChain
     inner_order: tuple[int, ...]
     key_prefix: str
@@ -121,11 +130,13 @@ class ArrayDescription:
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """One level of chunks."""
+        """Read chunks are the innermost, write chunks the outermost."""
+        rank = len(self.shape)
         return ChunkLayout(
-            grid_origin=[0] * len(self.shape),
+            rank=rank,
+            grid_origin=[0] * rank,
             inner_order=self.inner_order,
-            read_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
+            read_chunk=ChunkLayout.Grid(shape=self.read_shape),
             write_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
         )
 
@@ -157,15 +168,14 @@ class ArrayDescription:
                 words.merge_domains(schema.domain, self.domain)
         layout = schema.chunk_layout
         if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
-            if any(layout.codec_chunk.shape or ()):
-                raise MetadataError("codec_chunk_shape not supported")
+            check_codec_chunk(layout)
             layout.merged(self.chunk_layout)
         self._check_fill_value(schema, words)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
                 self.codec.merged(schema.codec)
         if schema.dimension_units is not None:
-            if not words.has_units:
+            if not words.has_units and any(unit is not None for unit in schema.dimension_units):
                 raise MetadataError(_NO_UNITS)
             with prefixing(
                 "dimension_units from metadata does not match dimension_units in schema",
@@ -193,7 +203,7 @@ class ArrayDescription:
             )
 
 
-def created_domain(domain: IndexDomain | None) -> IndexDomain:
+def created_domain(schema: Schema) -> IndexDomain:
     """The domain of a new Zarr array, whose lower bounds :func:`with_zarr_domain` has checked.
 
     Raises
@@ -201,6 +211,8 @@ def created_domain(domain: IndexDomain | None) -> IndexDomain:
     MetadataError
         If it is not known how far it extends.
     """
+    # Without dimensions there is nothing left to say about a domain.
+    domain = IndexDomain(rank=0) if schema.rank == 0 else schema.domain
     if domain is None or not all(dim.finite for dim in domain):
         raise MetadataError("domain must be specified")
     return domain
@@ -242,6 +254,12 @@ def merge_codec(schema: Schema, codec: CodecSpec) -> None:
         schema.update(codec=codec)
 
 
+def check_codec_chunk(layout: ChunkLayout) -> None:
+    """Refuse chunks within chunks: no codec has any yet."""
+    if any(layout.codec_chunk.shape or ()):
+        raise MetadataError("codec_chunk_shape not supported")
+
+
 def check_dtype(dtype: dtype_) -> None:
     """Refuse data types whose elements are no plain numbers: no Zarr array holds them yet."""
     if dtype.name not in V3_DATA_TYPES:
@@ -280,6 +298,9 @@ class Format(Protocol):
 
     def constraints(self, value: JsonValue) -> Any:
         """Parse the ``metadata`` member of a spec."""
+
+    def constraints_of(self, metadata: Any) -> Any:
+        """Constraints that only these metadata fulfil."""
 
     def decode(self, data: Any, *, where: str, limits: Limits) -> Any:
         """Parse a stored document."""

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, dump, from_python, parse
+from gpustore import registry
+from gpustore._json import JsonValue, Members, dump, parse
+from gpustore.backends.host import HostBackend
 from gpustore.context import Context
 from gpustore.drivers.base import (
     Driver,
@@ -31,14 +33,17 @@ from gpustore.drivers.base import (
 from gpustore.dtype import dtype
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.executor import Executor
-from gpustore.future import Future, WriteFutures
+from gpustore.future import Future, WriteFutures, ready
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.json_pointer import dereference, parse_pointer, replaced
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.json_array import object_array
+from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.url import encode_path
 
 __all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
 
@@ -98,7 +103,7 @@ class JsonDriver:
 
         def run() -> Any:
             document, _ = self._load()
-            if document is _MISSING:
+            if document is MISSING:
                 raise NotFoundError(f"Error reading {self._name}", key=self._key)
             tokens = parse_pointer(self.pointer)
             with prefixing(f"Error reading {self._name}"):
@@ -110,16 +115,15 @@ class JsonDriver:
         return self.executor.submit(run)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
-        """Replace the value; `source` is it, or an array of one element that holds it."""
-        del transform
-        if isinstance(source, np.ndarray):
-            if source.size != 1:
-                raise ValueError(
-                    f"Error aligning dimensions: source shape {list(source.shape)} mismatch with "
-                    f"target shape []"
-                )
-            source = source.reshape(()).item()
-        value = from_python(source)
+        """Replace the value by `source`, which has at most as many dimensions as the domain."""
+        domain = transform.domain
+        source = object_array(source, _JSON, max_rank=domain.rank)
+        host: HostBackend = registry.find("backends", "host")
+        elements = host.source(source, domain, source.dtype).array.reshape(-1)
+        if not elements.size:
+            return WriteFutures(ready(None), ready(None))
+        # All elements of the domain are the same value, so the last one written stays.
+        value = elements[-1]
         future: Future[None] = self.executor.submit(self._store, value, drain=True)
         return WriteFutures(future, future)
 
@@ -127,7 +131,7 @@ class JsonDriver:
         """Itself: there are no bounds."""
         return self
 
-    def resize(self, exclusive_max: tuple[int | None, ...], **flags: bool) -> Driver:
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """Not possible."""
         raise UnsupportedError("Resize not supported")
 
@@ -146,22 +150,23 @@ class JsonDriver:
         columns.raise_first()
         data = columns.value[0]
         if columns.state[0] is not ReadState.VALUE or data is None:
-            return _MISSING, columns.generation[0]
-        document = parse(
-            bytes(data),
-            where=f"Error reading {self._name}",
-            max_nbytes=self.limits.metadata_nbytes,
-            max_depth=self.limits.metadata_depth,
-            status="FAILED_PRECONDITION",
-        )
+            return MISSING, columns.generation[0]
+        with prefixing(f"Error reading {self._name}"):
+            document = parse(
+                bytes(data),
+                where=self._name,
+                max_nbytes=self.limits.metadata_nbytes,
+                max_depth=self.limits.metadata_depth,
+                status="FAILED_PRECONDITION",
+            )
         return document, columns.generation[0]
 
     def _store(self, value: JsonValue) -> None:
         tokens = parse_pointer(self.pointer)
         for _ in range(_ATTEMPTS):
-            document, generation = (None, b"") if not tokens else self._load()
+            document, generation = (MISSING, b"") if not tokens else self._load()
             with prefixing(f"Error writing {self._name}"):
-                document = replaced(None if document is _MISSING else document, tokens, value)
+                document = replaced(document, tokens, value)
             columns = self.kvstore.driver.write_many(
                 WriteRequest([self._key], [dump(document, sort_keys=True)], [generation])
             )
@@ -172,9 +177,6 @@ class JsonDriver:
             f"Error writing {self._name}: another writer was faster {_ATTEMPTS} times",
             key=self._key,
         )
-
-
-_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class JsonSpec:
         """``<kvstore>|json:<pointer>``."""
         if self.kvstore is None:
             raise MetadataError("Invalid kvstore spec")
-        return f"{self.kvstore.url}|json:{self.pointer}"
+        return f"{self.kvstore.url}|json:{encode_path(self.pointer)}"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Members of the driver."""
@@ -228,7 +230,7 @@ class JsonSpec:
     def open(self, request: OpenRequest) -> Opening:
         """Open the kvstore; nothing is read."""
         if self.kvstore is None:
-            raise MetadataError('"kvstore" must be specified')
+            raise MetadataError('Error opening "json" driver: "kvstore" must be specified')
         context = request.context
         store = open_kvstore(self.kvstore, context)
         resources = {
@@ -263,7 +265,8 @@ class _JsonKind:
 
     def from_url(self, base: KvStore.Spec, path: str) -> JsonSpec:
         """``|json:/pointer``."""
-        return JsonSpec(base, _checked_pointer(path), _json_schema(Schema()))
+        with prefixing(f'Invalid TensorStore URL component "json:{encode_path(path)}"'):
+            return JsonSpec(base, _checked_pointer(path), _json_schema(Schema()))
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """There are no codecs."""
@@ -276,6 +279,9 @@ def _json_schema(constraints: Schema) -> Schema:
         raise MetadataError(
             f"Specified dtype (json) does not match existing value ({constraints.dtype.name})"
         )
+    for name in ("fill_value", "codec"):
+        if getattr(constraints, name) is not None:
+            raise MetadataError(f"{name} not supported by json driver")
     schema = constraints.copy()
     schema.set_rank(0, "rank")
     schema.update(dtype=_JSON, chunk_layout=ChunkLayout(rank=0))

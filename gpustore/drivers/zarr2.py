@@ -18,13 +18,14 @@ from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
     SchemaWords,
+    check_codec_chunk,
     check_dtype,
     created_domain,
     merge_codec,
     refuse_fields,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError
+from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.zarr2 import (
@@ -61,7 +62,18 @@ class Zarr2Format:
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
         """Parse the ``metadata`` member of a spec."""
-        return Zarr2Constraints.from_json(value)
+        constraints = Zarr2Constraints.from_json(value)
+        if not isinstance(constraints.compressor, Unset):
+            parse_v2(constraints.compressor, stored=False)  # Raises.
+        if not isinstance(constraints.filters, Unset) and constraints.filters:
+            raise UnsupportedError(
+                'Error parsing object member "filters": filters are not supported'
+            )
+        return constraints
+
+    def constraints_of(self, metadata: Zarr2Metadata) -> Zarr2Constraints:
+        """Constraints that only these metadata fulfil."""
+        return self.constraints(metadata.to_json())
 
     def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:
         """Parse a stored ``.zarray``."""
@@ -98,6 +110,8 @@ class Zarr2Format:
             chunk_shape=metadata.chunks,
             dtype=metadata.data_type,
             fill_value=metadata.fill_value,
+            read_shape=metadata.chunks,
+            levels=(),
             chain=chain,
             inner_order=order if metadata.order == "C" else order[::-1],
             key_prefix=encoding.prefix if rank else encoding.scalar_key,
@@ -148,10 +162,11 @@ class Zarr2Format:
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError('"dtype" must be specified')
-        domain = created_domain(merged.domain)
+        domain = created_domain(merged)
         if merged.dimension_units is not None and any(merged.dimension_units):
             raise MetadataError("Dimension units not supported by zarr driver")
         layout = merged.chunk_layout
+        check_codec_chunk(layout)
         grid = layout.read_write_chunk()
         shape = grid.shape_constraint
         ratio = grid.aspect_ratio_constraint
@@ -170,7 +185,8 @@ class Zarr2Format:
                 tuple(range(domain.rank)),
                 tuple(range(domain.rank))[::-1],
             ):
-                raise MetadataError(f'Invalid "inner_order" constraint: {list(inner or ())}')
+                axes = ", ".join(map(str, layout.inner_order))
+                raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
         stored = constraints.dtype
         fill = constraints.fill_value
         if isinstance(fill, Unset):

@@ -11,19 +11,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gpustore._json import JsonValue, Members, expect_list
-from gpustore.codecs.chain import complete_v3, merge_v3, parse_v3, resolve_v3
+from gpustore.codecs.merge import (
+    complete_v3,
+    inner_order_v3,
+    merge_v3,
+    parse_v3,
+    read_chunk_shape_v3,
+    shard_v3,
+)
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
     SchemaWords,
+    check_codec_chunk,
     check_dtype,
     created_domain,
     merge_codec,
     refuse_fields,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError, UnsupportedError, prefixing
+from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -33,6 +43,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.shard import resolve_codecs
 
 __all__ = ["DRIVER", "Zarr3Format"]
 
@@ -56,7 +67,15 @@ class Zarr3Format:
 
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
         """Parse the ``metadata`` member of a spec."""
-        return Zarr3Constraints.from_json(value)
+        constraints = Zarr3Constraints.from_json(value)
+        if constraints.codecs is not None:
+            parse_v3(constraints.codecs, stored=False)  # Raises.
+        return constraints
+
+    def constraints_of(self, metadata: Zarr3Metadata) -> Zarr3Constraints:
+        """Constraints that only these metadata fulfil; options left to their default are named."""
+        codecs = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
+        return Zarr3Constraints.from_json({**metadata.to_json(), "codecs": codecs})
 
     def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
         """Parse a stored ``zarr.json``."""
@@ -74,19 +93,23 @@ class Zarr3Format:
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
         """The array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
-        chain = resolve_v3(metadata.codecs, metadata.dtype, metadata.chunk_shape, limits=limits)
+        codecs = resolve_codecs(
+            metadata.codecs, metadata.dtype, metadata.chunk_shape, limits=limits
+        )
         return ArrayDescription(
             shape=metadata.shape,
             chunk_shape=metadata.chunk_shape,
             dtype=metadata.dtype,
             fill_value=metadata.fill_value,
-            chain=chain,
-            inner_order=tuple(range(rank)),
+            read_shape=codecs.chunk_shape,
+            levels=codecs.levels,
+            chain=codecs.chain,
+            inner_order=codecs.chain.inner_order,
             key_prefix=encoding.prefix if rank else encoding.scalar_key,
             key_separator=encoding.separator,
             labels=metadata.labels,
             units=metadata.dimension_units,
-            codec_json=_codec_json(metadata.codecs),
+            codec_json=_codec_json(parse_v3(metadata.codecs, stored=True)),
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
@@ -96,7 +119,7 @@ class Zarr3Format:
             constraints,
             metadata,
             merge_codecs=lambda stored, asked: (
-                merge_v3(parse_v3(stored, stored=True), asked) or asked
+                merge_v3(parse_v3(stored, stored=True), asked, strict=True) or asked
             ),
         )
 
@@ -119,6 +142,8 @@ class Zarr3Format:
             merged.update(domain=_domain(constraints.shape, labels))
         elif labels is not None:
             merged.update(domain=IndexDomain(inclusive_min=[0] * len(labels), labels=labels))
+        if merged.rank == 0:
+            merged.update(domain=IndexDomain(rank=0))
         units = constraints.attributes.get("dimension_units")
         if units is not None:
             merged.update(dimension_units=units)
@@ -130,9 +155,16 @@ class Zarr3Format:
             # Without codecs it may still turn out to be sharded, with smaller read chunks.
             if constraints.codecs is not None and not _is_sharded(constraints.codecs):
                 merged.update(chunk_layout=ChunkLayout(read_chunk_shape=constraints.chunk_shape))
+        if constraints.codecs is not None and rank is not None:
+            read_shape = read_chunk_shape_v3(constraints.codecs, rank)
+            if read_shape is not None:
+                merged.update(chunk_layout=ChunkLayout(read_chunk_shape=read_shape))
         if constraints.fill_value is not None:
             merged.update(fill_value=constraints.fill_value)
         if constraints.codecs is not None:
+            inner_order = None if rank is None else inner_order_v3(constraints.codecs, rank)
+            if inner_order is not None:
+                merged.update(chunk_layout=ChunkLayout(inner_order=inner_order))
             merge_codec(merged, _codec_spec(constraints.codecs))
         else:
             merge_codec(merged, _ANY_CODEC)
@@ -147,24 +179,15 @@ class Zarr3Format:
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError("dtype must be specified")
-        domain = created_domain(merged.domain)
+        domain = created_domain(merged)
         rank = domain.rank
         layout = merged.chunk_layout
+        check_codec_chunk(layout)
         read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
-        if read != write:
-            raise UnsupportedError(
-                f"Different read chunks {list(read)} and write chunks {list(write)} need the codec "
-                f"sharding_indexed, which is not supported; ask for one chunk_shape"
-            )
-        if layout.inner_order not in (None, tuple(range(rank))):
-            raise UnsupportedError(
-                f"inner_order {list(layout.inner_order or ())} needs the codec transpose, which is "
-                f"not supported; only {list(range(rank))} is"
-            )
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
             codec = codec.merged(_ANY_CODEC)  # Raises.
-        codecs = _codecs_of(codec.to_json())
+        codecs = shard_v3(_codecs_of(codec.to_json()), read, write)
         attributes = dict(constraints.attributes)
         units = merged.dimension_units
         if units is not None and any(unit is not None for unit in units):
@@ -172,19 +195,30 @@ class Zarr3Format:
         names = constraints.dimension_names
         if names is None and any(domain.labels):
             names = tuple(label or None for label in domain.labels)
+        if names is not None and all(name is None for name in names):
+            names = None
         fill = merged.fill_value
         metadata = Zarr3Metadata(
             shape=tuple(domain.shape),
             data_type=dtype,
             chunk_shape=write,
-            fill_value=dtype.array_dtype.type(0) if fill is None else fill,
-            codecs=complete_v3(codecs, dtype, rank),
+            # Of bits zero: not every type has a number zero.
+            fill_value=np.zeros((), dtype.array_dtype) if fill is None else fill,
+            codecs=complete_v3(
+                codecs,
+                dtype,
+                rank,
+                inner_order=layout.inner_order or layout.inner_order_soft_constraint,
+            ),
             chunk_key_encoding=constraints.chunk_key_encoding or ChunkKeyEncoding(),
             attributes=attributes,
             dimension_names=names,
             extensions=dict(constraints.extensions),
         )
         metadata.check(limits)
+        if constraints.codecs is not None:
+            # A transpose that the inner order needs is one that these do not have.
+            self.validate(Zarr3Constraints(codecs=constraints.codecs), metadata)
         return metadata
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:

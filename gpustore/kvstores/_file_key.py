@@ -39,7 +39,11 @@ def check_path(path: str) -> None:
     # "./x" is how people say that a path is relative.
     if not path.startswith("/") and parts[0] == ".":
         parts[0] = "current directory"
-    if "\0" in path or (not {"", ".", ".."}.isdisjoint(parts) and path != "/"):
+    if (
+        "\0" in path
+        or not _is_encodable(path)
+        or (not {"", ".", ".."}.isdisjoint(parts) and path != "/")
+    ):
         raise InvalidKeyError(f"Invalid file path: {quote(path)}", key=path)
 
 
@@ -53,6 +57,7 @@ def check_tail(tail: str, key: str) -> None:
         or "\\" in tail
         or "\0" in tail
         or tail.endswith(LOCK_SUFFIX)
+        or not (tail.isascii() or _is_encodable(tail))
     ):
         _explain(tail, key)
 
@@ -63,8 +68,19 @@ def _explain(tail: str, key: str) -> None:
         raise invalid_key(key, "contains NUL")
     if "\\" in tail:
         raise invalid_key(key, "contains a backslash")
+    if not _is_encodable(tail):
+        raise invalid_key(key, "contains a surrogate that stands for no byte")
     if tail.endswith(LOCK_SUFFIX):
         raise invalid_key(key, f'names ending in "{LOCK_SUFFIX}" are reserved')
     for part in tail.split("/"):
         if part in ("", ".", ".."):
             raise invalid_key(key, f"contains {quote(part)} as a path component")
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether the system has a name for it; JSON can contain halves of surrogate pairs."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -9,6 +9,7 @@ from gpustore._json import Members, from_python, pretty, quote
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
+from gpustore.kvstores.base import invalid_key
 from gpustore.url import parse_pipeline
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ __all__ = ["KvStoreSpec", "append_component", "as_text", "spec_from_component"]
 
 def as_text(key: str | bytes) -> str:
     """A key as the drivers know it; bytes that are not UTF-8 survive as surrogates."""
-    return as_bytes(key).decode("utf-8", "surrogateescape")
+    try:
+        return as_bytes(key).decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise invalid_key(str(key), "contains a surrogate that stands for no byte") from error
 
 
 def append_component(path: str, component: str) -> str:
@@ -153,6 +157,9 @@ class KvStoreSpec:
         return self._with_path(self._path)
 
     def _with_path(self, path: str) -> KvStoreSpec:
+        if path != self._path:
+            # What is appended may come from a file: it must not lead out by "..".
+            _kind(self._driver.id).check_path(path)
         spec = self.from_parts(self._driver, path, self._context)
         spec._opened = self._opened
         return spec

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpustore.backends.base import Backend
-from gpustore.chunk_plan import ChunkPlan, plan_chunks
+from gpustore.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.codecs.chain import CodecChain
-from gpustore.errors import OutOfBoundsError
 from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.limits import Limits
 from gpustore.refiner import Refiner
+from gpustore.shard import ShardLevel
 
 __all__ = ["ChunkedArray"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedArray:
-    """An array stored as a regular grid of chunks, one key each.
+    """An array stored as a regular grid of chunks, each with a key or in a shard.
 
     Attributes
     ----------
@@ -32,13 +32,15 @@ class ChunkedArray:
     key_prefix, key_separator : str
         A chunk's key is the prefix and its grid indices joined by the separator.
     shape, chunk_shape : tuple of int
-        In elements.
+        In elements; the innermost chunks, if they are in shards.
     dtype : numpy.dtype
         Of the elements in memory, native byte order.
     fill_value : ndarray of `dtype`, shape ()
         Value of the elements of missing chunks.
     chain : CodecChain
         Decodes a stored chunk; its layout is that of the decoded bytes.
+    levels : tuple of ShardLevel
+        Sharding, outermost first; empty without.
     refiners : tuple of Refiner
         Stages that can narrow a read down to parts of a chunk, outermost first.
     fill_missing : bool
@@ -57,6 +59,7 @@ class ChunkedArray:
     dtype: np.dtype[Any]
     fill_value: Any
     chain: CodecChain
+    levels: tuple[ShardLevel, ...]
     refiners: tuple[Refiner, ...]
     fill_missing: bool
     keep_fill: bool
@@ -74,7 +77,7 @@ class ChunkedArray:
         LimitError
             If it touches more chunks than the limit.
         """
-        self._check_bounds(transform)
+        check_bounds(transform, self.shape)
         return plan_chunks(
             transform,
             shape=self.shape,
@@ -84,37 +87,29 @@ class ChunkedArray:
             key_prefix=self.key_prefix,
             key_separator=self.key_separator,
             max_chunks=self.limits.chunks_per_request,
+            key_ratio=self.key_ratio,
         )
 
-    def _check_bounds(self, transform: IndexTransform) -> None:
-        domain = transform.domain
-        low, shape = domain.inclusive_min, domain.shape
-        if 0 in shape:
-            return
-        for o, size in enumerate(self.shape):
-            map_ = transform.output[o]
-            d, stride = map_.input_dimension, map_.stride
-            if map_.index_array is not None:
-                continue
-            first = last = map_.offset
-            if d is not None and stride is not None:
-                first += stride * low[d]
-                last = first + stride * (shape[d] - 1)
-            for index in (first, last):
-                if not 0 <= index < size:
-                    raise OutOfBoundsError(
-                        f"Checking bounds of {map_.method.name} output index map for dimension "
-                        f"{o}: Index {index} is outside valid range [0, {size})"
-                    )
-
-    def tasks(self, rows: int) -> list[tuple[int, int]]:
-        """Split `rows` rows of a plan among the threads.
+    def parts(self, rows: int) -> int:
+        """Into how many parts to split `rows` rows of a plan.
 
         Small chunks stay on one thread: below 32 KiB a second one made Python slower
         (0.8 times, 2 cores), because the interpreter lock is held most of the time.
         """
-        parts = 1
-        if self.chain.layout.nbytes >= 32 << 10:
-            parts = max(1, min(rows, 4 * self.executor.limit))
-        bounds = [rows * i // parts for i in range(parts + 1)]
-        return list(itertools.pairwise(bounds))
+        if self.chain.layout.nbytes < 32 << 10:
+            return 1
+        return max(1, min(rows, 4 * self.executor.limit))
+
+    @property
+    def object_bound(self) -> int:
+        """Most bytes one stored value may have: a chunk, or a shard with gaps in it."""
+        bound = self.chain.encoded_bound
+        if not self.levels:
+            return bound
+        indices = sum(level.index.nbytes for level in self.levels)
+        return 2 * math.prod(self.key_ratio) * (bound + indices) + (1 << 20)
+
+    @property
+    def key_ratio(self) -> tuple[int, ...]:
+        """Chunks along each dimension that share a key."""
+        return self.levels[0].ratio if self.levels else (1,) * len(self.shape)

@@ -1,11 +1,11 @@
 """A read, one way, from an index transform to elements in memory.
 
 1. Plan: which part of which chunk goes where (:mod:`gpustore.chunk_plan`); no I/O.
-2. Split the plan's rows among the threads; each task works through its rows window by window.
-3. Refine: while a stage of the chain can narrow the window, fetch the byte ranges it must see
-   (its *probe*) and let it rewrite the rows. Stages never do I/O; this module owns the loop.
-4. Fetch the window's values, on condition that they are still the ones that were probed; if one
-   changed in between, drop what was learnt and refine again, at most ``ATTEMPTS`` times.
+2. Split the plan among the threads; each task works through its part window by window.
+3. Refine the window (:mod:`gpustore.pipelines.fetch`): stages that can read parts of a chunk narrow
+   its rows.
+4. Fetch its values batch by batch, on condition that they are still the ones that were probed; if
+   one changed in between, refine the rest again, at most ``ATTEMPTS`` times in a row.
 5. Decode and scatter (:class:`gpustore.backends.base.Backend`). A missing chunk is the fill value.
 6. When the last task is done the Future resolves with the array.
 
@@ -18,27 +18,21 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import WINDOW_ROWS, ChunkPlan, PlanWindow
-from gpustore.errors import (
-    ConflictError,
-    CorruptChunkError,
-    GpustoreError,
-    LimitError,
-    NotFoundError,
-)
+from gpustore.chunk_plan import ChunkPlan, PlanWindow
+from gpustore.errors import ConflictError, NotFoundError
+from gpustore.executor import CancelToken
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import Arena, Buffer, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.base import Arena, Buffer
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.statistics import STATISTICS
 
-__all__ = ["ATTEMPTS", "fetch_whole", "read"]
+__all__ = ["ATTEMPTS", "read"]
 
 ATTEMPTS = 5
 """How often a window is refined anew because a writer replaced its values meanwhile."""
@@ -98,17 +92,18 @@ def read(
     STATISTICS.add(reads=1, chunks_planned=rows)
     result = memory.array if out is None else out
 
-    def run(lo: int, hi: int) -> None:
-        _read_rows(array, plan, memory, lo, hi)
+    def run(part: int, parts: int) -> None:
+        _read_part(array, plan, memory, part, parts)
 
     if array.store.is_local and rows <= SMALL_ROWS and _nbytes(array, plan) <= SMALL_NBYTES:
 
         def read_now() -> Any:
-            run(0, rows)
+            run(0, 1)
             return result
 
         return Future.deferred(read_now, array.executor)
-    tasks = [partial(run, lo, hi) for lo, hi in array.tasks(rows)]
+    parts = array.parts(rows)
+    tasks = [partial(run, part, parts) for part in range(parts)]
     return array.executor.run_all(tasks, lambda: result)
 
 
@@ -138,139 +133,59 @@ def _arena() -> Arena:
     return arena
 
 
-def _read_rows(array: ChunkedArray, plan: ChunkPlan, out: Memory, lo: int, hi: int) -> None:
-    """Fetch, decode and scatter rows `lo` to `hi` of the plan."""
-    batch = max(1, min(WINDOW_ROWS, BATCH_NBYTES // max(1, array.chain.layout.nbytes)))
-    for at in range(lo, hi, max(batch, PLANNED_ROWS)):
-        planned = plan.window(at, min(at + max(batch, PLANNED_ROWS), hi))
-        for first in range(0, len(planned), batch):
-            _read_window(array, planned.part(first, first + batch), out)
+def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
+    """Fetch, decode and scatter one of `parts` parts of the plan."""
+    for planned in plan.windows(part, parts, PLANNED_ROWS):
+        _read_window(array, planned, out)
 
 
 def _read_window(array: ChunkedArray, planned: PlanWindow, out: Memory) -> None:
+    """Refine a window once, then fetch and scatter it batch by batch."""
     arena = _arena()
-    rows, columns = _fetch_refined(array, planned, arena)
-    values = columns.value
+    batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
+    wanted = CancelToken.current()
+    done = attempts = 0
+    while done < len(planned):
+        arena.reset()
+        try:
+            rows, generations = refine(array, planned.part(done, len(planned)), arena)
+            for first in range(0, len(rows), batch):
+                wanted.check()  # After Ctrl-C the threads stop here.
+                arena.reset()
+                some = rows.part(first, first + batch)
+                _scatter(array, some, fetch(array, some, generations, arena), out)
+                done += len(some)
+                attempts = 0
+        except Changed as change:
+            attempts += 1
+            STATISTICS.add(retries=1)
+            if attempts == ATTEMPTS:
+                raise ConflictError(
+                    f"Error reading {array.store.describe(change.key)}: it was replaced {ATTEMPTS} "
+                    f"times while being read; retry when its writer is done",
+                    key=change.key,
+                ) from None
+    arena.reset()
+
+
+def _scatter(
+    array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None], out: Memory
+) -> None:
     if not array.fill_missing:
-        _refuse_missing(array, rows, columns)
+        _refuse_missing(array, rows, values)
     errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)
     for row, error in sorted(errors.items()):
         key = rows.keys[row]
         raise error.prefixed(f"Error reading {array.store.describe(key)}", key=key) from error
     STATISTICS.add(
-        chunks_missing=columns.state.count(ReadState.MISSING),
+        chunks_missing=values.count(None),
         bytes_fetched=sum(len(value) for value in values if value is not None),
     )
-    arena.reset()
 
 
-@dataclass(slots=True)
-class _Changed(Exception):
-    """A value was replaced between its probe and its fetch."""
-
-    key: str
-
-
-def _fetch_refined(
-    array: ChunkedArray, planned: PlanWindow, arena: Arena
-) -> tuple[PlanWindow, ReadColumns]:
-    """Refine the window and fetch what is left of it; the values of one row are one version."""
-    changed = ""
-    for _ in range(ATTEMPTS):
-        arena.reset()
-        try:
-            rows, generations = _refine(array, planned, arena)
-            columns = _fetch(array, rows, arena, rows.byte_start, rows.byte_stop, generations)
-        except _Changed as change:
-            changed = change.key
-            STATISTICS.add(retries=1)
-            continue
-        return rows, columns
-    raise ConflictError(
-        f"Error reading {array.store.describe(changed)}: it was replaced {ATTEMPTS} times while "
-        f"being read; retry when its writer is done",
-        key=changed,
-    )
-
-
-def _refine(
-    array: ChunkedArray, rows: PlanWindow, arena: Arena
-) -> tuple[PlanWindow, Sequence[bytes] | None]:
-    """Let each stage narrow the window; returns it with the generations the probes saw."""
-    generations: Sequence[bytes] | None = None
-    for refiner in array.refiners:
-        probe = refiner.probe(rows)
-        heads: Sequence[Buffer | None] = ()
-        if probe is not None:
-            columns = _fetch(array, rows, arena, probe.start, probe.stop, generations)
-            heads, generations = columns.value, columns.generation
-        rows = refiner.refine(rows, heads)
-    return rows, generations
-
-
-def _fetch(
-    array: ChunkedArray,
-    rows: PlanWindow,
-    arena: Arena,
-    start: Sequence[int] | None,
-    stop: Sequence[int | None] | None,
-    if_equal: Sequence[bytes] | None,
-) -> ReadColumns:
-    columns = array.store.read_many(
-        ReadRequest(
-            keys=rows.keys,
-            start=start,
-            stop=stop,
-            if_equal=if_equal,
-            max_nbytes=array.chain.encoded_bound,
-            into=arena,
-        )
-    )
-    for row, error in sorted(columns.error.items()):
-        raise _explained(array, rows.keys[row], error) from error
-    if if_equal is not None:
-        for row, state in enumerate(columns.state):
-            if state is ReadState.UNSPECIFIED:
-                raise _Changed(rows.keys[row])
-    if start is not None:
-        _check_totals(array, rows, columns)
-    return columns
-
-
-def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreError:
-    """The error of one key, seen as what it means for a chunk."""
-    where = f"Error reading {array.store.describe(key)}"
-    nbytes = array.chain.layout.nbytes
-    if isinstance(error, LimitError):
-        return CorruptChunkError(
-            f"{error.text}; no legal encoding of a chunk of {nbytes} bytes is that long",
-            key=key,
-        )
-    if error.status == "OUT_OF_RANGE":
-        return CorruptChunkError(
-            f"{where}: {error.text}; expected an uncompressed chunk of {nbytes} bytes", key=key
-        )
-    return error.prefixed(where, key=key) if error.key is None else error
-
-
-def _check_totals(array: ChunkedArray, rows: PlanWindow, columns: ReadColumns) -> None:
-    """A part of a raw chunk is only right if the whole has the right length."""
-    if not array.chain.is_raw:
-        return
-    nbytes = array.chain.layout.nbytes
-    for row, total in enumerate(columns.total):
-        if total not in (-1, nbytes) and columns.state[row] is ReadState.VALUE:
-            key = rows.keys[row]
-            raise CorruptChunkError(
-                f"Error reading {array.store.describe(key)}: Uncompressed chunk is {total} bytes, "
-                f"but should be {nbytes} bytes",
-                key=key,
-            )
-
-
-def _refuse_missing(array: ChunkedArray, rows: PlanWindow, columns: ReadColumns) -> None:
-    for row, state in enumerate(columns.state):
-        if state is ReadState.MISSING:
+def _refuse_missing(array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None]) -> None:
+    for row, value in enumerate(values):
+        if value is None:
             cell = ", ".join(str(column[row]) for column in rows.cells)
             key = rows.keys[row]
             raise NotFoundError(
@@ -278,11 +193,3 @@ def _refuse_missing(array: ChunkedArray, rows: PlanWindow, columns: ReadColumns)
                 f"fill_missing_data_reads=True to read it as the fill value",
                 key=key,
             )
-
-
-def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
-    """Fetch whole values, in buffers of their own, for a read-modify-write."""
-    columns = array.store.read_many(ReadRequest(keys=keys, max_nbytes=array.chain.encoded_bound))
-    for row, error in sorted(columns.error.items()):
-        raise _explained(array, keys[row], error) from error
-    return columns

@@ -1,9 +1,11 @@
 """A write, the mirror of a read.
 
 1. Plan, as for a read: the array written is the destination of the plan's rows.
-2. Split the rows among the threads; each task works through its rows batch by batch.
+2. Split the plan among the threads; each task works through its part batch by batch. All inner
+   chunks of one shard go to one task, so that the shard is written once.
 3. A chunk that is covered whole (as far as it lies inside the array) is laid out anew; its cells
-   beyond the array's edge hold the fill value. Any other is read, changed and written back.
+   beyond the array's edge hold the fill value. Any other is read, changed and written back; inner
+   chunks of a shard that are not touched are copied as they are encoded.
 4. Gather and encode (:class:`gpustore.backends.base.Backend`). A chunk that equals the fill value
    bit for bit is deleted instead, unless told otherwise.
 5. Write. A chunk that was read first is written on condition that it still has the generation
@@ -21,13 +23,16 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import ChunkPlan, PlanWindow
-from gpustore.errors import ConflictError
+from gpustore.chunk_plan import PlanWindow
+from gpustore.errors import ConflictError, CorruptChunkError
+from gpustore.executor import CancelToken
 from gpustore.future import Future, Promise, WriteFutures
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import Buffer, WriteRequest
+from gpustore.kvstores.base import Buffer, WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.read import BATCH_NBYTES, PLANNED_ROWS, fetch_whole
+from gpustore.pipelines.fetch import fetch_whole
+from gpustore.pipelines.read import BATCH_NBYTES, PLANNED_ROWS
+from gpustore.shard import pack, unpack
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ATTEMPTS", "write"]
@@ -62,19 +67,22 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
     """
     memory = array.backend.source(source, transform.domain, array.dtype)
     plan = array.plan(transform, memory.strides)
-    tasks = array.tasks(len(plan))
+    parts = array.parts(len(plan))
+    if array.levels:
+        parts = max(1, min(parts, plan.objects))  # A shard is written by one task.
     STATISTICS.add(writes=1, chunks_planned=len(plan))
     copied: Promise[None]
     copied, copy = Promise.new()
-    left = _Countdown(len(tasks), copied)
+    left = _Countdown(parts, copied)
 
-    def run(lo: int, hi: int) -> None:
+    def run(part: int) -> None:
         try:
-            _write_rows(array, plan, memory, lo, hi)
+            for rows in plan.windows(part, parts, PLANNED_ROWS, by_key=bool(array.levels)):
+                (_write_shard if array.levels else _write_chunks)(array, rows, memory)
         finally:
             left.step()
 
-    work = [partial(run, lo, hi) for lo, hi in tasks]
+    work = [partial(run, part) for part in range(parts)]
     commit: Future[None] = array.executor.run_all(work, lambda: None, drain=True)
     # Tasks that are never begun must not leave `copy` waiting.
     commit.add_done_callback(lambda _: left.finish())
@@ -103,51 +111,119 @@ class _Countdown:
             promise.set_result(None)
 
 
-def _write_rows(array: ChunkedArray, plan: ChunkPlan, source: Memory, lo: int, hi: int) -> None:
-    """Gather, encode and store rows `lo` to `hi` of the plan."""
+def _write_chunks(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
+    """Gather, encode and store the chunks of a window."""
     batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
-    batch = min(batch, PLANNED_ROWS)
-    for at in range(lo, hi, PLANNED_ROWS):
-        planned = plan.window(at, min(at + PLANNED_ROWS, hi))
-        for first in range(0, len(planned), batch):
-            rows = planned.part(first, first + batch)
-            if all(rows.whole):
-                _write_whole(array, rows, source)
-            else:
-                for i in range(len(rows)):
-                    row = rows.part(i, i + 1)
-                    (_write_whole if rows.whole[i] else _write_partial)(array, row, source)
+    wanted = CancelToken.current()
+    for first in range(0, len(planned), batch):
+        wanted.check()  # After Ctrl-C no further file is begun.
+        rows = planned.part(first, first + batch)
+        if all(rows.whole):
+            _write_whole(array, rows, source)
+        else:
+            for i in range(len(rows)):
+                row = rows.part(i, i + 1)
+                (_write_whole if rows.whole[i] else _write_partial)(array, row, source)
+
+
+def _write_shard(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
+    """Gather, encode and store the inner chunks of one shard."""
+    CancelToken.current().check()
+    if all(rows.whole) and len(rows) == _inner_chunks(array, rows):
+        value = _encoded(array, rows, None, source)
+        columns = array.store.write_many(WriteRequest(keys=rows.keys[:1], values=[value]))
+        _raise_first(array, rows, columns)
+        STATISTICS.add(bytes_stored=0 if value is None else len(value))
+    else:
+        _write_partial(array, rows, source)
+
+
+def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
+    """Innermost chunks of the shard of these rows that lie inside the array."""
+    count = 1
+    for column, ratio, size, chunk in zip(
+        rows.cells, array.key_ratio, array.shape, array.chunk_shape
+    ):
+        first = int(column[0]) // ratio * ratio
+        count *= min(ratio, -(-size // chunk) - first)
+    return count
 
 
 def _write_whole(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     nothing: list[Buffer | None] = [None] * len(rows)
     values = _gather(array, rows, nothing, source)
     columns = array.store.write_many(WriteRequest(keys=rows.keys, values=values))
-    columns.raise_first()
+    _raise_first(array, rows, columns)
     STATISTICS.add(bytes_stored=sum(len(value) for value in values if value is not None))
 
 
-def _write_partial(array: ChunkedArray, row: PlanWindow, source: Memory) -> None:
-    """Read, change and write back one chunk, until nobody else changed it in between."""
+def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
+    """Read, change and write back one value, until nobody else changed it in between.
+
+    All rows have the same key: one row, or inner chunks of one shard.
+    """
+    key = rows.keys[0]
     delay = FIRST_DELAY_S
     for _ in range(ATTEMPTS):
-        present = fetch_whole(array, row.keys)
-        value = _gather(array, row, present.value, source)
-        columns = array.store.write_many(
-            WriteRequest(keys=row.keys, values=value, if_equal=present.generation)
-        )
-        columns.raise_first()
+        present = fetch_whole(array, [key])
+        value = _encoded(array, rows, present.value[0], source)
+        columns = array.store.write_many(WriteRequest([key], [value], present.generation))
+        _raise_first(array, rows, columns)
         if columns.generation[0]:
-            STATISTICS.add(bytes_stored=len(value[0]) if value[0] is not None else 0)
+            STATISTICS.add(bytes_stored=0 if value is None else len(value))
             return
         STATISTICS.add(retries=1)
         time.sleep(random.uniform(0, delay))
         delay = min(2 * delay, LONGEST_DELAY_S)
-    key = row.keys[0]
     raise ConflictError(
         f"Error writing {array.store.describe(key)}: another writer was faster {ATTEMPTS} times",
         key=key,
     )
+
+
+def _encoded(
+    array: ChunkedArray,
+    rows: PlanWindow,
+    present: Buffer | None,
+    source: Memory,
+    depth: int = 0,
+) -> Buffer | None:
+    """The new value of a key: a chunk, or a shard whose other inner chunks stay as encoded."""
+    if depth == len(array.levels):
+        return _gather(array, rows, [present], source)[0]
+    level = array.levels[depth]
+    chunks: list[Buffer | None] = [None] * level.index.count
+    if present is not None:
+        try:
+            chunks = unpack(present, level.index)
+        except CorruptChunkError as error:
+            key = rows.keys[0]
+            where = f"Error reading {array.store.describe(key)}: shard index"
+            raise error.prefixed(where, key=key) from error
+    cells = list(zip(*(list(column) for column in rows.cells))) or [()]
+    positions = [level.position(cell) for cell in cells]
+    if depth + 1 == len(array.levels):
+        stored = [None if rows.whole[i] else chunks[at] for i, at in enumerate(positions)]
+        for at, encoded in zip(positions, _gather(array, rows, stored, source)):
+            chunks[at] = encoded
+    else:
+        members: dict[int, list[int]] = {}
+        for i, at in enumerate(positions):
+            members.setdefault(at, []).append(i)
+        for at, some in members.items():
+            chunks[at] = _encoded(array, rows.take(some), chunks[at], source, depth + 1)
+    return pack(chunks, level.index)
+
+
+def _raise_first(array: ChunkedArray, rows: PlanWindow, columns: WriteColumns) -> None:
+    """Raise the first error; one about a directory names the chunk as well."""
+    for row, error in sorted(columns.error.items()):
+        key = rows.keys[row]
+        if error.key == key:
+            raise error
+        located = error.prefixed(f"Error writing {array.store.describe(key)}")
+        located.key = key
+        raise located from error
 
 
 def _gather(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python, pretty
 from gpustore.errors import GpustoreError, MetadataError
+from gpustore.json_array import shape_text
 from gpustore.keyword_argument import (
     as_floats,
     as_int,
@@ -37,7 +38,6 @@ from gpustore.schema.chunk_constraint import (
 from gpustore.schema.chunk_grid import ChunkGrid
 from gpustore.schema.chunk_keyword import ChunkLayoutKeywords
 from gpustore.schema.chunk_template import chunk_template, precise_shapes
-from gpustore.schema.fill_value import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

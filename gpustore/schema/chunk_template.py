@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
+from gpustore.json_array import shape_text
 from gpustore.schema.chunk_constraint import MAX_INDEX
-from gpustore.schema.fill_value import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,26 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
-from gpustore._json import (
-    JsonValue,
-    expect_bool,
-    expect_float,
-    expect_int,
-    expect_str,
-    from_python,
-    text,
-)
+from gpustore._json import JsonValue, from_python, text
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import json as json_dtype
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import MetadataError, prefixing
+from gpustore.json_array import array_from_json, array_to_json, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["FillValue", "check_broadcast", "shape_text"]
+__all__ = ["FillValue", "check_broadcast"]
 
 _NO_JSON = {"char", "byte"}
 _OBJECTS = {"string", "ustring", "json"}
@@ -77,22 +69,10 @@ class FillValue:
     def from_json(cls, value: JsonValue, dtype: DataType | None) -> FillValue:
         """From nested JSON arrays; without `dtype` the elements are kept as JSON.
 
-        Complex numbers are pairs ``[real, imaginary]``, as :meth:`to_json` writes them
-        (TensorStore 0.1.86 writes such pairs but cannot read them).
+        See :mod:`gpustore.json_array`.
         """
         dtype = json_dtype if dtype is None else dtype
-        if dtype.name in _NO_JSON:
-            raise MetadataError(f"Conversion from JSON to {dtype.name} is not implemented")
-        shape = _nested_shape(value, leaf_rank=int(dtype.name.startswith("complex")))
-        convert = _element_parser(dtype)
-        array = np.empty(shape, dtype=dtype.numpy_dtype)
-        for position, element in _elements(value, shape, ()):
-            try:
-                array[position] = convert(element)
-            except GpustoreError as error:
-                context = f"Error parsing array element at position {shape_text(position)}"
-                raise error.prefixed(context) from error.__cause__
-        return cls._frozen(_unbroadcast(array), dtype)
+        return cls._frozen(_unbroadcast(array_from_json(value, dtype)), dtype)
 
     @classmethod
     def _frozen(cls, array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> FillValue:
@@ -126,7 +106,7 @@ class FillValue:
         if dtype is self.dtype:
             return self
         if self.dtype.name in _OBJECTS and dtype.name not in _OBJECTS:
-            return FillValue.from_json(_to_nested_json(self), dtype)
+            return FillValue.from_json(array_to_json(self.array, self.dtype), dtype)
         with np.errstate(all="ignore"):
             return FillValue._frozen(self.array.astype(dtype.numpy_dtype), dtype)
 
@@ -135,20 +115,11 @@ class FillValue:
 
         NaN and infinities are Python floats, which are not JSON, as in TensorStore.
         """
-        if self.dtype.name in _NO_JSON:
-            raise MetadataError(
-                f'Error converting object member "fill_value": Conversion from '
-                f"{self.dtype.name} to JSON is not implemented"
-            )
-        return _to_nested_json(self)
+        with prefixing('Error converting object member "fill_value"'):
+            return array_to_json(self.array, self.dtype)
 
     def __str__(self) -> str:
         return _format(self.array.tolist(), self.array.ndim)
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as TensorStore's messages have it: ``{2, 3}``."""
-    return "{" + ", ".join(map(str, shape)) + "}"
 
 
 def check_broadcast(shape: Sequence[int], target: Sequence[int]) -> None:
@@ -192,133 +163,6 @@ def _check_objects(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> No
             from_python(element)
         elif not isinstance(element, dtype.type):
             raise TypeError(f"expected {dtype.type.__name__}, {type(element).__name__} found")
-
-
-# ------------------------------------------------------------------------ JSON
-
-
-def _nested_shape(value: JsonValue, *, leaf_rank: int) -> tuple[int, ...]:
-    """Shape told by the first elements; `leaf_rank` levels of lists belong to an element."""
-    shape: list[int] = []
-    while isinstance(value, (list, tuple)):
-        shape.append(len(value))
-        if not value:
-            break
-        value = value[0]
-    return tuple(shape[: max(0, len(shape) - leaf_rank)])
-
-
-def _elements(
-    value: JsonValue, shape: tuple[int, ...], position: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], JsonValue]]:
-    """All elements with their positions, checking that `value` is rectangular."""
-    depth = len(position)
-    if depth == len(shape):
-        yield position, value
-        return
-    if not isinstance(value, (list, tuple)):
-        raise MetadataError(
-            f"Expected rank-{len(shape)} array, but found non-array element {text(value)} at "
-            f"position {shape_text(position)}."
-        )
-    if len(value) != shape[depth]:
-        raise MetadataError(
-            f"Expected array of shape {shape_text(shape)}, but found array element {text(value)} "
-            f"of length {len(value)} at position {shape_text(position)}."
-        )
-    for i, element in enumerate(value):
-        here = (*position, i)
-        if len(here) == len(shape) and isinstance(element, (list, tuple)) and not _is_pair(element):
-            raise MetadataError(
-                f"Expected rank-{len(shape)} array, but found array element {text(element)} at "
-                f"position {shape_text(here)}."
-            )
-        yield from _elements(element, shape, here)
-
-
-def _is_pair(value: Sequence[object]) -> bool:
-    return len(value) == 2 and not any(isinstance(v, (list, tuple)) for v in value)
-
-
-def _element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
-    name = dtype.name
-    if name == "bool":
-        return _parse_bool
-    if name == "json":
-        return lambda value: value
-    if name == "ustring":
-        return expect_str
-    if name == "string":
-        return lambda value: expect_str(value).encode()
-    if name.startswith("complex"):
-        return lambda value: _rounded(_parse_complex(value), dtype)
-    if name.startswith(("int", "uint")):
-        info = ml_dtypes.iinfo(dtype.numpy_dtype)
-        low, high = int(info.min), int(info.max)
-        return lambda value: _parse_int(value, low, high)
-    return lambda value: _rounded(_parse_float(value), dtype)
-
-
-def _rounded(value: complex, dtype: DataType) -> Any:
-    with np.errstate(over="ignore"):
-        return dtype.type(value)
-
-
-def _parse_bool(value: JsonValue) -> bool:
-    return (
-        {"true": True, "false": False}[value] if value in ("true", "false") else expect_bool(value)
-    )
-
-
-def _parse_int(value: JsonValue, low: int, high: int) -> int:
-    """An integer; TensorStore also takes 3.0 and "3"."""
-    number = value
-    if isinstance(value, str):
-        try:
-            number = int(value)
-        except ValueError:
-            pass
-    try:
-        return expect_int(number, low, high, integral_floats=True)
-    except MetadataError:
-        return expect_int(value, low, high, integral_floats=True)
-
-
-def _parse_float(value: JsonValue) -> float:
-    """A number, or a string such as "NaN" and "1.5", which TensorStore takes too."""
-    if isinstance(value, str) and "_" not in value:
-        try:
-            return float.fromhex(value) if "x" in value.lower() else float(value)
-        except (ValueError, OverflowError):
-            pass
-    return expect_float(value)
-
-
-def _parse_complex(value: JsonValue) -> complex:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return complex(_parse_float(value[0]), _parse_float(value[1]))
-    return complex(_parse_float(value))
-
-
-def _to_nested_json(value: FillValue) -> JsonValue:
-    array, name = value.array, value.dtype.name
-    if name in ("int2", "int4"):
-        return array.astype(np.int8).tolist()
-    if name.startswith(("float8", "float4", "bfloat16")):
-        return array.astype(np.float64).tolist()
-    if name.startswith("complex"):
-        return np.stack([array.real, array.imag], axis=-1).tolist()
-    if name == "string":
-        return _map_leaves(array.tolist(), array.ndim, lambda v: v.decode())
-    if name == "json":
-        return _map_leaves(array.tolist(), array.ndim, from_python)
-    return array.tolist()
-
-
-def _map_leaves(nested: Any, depth: int, convert: Callable[[Any], Any]) -> Any:
-    if depth == 0:
-        return convert(nested)
-    return [_map_leaves(value, depth - 1, convert) for value in nested]
 
 
 def _format(nested: Any, depth: int) -> str:

@@ -25,12 +25,13 @@ from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
+from gpustore.json_array import shape_text
 from gpustore.keyword_argument import as_int, expect_type, set_keywords, when_known
 from gpustore.schema.chunk_constraint import MAX_RANK
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
-from gpustore.schema.fill_value import FillValue, check_broadcast, shape_text
+from gpustore.schema.fill_value import FillValue, check_broadcast
 from gpustore.schema.schema_transform import SchemaParts, parts_to_input, parts_to_output
 from gpustore.unit import Unit, UnitLike
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.json_array import shape_text
 from gpustore.schema.constraint_transform import (
     affine_maps,
     layout_to_input,
@@ -16,7 +17,7 @@ from gpustore.schema.constraint_transform import (
     units_to_input,
     units_to_output,
 )
-from gpustore.schema.fill_value import FillValue, shape_text
+from gpustore.schema.fill_value import FillValue
 
 if TYPE_CHECKING:
     from gpustore.schema.chunk_layout import ChunkLayout

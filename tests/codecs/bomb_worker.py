@@ -1,8 +1,10 @@
 """Decodes bombs and prints, for each, the error, the time and the growth of this process."""
 
 import bz2
+import ctypes
 import gzip
 import json
+import lzma
 import struct
 import sys
 import time
@@ -31,9 +33,28 @@ def zstd_frame(blocks, header=b"\x00\x38"):
     return b"\x28\xb5\x2f\xfd" + header + b"".join(runs)
 
 
-def blosc_frame(nbytes, blocksize, payload):
-    header = struct.pack("<BBBBiii", 2, 1, 0x21, 1, nbytes, blocksize, 16 + len(payload))
+def blosc_frame(nbytes, blocksize, payload, flags=0x21):
+    header = struct.pack("<BBBBiii", 2, 1, flags, 1, nbytes, blocksize, 16 + len(payload))
     return header + payload
+
+
+def snappy_block(nbytes, claimed=None):
+    """A block of zeros, 64 by each element but the first."""
+    length = nbytes if claimed is None else claimed
+    varint = bytes([length >> shift & 127 | 128 for shift in (0, 7, 14, 21)] + [length >> 28])
+    return varint + b"\x00\x00" + b"\xfe\x01\x00" * (nbytes // 64)
+
+
+def snappy_frame(nbytes, block):
+    return blosc_frame(nbytes, nbytes, struct.pack("<ii", 20, len(block)) + block, 0x51)
+
+
+def one_stream_for_all_blocks(nbytes):
+    """Every block is the same stream, but the last, which is none."""
+    stream = b"\x40\x00\x00\xfa\x01\x00"
+    starts = [16 + 4 * (nbytes >> 6)] * ((nbytes >> 6) - 1) + [0]
+    body = struct.pack(f"<{len(starts)}i", *starts) + struct.pack("<i", len(stream)) + stream
+    return blosc_frame(nbytes, 64, body, 0x50)
 
 
 def bombs(nbytes):
@@ -44,6 +65,14 @@ def bombs(nbytes):
         "bz2": ("bz2", bz2.compress(bytes(45 << 20))),
         "gzip members": ("gzip", gzip.compress(bytes(nbytes >> 1)) * 500),
         "bz2 streams": ("bz2", bz2.compress(bytes(nbytes >> 1)) * 500),
+        "lzma": ("lzma", lzma.compress(bytes(64 << 20), preset=0)),
+        "lzma streams": ("lzma", lzma.compress(bytes(nbytes >> 1)) * 500),
+        "lzma empty streams": ("lzma", lzma.compress(b"") * 1000 + b"x"),
+        "lz4": ("lz4", struct.pack("<I", nbytes) + b"\x1f\x00\x01\x00" + b"\xff" * (8 << 20)),
+        "lz4 claims 4 GiB": ("lz4", b"\xff" * 4 + bytes(64)),
+        "snappy": ("blosc", snappy_frame(nbytes, snappy_block(16 * nbytes, nbytes))),
+        "snappy claims 4 GiB": ("blosc", snappy_frame(nbytes, snappy_block(64, 2**32 - 1))),
+        "snappy blocks": ("blosc", one_stream_for_all_blocks(nbytes)),
         "zstd": ("zstd", zstd_frame(GIBIBYTE >> 17)),
         "zstd claims 1 TiB": ("zstd", zstd_frame(8192, b"\xe0" + struct.pack("<Q", 1 << 40))),
         "zstd claims one chunk": ("zstd", zstd_frame(8192, b"\xa0" + struct.pack("<I", nbytes))),
@@ -67,6 +96,8 @@ def memory_nbytes(field):
 
 
 def reset_peak():
+    # What was freed counts as used until it is given back, and would hide what comes after it.
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 

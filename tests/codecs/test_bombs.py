@@ -37,6 +37,8 @@ def outcomes():
         *("gzip", "zlib", "bz2", "gzip members", "bz2 streams"),
         *("zstd", "zstd claims 1 TiB", "zstd claims one chunk", "zstd frames", "zstd window"),
         *("blosc claims 1 GiB", "blosc claims 2 GiB block"),
+        *("lzma", "lzma streams", "lzma empty streams", "lz4", "lz4 claims 4 GiB"),
+        *("snappy", "snappy claims 4 GiB", "snappy blocks"),
     ],
 )
 def test_bomb(outcomes, name):

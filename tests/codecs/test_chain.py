@@ -28,13 +28,16 @@ CHAINS = [
     [{"name": "blosc", "configuration": {"cname": "blosclz", "shuffle": "noshuffle"}}],
     ["gzip", "crc32c"],
     ["crc32c", "zstd", "blosc"],
+    [{"name": "blosc", "configuration": {"cname": "snappy"}}],
     ["blosc", "crc32c", "crc32c"],
+    [{"name": "transpose", "configuration": {"order": "F"}}, "zstd"],
 ]
 V3_TYPES = ["bool", "int4", "uint8", "int2", "uint16", "bfloat16", "float32", "complex128"]
 COMPRESSORS = [
     None,
     {"id": "blosc"},
     {"id": "blosc", "cname": "zstd", "shuffle": 2, "clevel": 9},
+    {"id": "blosc", "cname": "snappy"},
     {"id": "zlib"},
     {"id": "gzip", "level": 6},
     {"id": "bz2"},
@@ -154,7 +157,7 @@ def test_v3_chunks_of_zarr_python_are_read(codecs, dtype):
     kind=st.sampled_from(["zeros", "noise", "steps"]),
 )
 def test_round_trip_through_whole_chains(sizes, codecs, kind):
-    chain = resolve_v3(complete_v3(named(codecs), uint16, 1), uint16, sizes)
+    chain = resolve_v3(complete_v3(named(codecs), uint16, len(sizes)), uint16, sizes)
     nbytes = chain.layout.nbytes
     payload = make_payload(nbytes, kind)
     encoded = chain.encode(payload)
@@ -178,9 +181,6 @@ def test_damage_to_whole_chains_is_an_error_or_harmless(codecs, seed):
     try:
         decoded = chain.decode(bytes(encoded))
     except CorruptChunkError:
-        return
-    except UnsupportedError as error:
-        assert "snappy" in error.text  # noqa: PT017 (a flip can name any compressor)
         return
     assert len(decoded) == 4000
 

@@ -1,0 +1,179 @@
+"""Blosc 1 frames: the header, and how the streams of a frame are put into another code.
+
+A frame is a header of 16 bytes, the offsets of its blocks, and the blocks, which may lie in any
+order. A block was shuffled and then cut into streams, each behind its length in four bytes; a
+stream as long as its share of the block is stored as it is.
+
+:func:`recode` leaves all that as it is and changes the streams alone. So what the library cannot
+compress or decompress is done with its shuffles nonetheless.
+
+Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``. Offsets count from the start of
+the frame, against what the former says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODES", "HEADER_NBYTES", "BloscHeader", "invalid", "read_header", "recode", "with_code"]
+
+CODES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
+
+_HEADER: Final = struct.Struct("<BBBBiii")
+_INT32: Final = struct.Struct("<i")
+_VERSION: Final = 2
+_MEMCPYED: Final = 0x02
+# Byte and bit shuffle at once marks an extended header of Blosc 2; 0x08 is reserved.
+_SHUFFLES: Final = 0x05
+_RESERVED: Final = 0x08
+_NOT_SPLIT: Final = 0x10
+_MAX_SPLITS: Final = 16
+_MIN_STREAM_NBYTES: Final = 128
+_MAX_CBYTES: Final = 2**31 - 1
+
+HEADER_NBYTES: Final = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class BloscHeader:
+    """The first 16 bytes of a frame, found consistent with its length.
+
+    Attributes
+    ----------
+    flags : int
+        Bits: 0 byte shuffle, 1 stored as it is, 2 bit shuffle, 4 not split, 5-7 compressor.
+    typesize, nbytes, blocksize, cbytes : int
+        Bytes of an element, of the decoded chunk, of a decoded block, of the whole frame.
+    """
+
+    flags: int
+    typesize: int
+    nbytes: int
+    blocksize: int
+    cbytes: int
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the bytes follow the header as they are, not even shuffled."""
+        return bool(self.flags & _MEMCPYED)
+
+
+def read_header(encoded: Buffer) -> BloscHeader:
+    """Read and check the header of a frame.
+
+    Raises
+    ------
+    CorruptChunkError
+        ``Invalid blosc-compressed data: ...`` if it is not that of a Blosc 1 frame of exactly
+        ``len(encoded)`` bytes.
+    """
+    found = len(encoded)
+    if found < _HEADER.size:
+        raise invalid(f"{found} bytes, expected a header of {_HEADER.size}")
+    version, _, flags, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(encoded)
+    header = BloscHeader(flags, typesize, nbytes, blocksize, cbytes)
+    if version != _VERSION:
+        raise invalid(f"format version {version}, expected {_VERSION}")
+    if flags & _RESERVED or flags & _SHUFFLES == _SHUFFLES or flags >> 5 >= len(CODES):
+        raise invalid(f"flags 0x{flags:02x}")
+    if cbytes != found:
+        raise invalid(f"{found} bytes, but the header says {cbytes}")
+    if typesize == 0 or nbytes < 0:
+        raise invalid(f"typesize {typesize}, nbytes {nbytes}")
+    if nbytes == 0:
+        return header
+    if not 0 < blocksize <= nbytes:
+        raise invalid(f"blocksize {blocksize} of {nbytes} bytes")
+    if header.is_stored:
+        if cbytes != nbytes + _HEADER.size:
+            raise invalid(f"{cbytes} bytes hold {nbytes} uncompressed ones")
+    elif -(-nbytes // blocksize) > (cbytes - _HEADER.size) // 4:
+        raise invalid(f"blocks of {blocksize} bytes leave no room for {nbytes} bytes")
+    return header
+
+
+def invalid(reason: str) -> CorruptChunkError:
+    """The error for a frame that is none."""
+    return CorruptChunkError(f"Invalid blosc-compressed data: {reason}", codec="blosc")
+
+
+def with_code(frame: Buffer, code: int) -> bytearray:
+    """A copy of a frame whose header names another compressor."""
+    changed = bytearray(frame)
+    changed[2] = changed[2] & 0x1F | code << 5
+    return changed
+
+
+def recode(
+    frame: memoryview,
+    header: BloscHeader,
+    code: int,
+    convert: Callable[[memoryview, int, bool], Buffer],
+) -> bytearray:
+    """The same frame with other streams.
+
+    Parameters
+    ----------
+    frame : memoryview
+        A frame that is not stored as it is.
+    header : BloscHeader
+        Its header.
+    code : int
+        Position in :data:`CODES` of the compressor that the new frame names.
+    convert : callable
+        ``convert(stream, nbytes, is_stored)`` makes the new stream of one that decodes to `nbytes`
+        bytes and may be stored as it is. `nbytes` bytes mean that the new one is.
+
+    Raises
+    ------
+    CorruptChunkError
+        If streams do not lie within the frame.
+    UnsupportedError
+        If the new frame would be longer than a frame can be.
+    """
+    blocks = -(-header.nbytes // header.blocksize)
+    recoded = bytearray(_HEADER.size + 4 * blocks)
+    for block in range(blocks):
+        _INT32.pack_into(recoded, _HEADER.size + 4 * block, len(recoded))
+        (position,) = _INT32.unpack_from(frame, _HEADER.size + 4 * block)
+        nbytes = min(header.blocksize, header.nbytes - block * header.blocksize)
+        splits = _splits(header, nbytes)
+        for _ in range(splits):
+            if not _HEADER.size <= position <= header.cbytes - 4:
+                raise invalid(f"a stream of block {block} at byte {position}")
+            (length,) = _INT32.unpack_from(frame, position)
+            position += 4
+            if not 0 < length <= header.cbytes - position:
+                raise invalid(f"a stream of block {block} of {length} bytes at byte {position}")
+            stream = convert(
+                frame[position : position + length], nbytes // splits, length == nbytes // splits
+            )
+            recoded += _INT32.pack(len(stream))
+            recoded += stream
+            position += length
+        if len(recoded) > _MAX_CBYTES:
+            raise UnsupportedError(
+                f"blosc: a chunk of {header.nbytes} bytes is too long for this compressor"
+            )
+    flags = header.flags & 0x1F | code << 5
+    _HEADER.pack_into(
+        recoded,
+        0,
+        *(_VERSION, 1, flags, header.typesize),
+        *(header.nbytes, header.blocksize, len(recoded)),
+    )
+    return recoded
+
+
+def _splits(header: BloscHeader, nbytes: int) -> int:
+    """Streams of a block of `nbytes` bytes."""
+    typesize = header.typesize
+    if header.flags & _NOT_SPLIT or typesize > _MAX_SPLITS or nbytes != header.blocksize:
+        return 1
+    return typesize if nbytes // typesize >= _MIN_STREAM_NBYTES else 1

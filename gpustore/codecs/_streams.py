@@ -1,0 +1,86 @@
+"""Values that are one compressed stream after another, as bzip2 and xz files may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gpustore.codecs.base import too_long
+from gpustore.errors import CorruptChunkError
+
+__all__ = ["Decompressor", "decode_streams"]
+
+# Input handed over at once. What a stream leaves of it is copied, so a value of very many tiny
+# streams costs time in proportion to this.
+_PIECE_NBYTES = 4 << 10
+
+
+class Decompressor(Protocol):
+    """What the decompressors of :mod:`bz2` and :mod:`lzma` have in common."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the end of the stream was reached."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether no more can be decoded without more input."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What came after the end of the stream."""
+
+    def decompress(self, data: bytes | memoryview, max_length: int) -> bytes:
+        """Decode at most `max_length` bytes."""
+
+
+def decode_streams(
+    start: Callable[[], Decompressor],
+    encoded: memoryview,
+    decoded_max: int,
+    *,
+    codec: str,
+    name: str,
+    several: bool = True,
+) -> bytearray:
+    """Decode streams of at most `decoded_max` bytes together.
+
+    Parameters
+    ----------
+    start : callable
+        Makes the decompressor of one stream.
+    encoded : memoryview
+        The whole value.
+    decoded_max : int
+        Most bytes the result may have.
+    codec, name : str
+        What errors call the codec, and its format.
+    several : bool, optional
+        Whether more than one stream may follow each other.
+
+    Raises
+    ------
+    CorruptChunkError
+        If there is more to decode, a stream has no end, or something follows the last one.
+    """
+    decoded = bytearray()
+    position = 0
+    stream = start()
+    while True:
+        piece = encoded[position : position + _PIECE_NBYTES] if stream.needs_input else b""
+        if stream.needs_input and not piece:
+            raise CorruptChunkError(
+                f"Truncated {name}-compressed stream; at uncompressed byte {len(decoded)}",
+                codec=codec,
+            )
+        decoded += stream.decompress(piece, decoded_max + 1 - len(decoded))
+        if len(decoded) > decoded_max:
+            raise too_long(decoded_max, codec=codec)
+        position += len(piece)
+        if stream.eof:
+            position -= len(stream.unused_data)
+            if position == len(encoded):
+                return decoded
+            if not several:
+                raise too_long(position, len(encoded), codec=codec)
+            stream = start()

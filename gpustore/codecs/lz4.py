@@ -1,0 +1,119 @@
+"""The ``lz4`` codec.
+
+============  ====================================================================
+what          One LZ4 block behind its decoded size
+specification https://numcodecs.readthedocs.io/en/stable/compression/lz4.html
+block format  https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md
+v3 name       none
+v2 id         ``lz4``
+============  ====================================================================
+
+Zarr v2::
+
+    {"id": "lz4", "acceleration": 1}
+
+The size is four bytes, little endian. It is no LZ4 frame, and has no checksum. TensorStore does
+not have this codec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numcodecs.lz4
+
+from gpustore.codecs.base import (
+    BytesCodec,
+    Codec,
+    Face,
+    Option,
+    Options,
+    deliver,
+    integer,
+    too_long,
+    too_short,
+)
+from gpustore.errors import CorruptChunkError, LimitError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC"]
+
+_SIZE_NBYTES: Final = 4
+_MAX_NBYTES: Final = 0x7E000000
+
+# What the library makes of larger numbers.
+_MAX_ACCELERATION: Final = 65537
+
+# The block of no bytes. The library writes it but does not read it.
+_EMPTY: Final = b"\0\0\0\0\0"
+
+# Below this a new bytes object that is then copied costs less than numcodecs' checks of `out`.
+_SMALL_NBYTES: Final = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Lz4(BytesCodec):
+    name = "lz4"
+    acceleration: int
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """LZ4's own bound is 1/255 and 16 bytes."""
+        return decoded_nbytes + (decoded_nbytes >> 7) + 64
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """One block."""
+        if len(decoded) > _MAX_NBYTES:
+            raise LimitError(
+                f"lz4: a chunk of {len(decoded)} bytes exceeds the format's limit of "
+                f"{_MAX_NBYTES}: choose smaller chunks"
+            )
+        encoded: bytes = numcodecs.lz4.compress(decoded, self.acceleration)
+        return encoded
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """One block, which must be as long as it says."""
+        if len(encoded) < _SIZE_NBYTES:
+            raise too_short(_SIZE_NBYTES, len(encoded), codec="lz4")
+        # The library allocates what the size says.
+        nbytes = int.from_bytes(encoded[:_SIZE_NBYTES], "little")
+        if nbytes > decoded_max:
+            raise too_long(decoded_max, nbytes, codec="lz4")
+        if exact and nbytes < decoded_max:
+            raise too_short(decoded_max, nbytes, codec="lz4")
+        if nbytes == 0:
+            if bytes(encoded) != _EMPTY:
+                raise CorruptChunkError("Invalid lz4 block of 0 bytes", codec="lz4")
+            return deliver(b"", decoded_max, exact=exact, out=out)
+        try:
+            if out is None or nbytes <= _SMALL_NBYTES:
+                decoded = numcodecs.lz4.decompress(encoded)
+                return deliver(decoded, decoded_max, exact=exact, out=out)
+            numcodecs.lz4.decompress(encoded, out[:nbytes])
+        except (RuntimeError, ValueError) as error:
+            raise CorruptChunkError(f"Invalid lz4 block: {error}", codec="lz4") from error
+        return out[:nbytes]
+
+
+def _prepare(options: Options, itemsize: int | None) -> _Lz4:
+    del itemsize
+    return _Lz4(options["acceleration"])
+
+
+CODEC = Codec(
+    name="lz4",
+    v2=Face(
+        options=(
+            Option(
+                name="acceleration",
+                convert=integer(1, _MAX_ACCELERATION),
+                convert_stored=integer(-(2**31), 2**31 - 1),
+                default=1,
+                stored_default=1,
+            ),
+        ),
+        prepare=_prepare,
+    ),
+)

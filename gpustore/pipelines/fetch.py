@@ -1,0 +1,217 @@
+"""From the rows of a window to the encoded bytes of each: refining and fetching.
+
+1. :func:`refine` lets each stage of the chain that can narrow the rows do so. A stage says which
+   byte ranges it must see (its *probe*: a shard index), gets them, and rewrites the rows. Stages
+   never do I/O; this module owns the loop, and remembers the generation of each value probed.
+2. :func:`fetch` reads what is left, on condition that the values are still those that were probed;
+   otherwise it raises :class:`Changed`, and the caller refines anew. Ranges of one value that lie
+   close together are read as one.
+
+A missing value has no bytes; every other failure is an error that names the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpustore.chunk_plan import PlanWindow
+from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
+from gpustore.kvstores.base import Arena, Buffer, ReadColumns, ReadRequest, ReadState
+from gpustore.pipelines.chunked_array import ChunkedArray
+
+__all__ = ["Changed", "fetch", "fetch_whole", "refine"]
+
+GAP_NBYTES = 4096
+"""Ranges of one value with at most this much between them are read as one."""
+
+MERGED_NBYTES = 16 << 20
+"""Longest range that is made by merging."""
+
+
+@dataclass(slots=True)
+class Changed(Exception):
+    """A value was replaced between its probe and its fetch."""
+
+    key: str
+
+
+def refine(
+    array: ChunkedArray, rows: PlanWindow, arena: Arena
+) -> tuple[PlanWindow, dict[str, bytes]]:
+    """Let each stage narrow the window.
+
+    Returns
+    -------
+    PlanWindow, dict of str to bytes
+        The rows, and the generation of each key that was probed.
+
+    Raises
+    ------
+    Changed
+        If a value was replaced between two probes.
+    CorruptChunkError, StoreIOError
+        Naming the key.
+    """
+    generations: dict[str, bytes] = {}
+    for refiner in array.refiners:
+        probe = refiner.probe(rows)
+        heads: Sequence[Buffer | None] = ()
+        totals: Sequence[int] = ()
+        if probe is not None:
+            keys = [rows.keys[row] for row in probe.rows]
+            columns = _read(array, keys, probe.start, probe.stop, generations, arena)
+            heads, totals = columns.value, columns.total
+            generations.update(zip(keys, columns.generation))
+        try:
+            rows = refiner.refine(rows, heads, totals)
+        except CorruptChunkError as error:
+            where = "" if error.key is None else f" {array.store.describe(error.key)}"
+            raise error.prefixed(f"Error reading{where}") from error
+    return rows, generations
+
+
+def fetch(
+    array: ChunkedArray, rows: PlanWindow, generations: Mapping[str, bytes], arena: Arena
+) -> list[Buffer | None]:
+    """The bytes of each row, None where there are none; valid until the arena is reset.
+
+    Raises
+    ------
+    Changed
+        If a value is not the one that was probed.
+    CorruptChunkError, StoreIOError
+        Naming the key.
+    """
+    if rows.byte_start is None or rows.byte_stop is None:
+        bound = array.chain.encoded_bound
+        return _read(array, rows.keys, None, None, generations, arena, bound).value
+    wanted = [row for row in range(len(rows)) if rows.absent is None or not rows.absent[row]]
+    _check_lengths(array, rows, wanted)
+    requests = _merged(rows, wanted)
+    columns = _read(
+        array,
+        [rows.keys[members[0]] for members, _, _ in requests],
+        [start for _, start, _ in requests],
+        [stop for _, _, stop in requests],
+        generations,
+        arena,
+    )
+    values: list[Buffer | None] = [None] * len(rows)
+    for (members, start, stop), value, total in zip(requests, columns.value, columns.total):
+        key = rows.keys[members[0]]
+        if value is None:
+            continue
+        _check_received(array, key, value, start, stop, total)
+        view = memoryview(value)
+        for row in members:
+            values[row] = view[rows.byte_start[row] - start : rows.byte_stop[row] - start]
+    return values
+
+
+def _merged(rows: PlanWindow, wanted: Sequence[int]) -> list[tuple[list[int], int, int]]:
+    """Byte ranges to read: the rows each of them serves, its start and its end."""
+    assert rows.byte_start is not None
+    assert rows.byte_stop is not None
+    start, stop = rows.byte_start, rows.byte_stop
+    by_key: dict[str, list[int]] = {}
+    for row in wanted:
+        by_key.setdefault(rows.keys[row], []).append(row)
+    requests: list[tuple[list[int], int, int]] = []
+    for members in by_key.values():
+        members.sort(key=start.__getitem__)
+        group, low, high = [members[0]], start[members[0]], stop[members[0]]
+        for row in members[1:]:
+            end = max(high, stop[row])
+            if start[row] <= high + GAP_NBYTES and end - low <= MERGED_NBYTES:
+                group.append(row)
+                high = end
+            else:
+                requests.append((group, low, high))
+                group, low, high = [row], start[row], stop[row]
+        requests.append((group, low, high))
+    return requests
+
+
+def _read(
+    array: ChunkedArray,
+    keys: Sequence[str],
+    start: Sequence[int] | None,
+    stop: Sequence[int | None] | None,
+    generations: Mapping[str, bytes],
+    arena: Arena,
+    max_nbytes: int | None = None,
+) -> ReadColumns:
+    if_equal = [generations.get(key, b"") for key in keys] if generations else None
+    columns = array.store.read_many(
+        ReadRequest(
+            keys=keys,
+            start=start,
+            stop=stop,
+            if_equal=if_equal,
+            max_nbytes=max_nbytes,
+            into=arena,
+        )
+    )
+    for row, error in sorted(columns.error.items()):
+        raise _explained(array, keys[row], error) from error
+    if if_equal is not None:
+        for row, state in enumerate(columns.state):
+            if state is ReadState.UNSPECIFIED:
+                raise Changed(keys[row])
+    return columns
+
+
+def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreError:
+    """The error of one key, seen as what it means for a chunk."""
+    where = f"Error reading {array.store.describe(key)}"
+    nbytes = array.chain.layout.nbytes
+    if isinstance(error, LimitError):
+        return CorruptChunkError(
+            f"{error.text}; no legal encoding of a chunk of {nbytes} bytes is that long",
+            key=key,
+        )
+    if error.status == "OUT_OF_RANGE":
+        expected = "a shard with an index" if array.levels else f"a chunk of {nbytes} bytes"
+        return CorruptChunkError(f"{where}: {error.text}; expected {expected}", key=key)
+    return error.prefixed(where, key=key) if error.key is None else error
+
+
+def _check_lengths(array: ChunkedArray, rows: PlanWindow, wanted: Sequence[int]) -> None:
+    """Inner chunks longer than any legal encoding are refused before memory is taken for them."""
+    assert rows.byte_start is not None
+    assert rows.byte_stop is not None
+    for row in wanted:
+        nbytes = rows.byte_stop[row] - rows.byte_start[row]
+        if nbytes > array.chain.encoded_bound:
+            key = rows.keys[row]
+            raise CorruptChunkError(
+                f"Error reading {array.store.describe(key)}: an inner chunk has {nbytes} bytes; no "
+                f"legal encoding of {array.chain.layout.nbytes} bytes is that long",
+                key=key,
+            )
+
+
+def _check_received(
+    array: ChunkedArray, key: str, value: Buffer, start: int, stop: int, total: int
+) -> None:
+    """What a store returns must be what it was asked for, of a value of the right size."""
+    where = f"Error reading {array.store.describe(key)}"
+    if len(value) != stop - start:
+        raise CorruptChunkError(
+            f"{where}: received {len(value)} bytes of [{start}, {stop})", key=key
+        )
+    nbytes = array.chain.layout.nbytes
+    # A part of a raw chunk is only right if the whole has the right length.
+    if not array.levels and total not in (-1, nbytes):
+        raise CorruptChunkError(
+            f"{where}: Uncompressed chunk is {total} bytes, but should be {nbytes} bytes", key=key
+        )
+
+
+def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
+    """Fetch whole values, in buffers of their own, for a read-modify-write."""
+    columns = array.store.read_many(ReadRequest(keys=keys, max_nbytes=array.object_bound))
+    for row, error in sorted(columns.error.items()):
+        raise _explained(array, keys[row], error) from error
+    return columns

@@ -1,0 +1,320 @@
+"""Shards: one stored value that holds many inner chunks behind an index.
+
+:class:`ShardLevel` says where the inner chunks of one level of sharding stand, seen from the cells
+of the innermost chunks. :class:`ShardRefiner` narrows a read down to them: it asks for the index of
+each shard once, and gives each row the bytes of its inner chunk. :func:`pack` and :func:`unpack`
+turn a whole shard into its encoded inner chunks and back.
+
+Source: Zarr v3 specification, "Sharding codec".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpustore._json import JsonValue, in_member
+from gpustore.chunk_plan import PlanWindow
+from gpustore.codecs.chain import CodecChain, resolve_v3
+from gpustore.codecs.merge import composed_order, parse_chain, refuse_stages
+from gpustore.dtype import dtype as DataType
+from gpustore.dtype import uint64
+from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.json_array import shape_text
+from gpustore.kvstores.base import Buffer
+from gpustore.limits import Limits
+from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.refiner import Probe
+from gpustore.shard_index import ShardIndex, ShardIndexFormat
+
+__all__ = [
+    "ResolvedCodecs",
+    "ShardLevel",
+    "ShardRefiner",
+    "pack",
+    "resolve_codecs",
+    "unpack",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLevel:
+    """One level of sharding.
+
+    Attributes
+    ----------
+    index : ShardIndexFormat
+        How the index is stored; its shape is in the order of the encoded dimensions.
+    order : tuple of int
+        Array dimension of each encoded dimension: the transposes before the codec.
+    divisor : tuple of int, one an array dimension
+        Innermost chunks along each dimension in one inner chunk of this level: 1, unless the
+        inner chunks are shards again.
+    """
+
+    index: ShardIndexFormat
+    order: tuple[int, ...]
+    divisor: tuple[int, ...]
+
+    def position(self, cell: Sequence[int]) -> int:
+        """Number of the inner chunk that holds an innermost cell, in its shard."""
+        position = 0
+        for d, count in zip(self.order, self.index.chunks_per_shard):
+            position = position * count + cell[d] // self.divisor[d] % count
+        return position
+
+    @property
+    def ratio(self) -> tuple[int, ...]:
+        """Innermost chunks of a shard along each array dimension."""
+        ratio = [0] * len(self.order)
+        for d, count in zip(self.order, self.index.chunks_per_shard):
+            ratio[d] = count * self.divisor[d]
+        return tuple(ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRefiner:
+    """Narrows each row to the bytes of its inner chunk of one level.
+
+    Attributes
+    ----------
+    level : ShardLevel
+    """
+
+    level: ShardLevel
+
+    def probe(self, rows: PlanWindow) -> Probe | None:
+        """The index of each shard, once."""
+        low, high = self.level.index.byte_range
+        nbytes = self.level.index.nbytes
+        probed, start, stop = [], [], []
+        for row in self._first_rows(rows):
+            probed.append(row)
+            if rows.byte_start is None or rows.byte_stop is None:
+                start.append(low)
+                stop.append(high)
+                continue
+            # A shard inside a shard: its own range is known.
+            at, end = rows.byte_start[row], rows.byte_stop[row]
+            start.append(max(at, end - nbytes) if low < 0 else at)
+            stop.append(end if low < 0 else min(end, at + nbytes))
+        return Probe(probed, start, stop) if probed else None
+
+    def _first_rows(self, rows: PlanWindow) -> list[int]:
+        """The first row of each shard that is there."""
+        seen: dict[tuple[str, int], int] = {}
+        starts = rows.byte_start
+        for row, key in enumerate(rows.keys):
+            if rows.absent is None or not rows.absent[row]:
+                seen.setdefault((key, 0 if starts is None else starts[row]), row)
+        return list(seen.values())
+
+    def refine(
+        self, rows: PlanWindow, heads: Sequence[Buffer | None], totals: Sequence[int]
+    ) -> PlanWindow:
+        """Look each row up in the index of its shard.
+
+        Raises
+        ------
+        CorruptChunkError
+            If an index is damaged.
+        """
+        indices: dict[tuple[str, int], tuple[ShardIndex, int] | None] = {}
+        starts, stops = rows.byte_start, rows.byte_stop
+        for row, head, total in zip(self._first_rows(rows), heads, totals):
+            base = 0 if starts is None else starts[row]
+            size = total if stops is None else stops[row] - base
+            shard = None
+            if head is not None:
+                try:
+                    shard = (self.level.index.decode(head, total=size), base)
+                except CorruptChunkError as error:
+                    raise error.prefixed("shard index", key=rows.keys[row]) from error
+            indices[rows.keys[row], base] = shard
+        cells = list(zip(*(list(column) for column in rows.cells)))
+        begin, end, absent = [], [], []
+        for row, key in enumerate(rows.keys):
+            gone = rows.absent is not None and rows.absent[row]
+            shard = None if gone else indices[key, 0 if starts is None else starts[row]]
+            at = -1
+            if shard is not None:
+                index, base = shard
+                position = self.level.position(cells[row]) if cells else 0
+                at = int(index.offset[position])
+            if shard is None or at < 0:
+                begin.append(0)
+                end.append(0)
+                absent.append(True)
+            else:
+                begin.append(base + at)
+                end.append(base + at + int(index.nbytes[position]))
+                absent.append(False)
+        return replace(rows, byte_start=begin, byte_stop=end, absent=absent)
+
+
+def unpack(shard: Buffer, form: ShardIndexFormat) -> list[Buffer | None]:
+    """The encoded inner chunks of a whole shard in C order, None where there is none.
+
+    Raises
+    ------
+    CorruptChunkError
+        If its index is damaged.
+    """
+    view = memoryview(shard)
+    low, high = form.byte_range
+    index = form.decode(view[low:high], total=len(view))
+    return [
+        None if offset < 0 else view[offset : offset + nbytes]
+        for offset, nbytes in zip(index.offset.tolist(), index.nbytes.tolist())
+    ]
+
+
+def pack(chunks: Sequence[Buffer | None], form: ShardIndexFormat) -> Buffer | None:
+    """A shard of encoded inner chunks, in C order without gaps; None if there are none."""
+    if all(chunk is None for chunk in chunks):
+        return None
+    lengths = np.array([-1 if chunk is None else len(chunk) for chunk in chunks], np.int64)
+    ends = np.cumsum(np.maximum(lengths, 0)) + (0 if form.at_end else form.nbytes)
+    offsets = np.where(lengths < 0, -1, ends - lengths)
+    index = form.encode(ShardIndex(offsets, lengths))
+    body = [chunk for chunk in chunks if chunk is not None]
+    return b"".join([*body, index] if form.at_end else [index, *body])
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCodecs:
+    """The codecs of an array, down to its innermost chunks.
+
+    Attributes
+    ----------
+    chain : CodecChain
+        Of the innermost chunks; its layout is in the order of the array's dimensions.
+    chunk_shape : tuple of int
+        Of the innermost chunks, in elements.
+    levels : tuple of ShardLevel
+        Outermost first; empty without sharding.
+    """
+
+    chain: CodecChain
+    chunk_shape: tuple[int, ...]
+    levels: tuple[ShardLevel, ...]
+
+    @property
+    def key_ratio(self) -> tuple[int, ...]:
+        """Innermost chunks along each dimension that share a key."""
+        return self.levels[0].ratio if self.levels else (1,) * len(self.chunk_shape)
+
+
+def resolve_codecs(
+    codecs: Sequence[NamedConfiguration],
+    dtype: DataType,
+    chunk_shape: Sequence[int],
+    *,
+    limits: Limits,
+) -> ResolvedCodecs:
+    """Resolve the stored codecs of a Zarr v3 array.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+        As stored: everything must be said.
+    dtype : dtype
+    chunk_shape : sequence of int
+        Of the outermost chunks, in elements.
+    limits : Limits
+        ``codecs``, ``nested_shardings``, ``chunk_nbytes`` and ``shard_index_nbytes`` count.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError, LimitError
+        As :func:`gpustore.codecs.chain.resolve_v3`; also if inner chunks do not divide a shard, or
+        an index has no fixed size.
+    """
+    return _resolve(tuple(codecs), dtype, tuple(chunk_shape), limits, 0)
+
+
+def _resolve(
+    codecs: tuple[NamedConfiguration, ...],
+    dtype: DataType,
+    chunk_shape: tuple[int, ...],
+    limits: Limits,
+    depth: int,
+) -> ResolvedCodecs:
+    spec = parse_chain(codecs, stored=True)
+    if not spec.is_sharded or spec.layout is None:
+        chain = resolve_v3(codecs, dtype, chunk_shape, limits=limits)
+        return ResolvedCodecs(chain, chunk_shape, ())
+    limits.check("nested_shardings", depth + 1, "Shards within shards")
+    refuse_stages(spec)
+    rank = len(chunk_shape)
+    order = composed_order(spec.arrays, rank)
+    options = spec.layout.options
+    encoded_shape = tuple(chunk_shape[d] for d in order)
+    encoded_inner = _inner_shape(spec.layout.named, encoded_shape)
+    form = _index_format(options, encoded_shape, encoded_inner, limits)
+    inner = _resolve(
+        NamedConfiguration.list_from_json(options["codecs"]),
+        dtype,
+        encoded_inner,
+        limits,
+        depth + 1,
+    )
+    # The inner levels see the dimensions as the transposes have left them.
+    level = ShardLevel(form, order, _to_array(order, inner.key_ratio))
+    deeper = tuple(
+        ShardLevel(
+            below.index, tuple(order[d] for d in below.order), _to_array(order, below.divisor)
+        )
+        for below in inner.levels
+    )
+    chain = CodecChain(
+        inner.chain.layout.transposed(order),
+        inner.chain.stages,
+        {"codecs": [named.to_json() for named in spec.named]},
+        inner_order=tuple(order[d] for d in inner.chain.inner_order),
+    )
+    return ResolvedCodecs(chain, _to_array(order, inner.chunk_shape), (level, *deeper))
+
+
+def _to_array(order: tuple[int, ...], encoded: tuple[int, ...]) -> tuple[int, ...]:
+    """Values of the encoded dimensions, by array dimension."""
+    values = [0] * len(order)
+    for d, value in zip(order, encoded):
+        values[d] = value
+    return tuple(values)
+
+
+def _inner_shape(named: NamedConfiguration, encoded_shape: tuple[int, ...]) -> tuple[int, ...]:
+    inner = tuple(named.configuration["chunk_shape"])
+    if len(inner) != len(encoded_shape):
+        raise MetadataError(
+            f"sharding_indexed sub-chunk shape of {shape_text(inner)} is not compatible with array "
+            f"of rank {len(encoded_shape)}"
+        )
+    if any(outer % part for outer, part in zip(encoded_shape, inner)):
+        raise MetadataError(
+            f"sharding_indexed sub-chunk shape of {shape_text(inner)} does not evenly divide chunk "
+            f"shape of {shape_text(encoded_shape)}"
+        )
+    return inner
+
+
+def _index_format(
+    options: Mapping[str, JsonValue],
+    shape: tuple[int, ...],
+    inner: tuple[int, ...],
+    limits: Limits,
+) -> ShardIndexFormat:
+    counts = tuple(outer // part for outer, part in zip(shape, inner))
+    limits.check("shard_index_nbytes", 16 * math.prod(counts), "Decoded shard index")
+    with in_member("index_codecs"):
+        codecs = NamedConfiguration.list_from_json(options["index_codecs"])
+        chain = resolve_v3(codecs, uint64, (*counts, 2), limits=limits)
+    if not chain.is_view:
+        raise MetadataError(
+            "Invalid index_codecs specified: only fixed-size encodings are supported"
+        )
+    return ShardIndexFormat(counts, chain, options.get("index_location", "end") == "end")

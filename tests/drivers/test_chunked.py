@@ -1,0 +1,387 @@
+"""Resizing and resolving arrays of chunks, compared with TensorStore."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.errors import StoreIOError
+from tests.drivers.parity import LIBRARIES, agree, both, check, outcome
+
+DRIVERS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
+
+
+def filled(library, driver, shape=(10, 7), **keywords):
+    """An array in memory of uint16, chunks of four, elements 0, 1, 2, ..."""
+    store = library.open(
+        f"memory://a|{driver}:",
+        create=True,
+        dtype="uint16",
+        shape=list(shape),
+        chunk_layout=library.ChunkLayout(chunk_shape=[4] * len(shape)),
+        **keywords,
+    ).result()
+    store[...] = np.arange(store.size, dtype=np.uint16).reshape(shape)
+    return store
+
+
+def stored_keys(store):
+    return sorted(key.decode() for key in store.kvstore.list().result())
+
+
+def diagonal(library):
+    return library.IndexTransform(
+        input_inclusive_min=[0],
+        input_exclusive_max=[7],
+        implicit_upper_bounds=[True],
+        output=[library.OutputIndexMap(input_dimension=0)] * 2,
+    )
+
+
+VIEWS = {
+    "whole": lambda store, library: store,
+    "transposed": lambda store, library: store.T,
+    "slice": lambda store, library: store[1:],
+    "fixed slice": lambda store, library: store[1:4],
+    "slice from zero": lambda store, library: store[0:4],
+    "whole slice": lambda store, library: store[0:10],
+    "resizable slice": lambda store, library: store[0:4].mark_bounds_implicit[:True],
+    "resizable part": lambda store, library: store[1:4].mark_bounds_implicit[:True],
+    "implicit": lambda store, library: store.mark_bounds_implicit[True],
+    "lower implicit": lambda store, library: store[1:4].mark_bounds_implicit[True:],
+    "strided": lambda store, library: store[::2],
+    "strided implicit": lambda store, library: store[::2].mark_bounds_implicit[True],
+    "reversed": lambda store, library: store[::-1],
+    "reversed implicit": lambda store, library: store[::-1].mark_bounds_implicit[True],
+    "translated": lambda store, library: store.translate_to[100, 200],
+    "labeled": lambda store, library: store.label["x", "y"],
+    "row": lambda store, library: store[1],
+    "new dimension": lambda store, library: store[None],
+    "diagonal": lambda store, library: store[diagonal(library)],
+    "fixed": lambda store, library: store.resolve(fix_resizable_bounds=True).result(),
+}
+
+RESIZES = [
+    ("whole", None, [12, 9]),
+    ("whole", None, [5, 3]),
+    ("whole", None, [5, 9]),
+    ("whole", None, [0, 0]),
+    ("whole", None, [None, 4]),
+    ("whole", None, None),
+    ("whole", None, [10, 7]),
+    ("whole", [None, None], [8, 4]),
+    ("whole", [0, None], [8, 4]),
+    ("whole", [1, 0], None),
+    ("whole", None, [5]),
+    ("whole", [None], None),
+    ("whole", None, [5.5, 3]),
+    ("whole", None, "ab"),
+    ("transposed", None, [3, 5]),
+    ("slice", None, [5, 3]),
+    ("slice", None, [10, 7]),
+    ("slice", None, [None, None]),
+    ("fixed slice", None, [3, 3]),
+    ("fixed slice", None, [None, 3]),
+    ("slice from zero", None, [None, 3]),
+    ("whole slice", None, [None, 3]),
+    ("resizable slice", None, [3, 3]),
+    ("resizable slice", None, [5, 3]),
+    ("resizable part", None, [3, 3]),
+    ("lower implicit", None, [None, 3]),
+    ("implicit", [1, None], None),
+    ("implicit", [0, None], [5, None]),
+    ("strided", None, [2, 3]),
+    ("strided", None, [None, 3]),
+    ("strided implicit", None, [2, 3]),
+    ("reversed", None, [2, 3]),
+    ("reversed", None, [None, 3]),
+    ("reversed implicit", None, [2, None]),
+    ("reversed implicit", [-5, None], None),
+    ("reversed implicit", [-12, None], None),
+    ("translated", None, [105, 203]),
+    ("labeled", None, [5, 3]),
+    ("row", None, [3]),
+    ("new dimension", None, [1, None, None]),
+    ("new dimension", None, [None, 5, 3]),
+    ("diagonal", None, [5]),
+    ("fixed", None, [5, 3]),
+]
+
+
+def resized(driver, view, inclusive_min, exclusive_max, **flags):
+    """Resizes through a view; gives what is then stored, and the domains."""
+
+    def run(library, root):
+        store = filled(library, driver)
+        result = outcome(
+            lambda: repr(
+                VIEWS[view](store, library)
+                .resize(inclusive_min, exclusive_max, **flags)
+                .result()
+                .domain
+            )
+        )
+        now = store.resolve().result()
+        state = [stored_keys(store), repr(store.domain), repr(now.domain)]
+        state.append(store.kvstore[DRIVERS[driver]].decode())
+        state.append(now[: now.shape[0]].read().result().tolist())
+        return [result, state]
+
+    return run
+
+
+def check_resize(run, tmp_path):
+    """The outcome agrees, and the array is the same afterwards."""
+    ours, theirs = (json.loads(text) for text in both(run, tmp_path))
+    assert agree(ours[0], theirs[0]), f"ours: {ours[0]}\ntheirs: {theirs[0]}"
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("case", RESIZES, ids=str)
+def test_resize(case, driver, tmp_path):
+    check_resize(resized(driver, *case), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in RESIZES if case[0] not in ("whole", "translated", "labeled")],
+    ids=str,
+)
+def test_resize_tied_bounds(case, tmp_path):
+    check_resize(resized("zarr3", *case, resize_tied_bounds=True), tmp_path)
+
+
+FLAGS = {
+    "expand_only": {"expand_only": True},
+    "both": {"expand_only": True, "shrink_only": True},
+    "metadata_only": {"resize_metadata_only": True},
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("case", [*RESIZES[:6], ("transposed", None, [3, 5])], ids=str)
+def test_resize_flag(case, flags, driver, tmp_path):
+    check_resize(resized(driver, *case, **FLAGS[flags]), tmp_path)
+
+
+def test_shrink_only(tmp_path):
+    """TensorStore leaves out the file here."""
+    store = filled(gpustore, "zarr3")
+    with pytest.raises(
+        gpustore.MismatchError,
+        match=r"expand output dimension 1 from \[0, 7\) to \[0, 8\) but `shrink_only`",
+    ):
+        store.resize(exclusive_max=[5, 8], shrink_only=True).result()
+    assert len(stored_keys(store)) == 7
+    assert store.resize(exclusive_max=[5, None], shrink_only=True).result().shape == (5, 7)
+
+
+@pytest.mark.parametrize("bound", [-1, 2**62, 2**70])
+def test_impossible_bound(bound):
+    """TensorStore makes a negative size zero, and 2**62 infinite."""
+    store = filled(gpustore, "zarr3")
+    with pytest.raises(gpustore.MetadataError, match="Invalid requested"):
+        store.resize(exclusive_max=[bound, None]).result()
+    assert store.resolve().result().shape == (10, 7)
+
+
+def test_upper_below_a_view_of_it():
+    """TensorStore cuts the array off before the view begins."""
+    store = filled(gpustore, "zarr3")
+    with pytest.raises(gpustore.MetadataError, match=r"Invalid requested bounds \[3, 1\)"):
+        store[3:].resize(exclusive_max=[1, None], resize_tied_bounds=True).result()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_what_a_kept_chunk_holds_reappears(driver, tmp_path):
+    def run(library, root):
+        store = filled(library, driver)
+        small = store.resize(exclusive_max=[6, 5]).result()
+        cut = small[:6, :5].read().result().tolist()
+        large = small.resize(exclusive_max=[10, 7]).result()
+        return [cut, large.read().result().tolist(), stored_keys(large)]
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_resize_of_a_read_only_store(driver, tmp_path):
+    def run(library, root):
+        url = f"file://{root}/a|{driver}:"
+        library.open(url, create=True, dtype="uint16", shape=[3]).result()
+        return library.open(url, read=True).result().resize(exclusive_max=[2]).result()
+
+    check(run, tmp_path)
+    for library in LIBRARIES:
+        url = f"file://{tmp_path}/{library.__name__}/a|{driver}:"
+        assert library.open(url).result().shape == (3,)
+
+
+def test_array_in_memory_is_not_resizable(tmp_path):
+    def run(library, root):
+        store = library.array(np.zeros((3, 4))).mark_bounds_implicit[True]
+        return store.resize(exclusive_max=[2, 2]).result()
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_resize_without_metadata(driver, tmp_path):
+    def run(library, root):
+        store = filled(library, driver)
+        del store.kvstore[DRIVERS[driver]]
+        return store.resize(exclusive_max=[3, 3]).result()
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("new", [{"dtype": "uint8", "shape": [3]}, {"shape": [3, 4]}])
+def test_another_array_took_its_place(driver, new, tmp_path):
+    def run(library, root):
+        keywords = {"context": library.Context(), "create": True}
+        url = f"memory://a|{driver}:"
+        store = library.open(url, dtype="uint16", shape=[3], **keywords).result()
+        new_keywords = {"dtype": "uint16"} | new | keywords
+        library.open(url, delete_existing=True, **new_keywords).result()
+        kinds, message = outcome(lambda: store.resize(exclusive_max=[4]).result())
+        return kinds, message[:44]
+
+    ours, theirs = both(run, tmp_path)
+    assert ours == theirs
+    assert "incompatible" not in ours
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_attributes_survive_a_resize(driver):
+    """Members TensorStore does not know are kept, too."""
+    store = filled(gpustore, driver)
+    key = DRIVERS[driver]
+    stored = json.loads(store.kvstore[key])
+    if driver == "zarr3":
+        stored["attributes"] = {"a": [1, None], "b": "é"}
+        stored["foo"] = {"must_understand": False}
+    else:
+        stored["foo"] = {"bar": 1}
+    store.kvstore[key] = json.dumps(stored)
+    store = gpustore.open(store.spec(minimal_spec=True, retain_context=True)).result()
+    store.resize(exclusive_max=[5, 5]).result()
+    assert json.loads(store.kvstore[key]) == stored | {"shape": [5, 5]}
+
+
+RESOLVED = {
+    "whole": lambda store: store,
+    "slice": lambda store: store[1:4],
+    "slice outside": lambda store: store[6:8],
+    "open slice": lambda store: store[1:],
+    "transposed": lambda store: store.T,
+    "translated": lambda store: store.translate_to[100, 200],
+    "strided": lambda store: store[::2],
+    "row outside": lambda store: store[9],
+    "implicit": lambda store: store[2:4].mark_bounds_implicit[True],
+    "explicit": lambda store: store.mark_bounds_implicit[False],
+    "labeled": lambda store: store.label["a", "b"],
+    "new dimension": lambda store: store[None],
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("name", RESOLVED)
+@pytest.mark.parametrize("fix", [False, True])
+def test_resolve_after_a_resize(name, fix, driver, tmp_path):
+    def run(library, root):
+        store = filled(library, driver)
+        view = RESOLVED[name](store)
+        store.resize(exclusive_max=[5, 9]).result()
+        resolved = view.resolve(fix_resizable_bounds=fix).result()
+        return repr(resolved.domain), repr(view.domain)
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_resolve_reads_what_is_stored_now(driver):
+    """TensorStore trusts its cache until the array is opened again."""
+    context = gpustore.Context()
+    store = filled(gpustore, driver, context=context)
+    other = gpustore.open(f"memory://a|{driver}:", context=context).result()
+    other.resize(exclusive_max=[5, 9]).result()
+    assert store.shape == (10, 7)
+    assert store.resolve().result().shape == (5, 9)
+    del store.kvstore[DRIVERS[driver]]
+    with pytest.raises(gpustore.NotFoundError, match="does not exist"):
+        store.resolve().result()
+
+
+def test_resolve_array(tmp_path):
+    check(lambda library, root: library.array([1, 2]).resolve().result().domain, tmp_path)
+
+
+def test_many_chunks_outside_are_found_by_listing(tmp_path):
+    """A grid too large to enumerate; keys that only look like chunks stay."""
+    url = f"file://{tmp_path}/a|zarr3:"
+    store = gpustore.open(
+        url,
+        create=True,
+        dtype="uint8",
+        shape=[10**9, 10**9],
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=[1, 1]),
+    ).result()
+    store[0, 0] = 1
+    store[5, 7] = 1
+    store[10**9 - 1, 3] = 1
+    store.kvstore["c/01/5"] = b"x"
+    store.kvstore["c/9/9/9"] = b"x"
+    store.resize(exclusive_max=[5, 5]).result()
+    assert stored_keys(store) == ["c/0/0", "c/01/5", "c/9/9/9", "zarr.json"]
+
+
+def test_chunks_of_zeros_are_not_written(tmp_path):
+    """Equality with the fill value is that of bits."""
+
+    def run(library, root):
+        store = library.open(
+            f"file://{root}/a|zarr3:",
+            create=True,
+            dtype="float32",
+            shape=[8],
+            chunk_layout=library.ChunkLayout(chunk_shape=[2]),
+        ).result()
+        store[:2] = 0.0
+        store[2:4] = -0.0
+        store[4:6] = 1
+        store[4:6] = 0
+        store[6:7] = 2
+        return stored_keys(store)
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_missing_chunk_that_must_not_be(driver, tmp_path):
+    def run(library, root):
+        store = library.open(
+            {"driver": driver, "kvstore": "memory://a", "fill_missing_data_reads": False},
+            create=True,
+            dtype="uint8",
+            shape=[4],
+            chunk_layout=library.ChunkLayout(chunk_shape=[2]),
+        ).result()
+        store[:2] = 1
+        return [store[:2].read().result().tolist(), outcome(lambda: store.read().result())[1]]
+
+    ours, theirs = (json.loads(text) for text in both(run, tmp_path))
+    assert ours[0] == theirs[0]
+    assert ours[1].startswith(theirs[1])
+
+
+def test_error_of_the_file_system(tmp_path):
+    """No permission is not "missing"."""
+    gpustore.open(f"file://{tmp_path}/a|zarr3:", create=True, dtype="uint8", shape=[4]).result()
+    (tmp_path / "a" / "c").write_text("not a directory")
+    store = gpustore.open(tmp_path / "a").result()
+    with pytest.raises(StoreIOError):
+        store.write(1).result()

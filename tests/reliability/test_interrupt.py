@@ -1,0 +1,72 @@
+"""Ctrl-C during a long read or write."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import gpustore
+from tests.reliability.array_on_disk import create
+from tests.reliability.subprocesses import start
+from tests.reliability.worker import QUICK
+
+SHAPE = (4096, 2048)
+LONG_SHAPE = (1 << 16, 512)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """An array that takes about as long to write as to press Ctrl-C."""
+    directory = tmp_path_factory.mktemp("interrupt") / "a"
+    context = gpustore.Context(QUICK)
+    store = create(
+        "zarr3 zstd crc32c", f"file://{directory}/", shape=SHAPE, chunk=(64, 64), context=context
+    )
+    store[...] = 1
+    return directory
+
+
+def interrupt(action, path, delay_s):
+    """Press Ctrl-C after a while; return what the worker says of the time after."""
+    with start("interrupted", action, path) as worker:
+        assert worker.stdout.readline() == "ready\n", worker.stderr.read()
+        time.sleep(delay_s)
+        sent = time.time()
+        os.kill(worker.pid, signal.SIGINT)
+        out, err = worker.communicate(timeout=30)
+    assert worker.returncode == 0, err
+    name, ended, *rest = out.rstrip().split(",")
+    assert name == "KeyboardInterrupt"
+    assert float(ended) - sent < 0.5
+    return rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.05, 0.3])
+def test_write(path, delay_s):
+    changed, changed_late, temporary, idle, works = interrupt("write", path, delay_s)
+    # Chunks that were being renamed at that moment may still change: one a thread.
+    assert int(changed) <= 16
+    assert int(changed_late) == 0
+    assert int(temporary) == 0
+    assert idle == works == "True"
+    found = gpustore.open(str(path)).result().read().result()
+    chunks = found.reshape(SHAPE[0] // 64, 64, SHAPE[1] // 64, 64)
+    assert (chunks == chunks[:, :1, :, :1]).all()
+    assert found.min() >= 1
+
+
+@pytest.mark.slow
+def test_read(path):
+    assert interrupt("read", path, 0.2) == ["0", "0", "0", "True", "True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [(8, 8), (128, 256)])
+def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk):
+    """Small chunks are read by one thread, in one task of half a million."""
+    shape = LONG_SHAPE if chunk == (8, 8) else (LONG_SHAPE[0] * 16, LONG_SHAPE[1] * 4)
+    create("zarr3 zstd crc32c", f"file://{tmp_path}/a/", shape=shape, chunk=chunk)
+    changed, changed_late, temporary, idle, _ = interrupt("read", tmp_path / "a", 0.2)
+    assert (changed, changed_late, temporary, idle) == ("0", "0", "0", "True")

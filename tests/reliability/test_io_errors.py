@@ -1,0 +1,205 @@
+"""What the system refuses is an error that names the key, and never the fill value."""
+
+import errno
+import itertools
+import os
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.errors import ConflictError, CorruptChunkError, StoreIOError
+from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.reliability.array_on_disk import chunk_key, create, values
+from tests.reliability.subprocesses import run
+from tests.reliability.worker import QUICK
+
+NAME = "zarr3 bytes"
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = create(NAME, f"file://{tmp_path}/a/", context=gpustore.Context(QUICK))
+    store[...] = values()
+    return tmp_path / "a"
+
+
+def files_below(path):
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def outcome(action, path):
+    name, number, key, named = run("as-nobody", action, path).rstrip().split(",")
+    assert named == "True"
+    return name, int(number), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["chunk", "directory"])
+def test_chunk_without_the_right_to_read_it(path, what):
+    chunk = path / chunk_key(NAME, 1, 0)
+    _open_up(path)
+    os.chmod(chunk if what == "chunk" else chunk.parent, 0o200)
+    try:
+        assert outcome("read without rights", path) == ("StoreIOError", errno.EACCES, str(chunk))
+    finally:
+        os.chmod(chunk if what == "chunk" else chunk.parent, 0o755)
+
+
+@pytest.mark.slow
+def test_directory_without_the_right_to_write(path):
+    _open_up(path)
+    before = files_below(path)
+    os.chmod(path / "c" / "1", 0o555)
+    name, number, key = outcome("write without rights", path)
+    os.chmod(path / "c" / "1", 0o755)
+    assert (name, number) == ("StoreIOError", errno.EACCES)
+    assert key == str(path / chunk_key(NAME, 1, 0))
+    assert files_below(path) == before
+
+
+@pytest.mark.slow
+def test_directory_that_cannot_be_entered(path):
+    """The error names the chunk too, not only the directory."""
+    _open_up(path)
+    chunk = str(path / chunk_key(NAME, 1, 0))
+    os.chmod(path / "c", 0o200)
+    found = [outcome(action, path) for action in ("read without rights", "write without rights")]
+    os.chmod(path / "c", 0o755)
+    assert found[0][:2] == found[1][:2] == ("StoreIOError", errno.EACCES)
+    assert found[1][2] == chunk
+
+
+@pytest.mark.slow
+def test_metadata_without_the_right_to_read_them(path):
+    _open_up(path)
+    os.chmod(path / "zarr.json", 0o200)
+    # Opened by root, and again by nobody.
+    assert outcome("open without rights", path)[:2] == ("StoreIOError", errno.EACCES)
+
+
+@pytest.mark.slow
+def test_array_cannot_be_created_without_the_right(path):
+    _open_up(path)
+    os.chmod(path, 0o555)
+    name, number, key = outcome("create without rights", path)
+    os.chmod(path, 0o755)
+    assert (name, number) == ("StoreIOError", errno.EACCES)
+    assert key.startswith(f"{path}/new/")
+    assert not (path / "new").exists()
+
+
+@pytest.mark.slow
+def test_no_room_keeps_the_old_chunk(tmp_path):
+    path = tmp_path / "a"
+    store = create(
+        NAME, f"file://{path}/", shape=(64, 64), chunk=(32, 32), context=gpustore.Context(QUICK)
+    )
+    store[...] = values((64, 64))
+    before = files_below(path)
+    name, number, key = outcome("no room", path)
+    assert (name, number) == ("StoreIOError", errno.EFBIG)
+    assert key.startswith(f"{path}/c/")
+    assert files_below(path) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["read, no files", "write, no files", "open, no files"])
+def test_no_file_descriptors_left(path, action):
+    before = files_below(path)
+    name, number, key = outcome(action, path)
+    assert (name, number) == ("StoreIOError", errno.EMFILE)
+    assert key.startswith(str(path))
+    assert files_below(path) == before
+
+
+def _open_up(path):
+    """Let everybody reach `path`: pytest makes folders that only their owner can enter."""
+    for directory in (path, *itertools.islice(path.parents, 3)):
+        mode = directory.stat().st_mode
+        if mode & 0o055 != 0o055:
+            os.chmod(directory, mode | 0o055)
+
+
+def test_errno_survives_a_prefix_and_pickling(path):
+    os.mkdir(path / "d")
+    (path / "d" / "zarr.json").symlink_to("zarr.json")
+    error = gpustore.open(f"file://{path}/d/|zarr3:").exception()
+    assert isinstance(error, StoreIOError)
+    again = pickle.loads(pickle.dumps(error)).prefixed("Somewhere")
+    for found in (error, again):
+        assert found.errno == errno.ELOOP
+        assert found.key == f"{path}/d/zarr.json"
+        assert "zarr.json" in str(found)
+
+
+# --------------------------------------------------------------------------- faults put in
+
+
+def faulty(url, name, *rules):
+    """An array whose kvstore goes wrong as the rules say."""
+    store = create(name, url, context=gpustore.Context(QUICK))
+    store[...] = values()
+    driver = store._driver
+    kvstore = FaultyKvStore(driver.array.store, rules)
+    array = replace(driver.array, store=kvstore)
+    return gpustore.TensorStore._of(replace(driver, array=array), store._transform)
+
+
+@pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes", "zarr3 zstd crc32c"])
+@pytest.mark.parametrize("part", [np.s_[...], np.s_[17, 3], np.s_[16:18, :9], np.s_[:, 2]])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
+def test_fault_of_a_read_is_an_error_that_names_the_key(name, part, fault):
+    key = chunk_key(name, 1, 0)
+    rule = Rule(fault, "read", key)
+    store = faulty("memory://a/", name, rule)
+    with pytest.raises(StoreIOError if fault is Fault.ERROR else CorruptChunkError) as caught:
+        store[part].read().result()
+    assert rule.injected == 1
+    assert caught.value.key == f"a/{key}"
+    assert f"a/{key}" in str(caught.value)
+    assert np.array_equal(store[part].read().result(), values()[part])
+
+
+@pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes"])
+@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])
+def test_fault_of_a_partial_write(name, operation, fault):
+    key = chunk_key(name, 1, 0)
+    store = faulty("memory://a/", name, Rule(fault, operation, key))
+    with pytest.raises(StoreIOError) as caught:
+        store[17, 3:5] = 1
+    assert caught.value.key == f"a/{key}"
+    found = store.read().result()
+    changed = values()
+    if operation == "write" and fault is Fault.LOST_REPLY:
+        changed[17, 3:5] = 1
+    assert np.array_equal(found, changed)
+
+
+@pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes"])
+def test_stale_read_before_a_partial_write_is_found_out(name):
+    key = chunk_key(name, 1, 0)
+    rule = Rule(Fault.STALE, "read", key, skip=2, times=1)
+    store = faulty("memory://a/", name, rule)
+    store[17, 3] = 1
+    store[17, 4] = 2
+    store[17, 5] = 3
+    assert rule.injected == 1
+    changed = values()
+    changed[17, 3:6] = [1, 2, 3]
+    assert np.array_equal(store.read().result(), changed)
+
+
+def test_writer_that_never_wins_ends_with_a_conflict(monkeypatch):
+    """The pause is cut short; what is tested is that it ends, and how."""
+    monkeypatch.setattr("gpustore.pipelines.write.LONGEST_DELAY_S", 0.0)
+    monkeypatch.setattr("gpustore.pipelines.write.FIRST_DELAY_S", 0.0)
+    key = chunk_key(NAME, 1, 0)
+    store = faulty("memory://a/", NAME, Rule(Fault.STALE, "read", key, skip=1, times=10**6))
+    store[17, 3] = 1
+    with pytest.raises(ConflictError) as caught:
+        store[17, 4] = 2
+    assert caught.value.key == f"a/{key}"

@@ -1,0 +1,68 @@
+"""A writer that is killed leaves every chunk old or new, and its traces go."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpustore
+from tests.reliability.array_on_disk import create
+from tests.reliability.subprocesses import start
+from tests.reliability.worker import QUICK
+
+KILLS = 15
+"""For each of two formats."""
+
+SHAPE, CHUNK = (128, 128), (64, 32)
+
+
+def leftovers(path):
+    return [file for file in Path(path).rglob("*") if file.name.endswith(".__lock")]
+
+
+def versions(store):
+    """The version of each chunk; first columns are those of another one, of a whole write."""
+    found = store.read().result()
+    numbers = []
+    for row in range(0, SHAPE[0], CHUNK[0]):
+        for column in range(0, SHAPE[1], CHUNK[1]):
+            chunk = found[row : row + CHUNK[0], column : column + CHUNK[1]]
+            rest = chunk[:, 1:] if column == 0 else chunk
+            assert (rest == rest[0, 0]).all(), "a mix of two versions"
+            assert (chunk[:, 0] == chunk[0, 0]).all(), "a mix of two versions"
+            assert 0 <= int(rest[0, 0]) - int(chunk[0, 0]) <= 1
+            numbers.append(int(rest[0, 0]))
+    return numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zarr2 blosc lz4", "zarr3 crc32c"])
+def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name):
+    path = tmp_path / "a"
+    context = gpustore.Context(QUICK)
+    store = create(name, f"file://{path}/", shape=SHAPE, chunk=CHUNK, context=context)
+    generator = random.Random(4)
+    seen = 0
+    with start("overwrite", name, path, KILLS) as worker:
+        for i in range(KILLS):
+            pid = int(worker.stdout.readline())
+            time.sleep(generator.uniform(0.005, 0.12))
+            os.kill(pid, signal.SIGKILL)
+            assert worker.stdout.readline() == "dead\n", worker.stderr.read()
+            numbers = versions(store)
+            # Each child has written all once before it is killed, and never goes back.
+            assert min(numbers) > 1000 * (i + 1)
+            assert max(numbers) - min(numbers) <= 1
+            seen += min(numbers) > 1000 * (i + 1) + 1
+        worker.communicate(timeout=10)
+    assert worker.returncode == 0
+    assert seen >= 5  # Children were killed in the middle of it, not before it.
+    # The first write of a new process into a directory rids it of what the dead left there.
+    with start("write-whole", name, path, 0) as worker:
+        worker.communicate(timeout=20)
+    assert leftovers(path) == []
+    assert np.array_equal(store.read().result(), np.ones(SHAPE, np.uint16))

@@ -1,0 +1,250 @@
+"""What the tests of this folder run in processes of their own.
+
+worker.py overwrite NAME PATH COUNT      children that write until they are killed
+worker.py forked NAME URL                reads and writes before and after a fork
+worker.py forked-busy NAME URL COUNT     forks while threads read and write
+worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
+worker.py increment LIBRARY NAME PATH FIRST STEP COUNT
+worker.py write-whole NAME PATH SECONDS  overwrites one chunk
+worker.py as-nobody ACTION PATH          reads or writes without the rights of root
+"""
+
+import itertools
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import gpustore
+from gpustore.errors import GpustoreError
+from gpustore.statistics import STATISTICS
+from tests.reliability.array_on_disk import create
+
+QUICK = {"file_io_sync": False}
+
+
+def open_quickly(path):
+    return gpustore.open(str(path), context=gpustore.Context(QUICK)).result()
+
+
+# --------------------------------------------------------------------------- kill
+
+
+def overwrite(name, path, count):
+    """Let children write versions of an array, one child after the other, until killed."""
+    del name
+    version = itertools.count(1)
+    for _ in range(int(count)):
+        # Each child goes on where the last one may have stopped.
+        start = next(version) * 1000 + 1  # Odd: all chunks are written whole.
+        pid = os.fork()
+        if not pid:
+            store = open_quickly(path)
+            half = store[:, 1:]
+            for i in range(start, start + 1000):
+                # Whole chunks, and then each chunk but for its first column, which stays.
+                (store if i % 2 else half).write(i).result()
+                if i == start:
+                    print(os.getpid(), flush=True)
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+
+
+# --------------------------------------------------------------------------- fork
+
+
+def use(store, value):
+    """Read and write on this thread and on the pool, whole chunks and parts."""
+    store[...] = value
+    store[3, 4:6] = value + 1
+    found = store.read().result()
+    expected = np.full(store.shape, value, found.dtype)
+    expected[3, 4:6] = value + 1
+    assert np.array_equal(found, expected)
+    assert store[3, 4].read().result() == value + 1
+    assert store[3, :6].read().result(timeout=20)[-1] == value + 1
+
+
+def in_child(work):
+    """Fork, work in the child, and return its exit status; 20 s are allowed."""
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def forked(name, url):
+    context = gpustore.Context(QUICK)
+    store = create(name, url, context=context, shape=(512, 512), chunk=(128, 128))
+    use(store, 10)
+    assert not in_child(lambda: use(store, 20))
+    assert not in_child(lambda: in_child(lambda: use(store, 30)))
+    kvstore = store.spec().kvstore
+    again = {"driver": store.spec().to_json()["driver"], "kvstore": kvstore.to_json()}
+
+    def anew():
+        opened = gpustore.open(again, context=context).result()
+        use(opened, 40)
+
+    assert not in_child(anew)
+    use(store, 50)
+    print("done")
+
+
+def forked_busy(name, url, count):
+    """Locks that other threads hold at the moment of the fork must not be held in the child."""
+    context = gpustore.Context(QUICK)
+    stores = [
+        create(name, f"{url}{i}/", context=context, shape=(512, 512), chunk=(128, 128))
+        for i in range(4)
+    ]
+    use(stores[0], 1)
+    stop = threading.Event()
+
+    def work(store):
+        for value in itertools.count(1):
+            if stop.is_set():
+                return
+            use(store, value % 60_000)
+
+    threads = [threading.Thread(target=work, args=(store,)) for store in stores[1:]]
+    for thread in threads:
+        thread.start()
+    statuses = []
+    for i in range(int(count)):
+        time.sleep(0.003)
+        statuses.append(in_child(lambda i=i: use(stores[0], i)))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert statuses == [0] * int(count), statuses
+    print("done")
+
+
+# --------------------------------------------------------------------------- Ctrl-C
+
+
+def files(path):
+    """Inode and time of every chunk, and the names of temporary files."""
+    chunks, temporary = {}, []
+    for file in Path(path).rglob("*"):
+        if file.is_file():
+            if file.name.endswith(".__lock"):
+                temporary.append(file.name)
+            else:
+                status = file.stat()
+                chunks[file] = status.st_ino, status.st_mtime_ns
+    return chunks, temporary
+
+
+def interrupted(action, path):
+    """Start something long; print how it ended and what happened afterwards."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    store = gpustore.open(str(path)).result()
+    print("ready", flush=True)
+    name = "nothing"
+    try:
+        for version in itertools.count(2):
+            if action == "write":
+                store.write(version).result()
+            else:
+                store.read().result()
+    except KeyboardInterrupt:
+        name = "KeyboardInterrupt"
+    ended = time.time()
+    chunks, _ = files(path)
+    time.sleep(0.3)
+    soon = STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"]
+    later, temporary = files(path)
+    time.sleep(0.5)
+    latest, _ = files(path)
+    idle = soon == (STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"])
+    changed = sum(later[file] != chunks.get(file) for file in later)
+    changed_late = sum(latest[file] != later.get(file) for file in latest)
+    works = bool(store[0, 0].read().result())
+    print(name, ended, changed, changed_late, len(temporary), idle, works, sep=",", flush=True)
+
+
+# --------------------------------------------------------------------------- several writers
+
+
+def increment(library, name, path, first, step, count):
+    """Add one to elements of one chunk, `count` times in all, each a read and a write."""
+    if library == "gpustore":
+        store = open_quickly(path)
+    else:
+        import tensorstore
+
+        driver = "zarr" if name.startswith("zarr2") else "zarr3"
+        kvstore = {"driver": "file", "path": f"{path}/"}
+        store = tensorstore.open({"driver": driver, "kvstore": kvstore, "context": QUICK}).result()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    mine = range(int(first), store.shape[0], int(step))
+    for i in range(int(count)):
+        at = mine[i % len(mine)]
+        store[at, :3].write(np.asarray(store[at, :3].read().result()) + np.uint16(1)).result()
+
+
+def write_whole(name, path, seconds):
+    del name
+    store = open_quickly(path)
+    print("ready", flush=True)
+    end = time.monotonic() + float(seconds)
+    for i in itertools.count(1):
+        store.write(i % 60_000).result()
+        if time.monotonic() > end:
+            break
+    print(i, flush=True)
+
+
+# --------------------------------------------------------------------------- no rights, no room
+
+
+def as_nobody(action, path):
+    """Print the error an operation ends with: class, errno, key, and whether it names the key."""
+    store = open_quickly(path)
+    store[0, 0].read().result()
+    if action.endswith("rights") and not os.getuid():
+        os.setuid(65_534)
+    if action == "no room":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    spent = []
+    if action.endswith("no files"):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            while True:
+                spent.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+    try:
+        if action.startswith("read"):
+            store.read().result()
+        elif action.startswith("open"):
+            gpustore.open(str(path)).result()
+        elif action.startswith("create"):
+            create("zarr3 bytes", f"file://{path}/new/")
+        else:
+            store[16:, :16].write(7).result()
+        answer = "no error"
+    except GpustoreError as error:
+        named = bool(error.key) and error.key in str(error)
+        answer = f"{type(error).__name__},{getattr(error, 'errno', None)},{error.key},{named}"
+    for fd in spent:
+        os.close(fd)
+    print(answer)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1].replace("-", "_")](*sys.argv[2:])
