@@ -1,7 +1,6 @@
 """Which part of which chunk goes where, as columns of numbers.
 
-:func:`plan_chunks` turns an affine index transform and a regular chunk grid into a
-:class:`ChunkPlan`:
+:func:`plan_chunks` turns an index transform and a regular chunk grid into a :class:`ChunkPlan`:
 
 1. The input dimensions that share no output dimension are independent of each other, so each
    makes a :class:`PlanTable` of its own: the runs of its interval during which no cell index
@@ -17,7 +16,7 @@ fixed cost per call would dominate a read of a few chunks; above, they are int64
 hold the same numbers.
 
 The theory is that of TensorStore's ``internal/grid_partition.h`` (connected sets of input
-dimensions), restricted to strided sets.
+dimensions).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.errors import LimitError, OutOfBoundsError, UnsupportedError
+from gpustore.errors import LimitError, OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform
 
 __all__ = [
@@ -52,6 +51,9 @@ WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
 
 Column = Sequence[int] | NDArray[np.int64]
+
+Points = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Elements one by one: byte offsets in the decoded chunk, and in the array."""
 
 _Map = tuple[int, int, int]
 """Output dimension, offset and stride of a strided output index map."""
@@ -76,6 +78,8 @@ class PlanTable:
     whole : list of bool
         Whether the run covers all of the chunk that lies inside the array, as far as the
         dimensions of this table go.
+    points : tuple of Points, optional
+        For a set that holds an index array: the elements of each row, one by one.
     """
 
     input_dimension: int | None
@@ -85,6 +89,7 @@ class PlanTable:
     dst_start: Column
     count: Column
     whole: Sequence[bool] | NDArray[np.bool_]
+    points: tuple[Points, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.count)
@@ -116,6 +121,10 @@ class PlanWindow:
         Rows that a refiner knows to have no bytes: they read as the fill value.
     narrowed : bool
         Whether the ranges are parts of uncompressed chunks, and ``src_start`` counts from them.
+    points : list of tuple of Points, optional
+        For each row, the offsets that its index arrays add, one pair for each connected set; the
+        elements of the row are all their sums with the strided ones. In the order of the request,
+        so that of elements written twice the last one stays.
     """
 
     cells: tuple[Column, ...]
@@ -130,6 +139,7 @@ class PlanWindow:
     byte_stop: list[int] | None = None
     absent: list[bool] | None = None
     narrowed: bool = False
+    points: list[tuple[Points, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -150,6 +160,7 @@ class PlanWindow:
             byte_stop=None if self.byte_stop is None else self.byte_stop[cut],
             absent=None if self.absent is None else self.absent[cut],
             narrowed=self.narrowed,
+            points=None if self.points is None else self.points[cut],
         )
 
     def take(self, rows: Sequence[int]) -> PlanWindow:
@@ -167,6 +178,7 @@ class PlanWindow:
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
             keys=taken(self.keys),
+            points=None if self.points is None else taken(self.points),
         )
 
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
@@ -192,6 +204,8 @@ class ChunkPlan:
         A key is the prefix and the cell indices joined by the separator.
     key_ratio : tuple of int, one an array dimension
         Cells along each dimension that share a key: 1, or the inner chunks of a shard.
+    pointed : frozenset of int
+        Input dimensions whose elements are listed one by one, because of an index array.
     """
 
     tables: tuple[PlanTable, ...]
@@ -201,6 +215,7 @@ class ChunkPlan:
     key_prefix: str
     key_separator: str
     key_ratio: tuple[int, ...]
+    pointed: frozenset[int] = frozenset()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -266,6 +281,8 @@ class ChunkPlan:
 
     def span(self, itemsize: int) -> int:
         """The most bytes that lie between the first and the last element of a row, in a chunk."""
+        if self.pointed:
+            return 1 << 62  # Not looked at: such rows are never narrowed.
         reach = itemsize
         for table in self.tables:
             if table.input_dimension is not None:
@@ -298,7 +315,18 @@ class ChunkPlan:
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
             keys=self._keys(index, n),
+            points=self._points(index, n),
         )
+
+    def _points(self, index: list[Any], n: int) -> list[tuple[Points, ...]] | None:
+        columns = [
+            [table.points[i] for i in rows]
+            for table, rows in zip(self.tables, index)
+            if table.points is not None
+        ]
+        if not columns:
+            return None
+        return list(zip(*columns))
 
     def _scalar_index(self, lo: int, hi: int) -> list[Sequence[int]]:
         if len(self.tables) == 1:
@@ -317,7 +345,9 @@ class ChunkPlan:
         return tuple(columns[dimension] for dimension in sorted(columns))
 
     def _counts(self, index: list[Any], n: int, *, scalar: bool) -> tuple[Column, ...]:
-        columns: list[Column] = [[size] * n for size in self.input_shape]
+        columns: list[Column] = [
+            [1 if d in self.pointed else size] * n for d, size in enumerate(self.input_shape)
+        ]
         for table, rows in zip(self.tables, index):
             if table.input_dimension is not None:
                 columns[table.input_dimension] = _take(table.count, rows, scalar)
@@ -370,10 +400,11 @@ def check_bounds(transform: IndexTransform, shape: Sequence[int]) -> None:
     for o, size in enumerate(shape):
         map_ = transform.output[o]
         d, stride = map_.input_dimension, map_.stride
-        if map_.index_array is not None:
-            continue
         first = last = map_.offset
-        if d is not None and stride is not None:
+        if map_.index_array is not None and stride is not None:
+            first += stride * int(map_.index_array.min())
+            last += stride * int(map_.index_array.max())
+        elif d is not None and stride is not None:
             first += stride * low[d]
             last = first + stride * (extent[d] - 1)
         for index in (first, last):
@@ -425,8 +456,6 @@ def plan_chunks(
 
     Raises
     ------
-    UnsupportedError
-        If an output index map is an index array.
     LimitError
         If more than `max_chunks` chunks are touched.
     """
@@ -436,20 +465,29 @@ def plan_chunks(
     used_by: dict[int, list[_Map]] = {}
     tables: list[PlanTable] = []
     empty = 0 in input_shape
+    strides = [0] * len(input_shape)
+    sets = _pointed_sets(transform)
+    pointed = frozenset(d for dims, _ in sets for d in dims)
+    listed = {o for _, outputs in sets for o in outputs}
     for o, map_ in enumerate(transform.output):
-        if map_.index_array is not None:
-            raise UnsupportedError(
-                f"Reading or writing through an index array (output dimension {o}) is not supported"
-            )
+        if o in listed:
+            continue
         if map_.input_dimension is not None and map_.stride is not None:
             used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
         elif not empty:
-            tables.append(_constant_table(o, map_.offset, shape, chunk_shape, src_stride))
+            offset = map_.offset
+            if map_.index_array is not None and map_.stride is not None:
+                offset += map_.stride * int(map_.index_array.item(0))  # The same everywhere.
+            tables.append(_constant_table(o, offset, shape, chunk_shape, src_stride))
     # Refused before it is built: the table of one dimension alone could fill the memory.
     fewest = [_fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
     if not empty:
         _check_rows(math.prod(fewest), max_chunks)
-    strides = [0] * len(input_shape)
+    for dims, outputs in sets:
+        if not empty:
+            tables.append(
+                _points_table(transform, dims, outputs, chunk_shape, src_stride, dst_stride)
+            )
     for d, maps in used_by.items():
         strides[d] = sum(src_stride[o] * stride for o, _, stride in maps)
         if not empty:
@@ -466,9 +504,91 @@ def plan_chunks(
         key_prefix,
         key_separator,
         tuple(key_ratio or (1,) * len(shape)),
+        pointed,
     )
     _check_rows(len(plan), max_chunks)
     return plan
+
+
+def _pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]:
+    """Connected sets that hold an index array: their input and their output dimensions."""
+    extent = transform.domain.shape
+    # Input dimensions that one array depends on belong together; so do sets that share one.
+    groups: list[tuple[set[int], list[int]]] = []
+    for o, map_ in enumerate(transform.output):
+        if map_.index_array is None:
+            continue
+        dims = {d for d, size in enumerate(map_.index_array.shape) if size != 1 and extent[d] != 1}
+        outputs = [o]
+        if not dims:
+            continue  # The same index everywhere: a constant.
+        for group in [group for group in groups if group[0] & dims]:
+            groups.remove(group)
+            dims |= group[0]
+            outputs += group[1]
+        groups.append((dims, outputs))
+    for dims, outputs in groups:
+        outputs += [o for o, map_ in enumerate(transform.output) if map_.input_dimension in dims]
+    return [(sorted(dims), sorted(outputs)) for dims, outputs in groups]
+
+
+def _points_table(
+    transform: IndexTransform,
+    dims: list[int],
+    outputs: list[int],
+    chunk_shape: Sequence[int],
+    src_stride: Sequence[int],
+    dst_stride: Sequence[int],
+) -> PlanTable:
+    """The elements of a set that holds an index array, sorted by cell."""
+    domain = transform.domain
+    extent = [domain.shape[d] for d in dims]
+    src = np.zeros(extent, np.int64)
+    dst = np.zeros(extent, np.int64)
+    axes = {d: np.arange(domain.shape[d]).reshape(_along(i, len(dims))) for i, d in enumerate(dims)}
+    cells = []
+    for o in outputs:
+        map_ = transform.output[o]
+        stride = 1 if map_.stride is None else map_.stride
+        d = map_.input_dimension
+        if map_.index_array is not None:
+            # One axis for each dimension of the set: the array has size 1 along all others.
+            index = map_.index_array.reshape([map_.index_array.shape[d] for d in dims])
+        else:
+            assert d is not None
+            index = domain.inclusive_min[d] + axes[d]
+        position = map_.offset + stride * index
+        cell = position // chunk_shape[o]
+        src += src_stride[o] * (position - cell * chunk_shape[o])
+        cells.append(np.broadcast_to(cell, extent).ravel())
+    for d in dims:
+        dst += dst_stride[d] * axes[d]
+    # Stable, so that the elements of a cell stay in the order of the request.
+    order = np.lexsort(cells[::-1])
+    ordered = [cell[order] for cell in cells]
+    changes = np.zeros(len(order), np.bool_)
+    changes[:1] = True
+    for cell in ordered:
+        changes[1:] |= cell[1:] != cell[:-1]
+    first = np.flatnonzero(changes)
+    src_points = np.split(src.ravel()[order], first[1:])
+    dst_points = np.split(dst.ravel()[order], first[1:])
+    rows = len(first)
+    return PlanTable(
+        None,
+        tuple(outputs),
+        tuple(cell[first].tolist() for cell in ordered),
+        [0] * rows,
+        [0] * rows,
+        [1] * rows,
+        [False] * rows,
+        tuple(zip(src_points, dst_points)),
+    )
+
+
+def _along(axis: int, rank: int) -> tuple[int, ...]:
+    """The shape that stretches one axis."""
+    return tuple(-1 if i == axis else 1 for i in range(rank))
 
 
 def _check_rows(rows: int, most: int) -> None:

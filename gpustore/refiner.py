@@ -86,7 +86,7 @@ class RawBytesRefiner:
         A span of more than half the chunk is left alone: one whole read also verifies the size.
         """
         del heads, totals
-        if all(rows.whole):
+        if rows.points is not None or all(rows.whole):
             return rows
         src_start, _, shapes = rows.rows()
         starts, stops, offsets = [], [], []

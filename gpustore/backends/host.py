@@ -151,6 +151,10 @@ class HostBackend:
         for i, value in enumerate(values):
             start = base + dst_start[i]
             try:
+                if rows.points is not None:
+                    decoded = None if value is None else chain.decode(value, scratch)
+                    _scatter_points(rows, i, decoded, stored, fill_value, out)
+                    continue
                 if value is None:
                     np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = fill_value
                     continue
@@ -193,7 +197,10 @@ class HostBackend:
                     ) from error
             elif shapes[i] != layout.shape:
                 np.ndarray(layout.shape, layout.dtype, chunk, 0, layout.strides)[...] = fill_value
-            np.ndarray(shapes[i], layout.dtype, chunk, src_start[i], rows.src_stride)[...] = (
+            if rows.points is not None:
+                _gather_points(rows, i, chunk.view(layout.dtype), source)
+            else:
+                np.ndarray(shapes[i], layout.dtype, chunk, src_start[i], rows.src_stride)[...] = (
                 np.ndarray(
                     shapes[i], dtype, source.flat, source.offset + dst_start[i], rows.dst_stride
                 )
