@@ -123,6 +123,8 @@ class HostBackend:
                 "device='cuda', or pass array.get()"
             )
         converted = _converted(array, dtype)
+        if any(stride % dtype.itemsize for stride in converted.strides):
+            converted = converted.copy()  # A field of records; see `_gather_points`.
         return _memory(_broadcast(converted, domain))
 
     def scatter(
@@ -200,16 +202,67 @@ class HostBackend:
             if rows.points is not None:
                 _gather_points(rows, i, chunk.view(layout.dtype), source)
             else:
+                there = source.offset + dst_start[i]
                 np.ndarray(shapes[i], layout.dtype, chunk, src_start[i], rows.src_stride)[...] = (
-                np.ndarray(
-                    shapes[i], dtype, source.flat, source.offset + dst_start[i], rows.dst_stride
+                    np.ndarray(shapes[i], dtype, source.flat, there, rows.dst_stride)
                 )
-            )
             if not keep_fill and _equals_fill(chunk, layout.dtype, fill_value):
                 encoded.append(None)
             else:
                 encoded.append(chain.encode(chunk.data))
         return encoded
+
+
+def _offsets(
+    start: int, strides: tuple[int, ...], shape: tuple[int, ...], points: list[NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """Byte offsets of all elements of a row, in the order of the request where it matters."""
+    offsets = np.array(start, np.int64)
+    for added in points:
+        offsets = np.add.outer(offsets, added)
+    for stride, count in zip(strides, shape):
+        if count != 1:
+            offsets = np.add.outer(offsets, stride * np.arange(count))
+    return offsets.ravel()
+
+
+def _elements(rows: PlanWindow, i: int, *, base: int) -> tuple[Any, Any]:
+    """Byte offsets of the elements of row `i` in the decoded chunk, and in the flat array."""
+    assert rows.points is not None
+    src_start, dst_start, shapes = rows.part(i, i + 1).rows()
+    pairs = rows.points[i]
+    src = _offsets(src_start[0], rows.src_stride, shapes[0], [pair[0] for pair in pairs])
+    dst = _offsets(base + dst_start[0], rows.dst_stride, shapes[0], [pair[1] for pair in pairs])
+    return src, dst
+
+
+def _scatter_points(
+    rows: PlanWindow,
+    i: int,
+    decoded: Buffer | None,
+    stored: np.dtype[Any],
+    fill_value: Any,
+    out: HostMemory,
+) -> None:
+    """Place the elements that an index array selects, one by one."""
+    src, dst = _elements(rows, i, base=out.offset)
+    dtype = out.array.dtype
+    if decoded is None:
+        values = np.broadcast_to(np.asarray(fill_value, dtype), src.shape)
+    else:
+        values = np.frombuffer(decoded, stored)[src // stored.itemsize].astype(dtype, copy=False)
+    if all(stride % dtype.itemsize == 0 for stride in out.strides):
+        out.flat.view(dtype)[dst // dtype.itemsize] = values
+    else:  # A field of records: its elements are no whole steps apart.
+        steps = np.arange(dtype.itemsize)
+        out.flat[dst[:, None] + steps] = values[:, None].view(np.uint8)
+
+
+def _gather_points(rows: PlanWindow, i: int, chunk: NDArray[Any], source: HostMemory) -> None:
+    """Lay the elements over a chunk one by one; of those for one place the last one stays."""
+    src, dst = _elements(rows, i, base=source.offset)
+    itemsize = source.array.dtype.itemsize
+    chunk[src // itemsize] = source.flat.view(source.array.dtype)[dst // itemsize]
 
 
 def _too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
@@ -235,7 +288,9 @@ def _view_of(out: Any) -> NDArray[Any]:
 
 
 def _converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if not isinstance(array, np.ndarray | np.generic) and not hasattr(array, "__array__"):
+    if isinstance(array, np.generic):
+        array = array.item()  # Converts by value, like the Python number it stands for.
+    if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
         return np.asarray(array, dtype)  # Python scalars and lists convert by value.
     found = np.asarray(array)
     if found.dtype.newbyteorder("=") != dtype and not np.can_cast(found.dtype, dtype, "safe"):

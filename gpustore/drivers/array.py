@@ -82,19 +82,15 @@ class ArrayDriver:
             schema.update(dimension_units=self.dimension_units)
         return ArraySpec(self.array.copy(), schema)
 
-    def _view(self, transform: IndexTransform) -> NDArray[Any]:
-        """The elements `transform` selects, as a view."""
-        for o, map_ in enumerate(transform.output):
-            if map_.index_array is not None:
-                raise UnsupportedError(
-                    f"Reading or writing through an index array (output dimension {o}) is not "
-                    f"supported"
-                )
+    def _view(self, transform: IndexTransform) -> NDArray[Any] | None:
+        """The elements `transform` selects, as a view; None if an index array selects them."""
         # Nothing else keeps the strides below inside the array.
         check_bounds(transform, self.array.shape)
         domain = transform.domain
         if 0 in domain.shape:
             return np.empty(domain.shape, self.array.dtype)
+        if any(map_.index_array is not None for map_ in transform.output):
+            return None
         strides = [0] * domain.rank
         for byte_stride, map_ in zip(self.array.strides, transform.output):
             if map_.input_dimension is not None and map_.stride is not None:
@@ -106,14 +102,14 @@ class ArrayDriver:
 
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
         """Copy the domain of `transform`."""
-        view = self._view(transform)
+        view, shape = self._view(transform), tuple(transform.domain.shape)
         if out is None:
-            memory = self.backend.empty(view.shape, view.dtype, order)
+            memory = self.backend.empty(shape, self.array.dtype, order)
         else:
-            memory = self.backend.destination(out, view.shape, view.dtype)
+            memory = self.backend.destination(out, shape, self.array.dtype)
 
         def run() -> Any:
-            memory.array[...] = view
+            memory.array[...] = self.array[_numpy_index(transform)] if view is None else view
             return memory.array if out is None else out
 
         return Future.deferred(run, self.executor)
@@ -127,7 +123,10 @@ class ArrayDriver:
         view = self._view(transform)
 
         def run() -> None:
-            view[...] = memory.array
+            if view is None:
+                self.array[_numpy_index(transform)] = memory.array
+            else:
+                view[...] = memory.array
 
         future: Future[None] = self.executor.submit(run, drain=True)
         return WriteFutures(future, future)
@@ -139,6 +138,23 @@ class ArrayDriver:
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """Not possible."""
         raise UnsupportedError("Resize not supported")
+
+
+def _numpy_index(transform: IndexTransform) -> tuple[NDArray[np.int64], ...]:
+    """The index arrays that select the same elements in NumPy, each of the domain's rank."""
+    domain = transform.domain
+    index = []
+    for map_ in transform.output:
+        position: NDArray[np.int64] = np.full((1,) * domain.rank, map_.offset)
+        if map_.index_array is not None and map_.stride is not None:
+            position = position + map_.stride * map_.index_array
+        elif map_.input_dimension is not None and map_.stride is not None:
+            d = map_.input_dimension
+            along = [-1 if i == d else 1 for i in range(domain.rank)]
+            steps = np.arange(domain.shape[d]) + domain.inclusive_min[d]
+            position = position + map_.stride * steps.reshape(along)
+        index.append(np.broadcast_to(position, domain.shape))
+    return tuple(index)
 
 
 def _layout(array: NDArray[Any]) -> ChunkLayout:
