@@ -3,15 +3,15 @@
 :func:`plan_chunks` turns an index transform and a regular chunk grid into a :class:`ChunkPlan`:
 
 1. The input dimensions that share no output dimension are independent of each other, so each
-   makes a :class:`PlanTable` of its own: the runs of its interval during which no cell index
-   changes. A constant output dimension makes a table of one row.
+   makes a :class:`~gpustore.plan_table.PlanTable` of its own: the runs of its interval during
+   which no cell index changes. A constant output dimension makes a table of one row.
 2. The rows of the plan are the product of the tables in C order. They are never all written
    down: a plan of ten million chunks is a few small tables.
 3. :meth:`ChunkPlan.window` writes down the rows of one task: a start in the decoded chunk, a
    start in the array, a count for each input dimension, and the cell each row touches. The byte
    strides are constants of the plan.
 
-Below ``SCALAR_ROWS`` rows the columns are Python lists made by a scalar loop, because NumPy's
+Up to 500 rows the columns are Python lists made by a scalar loop, because NumPy's
 fixed cost per call would dominate a read of a few chunks; above, they are int64 arrays. Both
 hold the same numbers.
 
@@ -31,161 +31,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore import plan_table
 from gpustore.errors import LimitError, OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.plan_table import (
+    PlanTable,
+    StridedMap,
+    constant_table,
+    fewest_runs,
+    pointed_sets,
+    points_table,
+    strided_table,
+)
+from gpustore.plan_window import Column, PlanWindow, Points
 
 __all__ = [
-    "SCALAR_ROWS",
     "WINDOW_ROWS",
     "ChunkPlan",
-    "PlanTable",
-    "PlanWindow",
     "check_bounds",
     "plan_chunks",
 ]
 
-SCALAR_ROWS = 500
-"""Largest number of rows whose columns are made by the scalar loop."""
-
 WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
-
-Column = Sequence[int] | NDArray[np.int64]
-
-Points = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Elements one by one: byte offsets in the decoded chunk, and in the array."""
-
-_Map = tuple[int, int, int]
-"""Output dimension, offset and stride of a strided output index map."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTable:
-    """The runs of one connected set: one input dimension (or none) and the outputs that use it.
-
-    Attributes
-    ----------
-    input_dimension : int or None
-        None for a constant output dimension.
-    output_dimensions : tuple of int
-        Array dimensions whose cell index the rows of this table determine.
-    cells : tuple of columns, one an output dimension
-        Index of the chunk in the grid.
-    src_start, dst_start : column
-        Bytes this table adds to the start in the decoded chunk and in the array.
-    count : column
-        Elements of the run.
-    whole : list of bool
-        Whether the run covers all of the chunk that lies inside the array, as far as the
-        dimensions of this table go.
-    points : tuple of Points, optional
-        For a set that holds an index array: the elements of each row, one by one.
-    """
-
-    input_dimension: int | None
-    output_dimensions: tuple[int, ...]
-    cells: tuple[Column, ...]
-    src_start: Column
-    dst_start: Column
-    count: Column
-    whole: Sequence[bool] | NDArray[np.bool_]
-    points: tuple[Points, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.count)
-
-
-@dataclass(slots=True)
-class PlanWindow:
-    """Consecutive rows of a plan, one part of one chunk each.
-
-    Attributes
-    ----------
-    cells : tuple of columns, one an array dimension
-        Grid index of the chunk.
-    src_start, dst_start : column
-        First byte of the row in the decoded chunk (relative to ``byte_start`` once a refiner has
-        set it) and in the array.
-    count : tuple of columns, one an input dimension
-        Elements of the row.
-    whole : column of bool
-        Whether the row covers all of the chunk that lies inside the array.
-    src_stride, dst_stride : tuple of int, one an input dimension
-        Bytes between neighbours in the decoded chunk and in the array; the same for all rows.
-    keys : list of str
-        kvstore key of each chunk.
-    byte_start, byte_stop : list of int, optional
-        Range of the stored value that holds the row; None where the whole value is needed. Set by
-        refiners.
-    absent : list of bool, optional
-        Rows that a refiner knows to have no bytes: they read as the fill value.
-    narrowed : bool
-        Whether the ranges are parts of uncompressed chunks, and ``src_start`` counts from them.
-    points : list of tuple of Points, optional
-        For each row, the offsets that its index arrays add, one pair for each connected set; the
-        elements of the row are all their sums with the strided ones. In the order of the request,
-        so that of elements written twice the last one stays.
-    """
-
-    cells: tuple[Column, ...]
-    src_start: Column
-    dst_start: Column
-    count: tuple[Column, ...]
-    whole: Sequence[bool] | NDArray[np.bool_]
-    src_stride: tuple[int, ...]
-    dst_stride: tuple[int, ...]
-    keys: list[str]
-    byte_start: list[int] | None = None
-    byte_stop: list[int] | None = None
-    absent: list[bool] | None = None
-    narrowed: bool = False
-    points: list[tuple[Points, ...]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def part(self, lo: int, hi: int) -> PlanWindow:
-        """Rows `lo` to `hi` of this window."""
-        cut = slice(lo, hi)
-        return PlanWindow(
-            cells=tuple(column[cut] for column in self.cells),
-            src_start=self.src_start[cut],
-            dst_start=self.dst_start[cut],
-            count=tuple(column[cut] for column in self.count),
-            whole=self.whole[cut],
-            src_stride=self.src_stride,
-            dst_stride=self.dst_stride,
-            keys=self.keys[cut],
-            byte_start=None if self.byte_start is None else self.byte_start[cut],
-            byte_stop=None if self.byte_stop is None else self.byte_stop[cut],
-            absent=None if self.absent is None else self.absent[cut],
-            narrowed=self.narrowed,
-            points=None if self.points is None else self.points[cut],
-        )
-
-    def take(self, rows: Sequence[int]) -> PlanWindow:
-        """The rows with these numbers, before any of them was refined."""
-
-        def taken(column: Any) -> list[Any]:
-            return [column[row] for row in rows]
-
-        return PlanWindow(
-            cells=tuple(taken(column) for column in self.cells),
-            src_start=taken(self.src_start),
-            dst_start=taken(self.dst_start),
-            count=tuple(taken(column) for column in self.count),
-            whole=taken(self.whole),
-            src_stride=self.src_stride,
-            dst_stride=self.dst_stride,
-            keys=taken(self.keys),
-            points=None if self.points is None else taken(self.points),
-        )
-
-    def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
-        counts = [_as_list(column) for column in self.count]
-        shapes: list[tuple[int, ...]] = list(zip(*counts)) if counts else [()] * len(self)
-        return _as_list(self.src_start), _as_list(self.dst_start), shapes
 
 
 @dataclass(frozen=True)
@@ -300,7 +168,7 @@ class ChunkPlan:
         """
         if not 0 <= lo <= hi <= len(self) or hi - lo > WINDOW_ROWS:
             raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
-        scalar = len(self) <= max(SCALAR_ROWS, 1)
+        scalar = len(self) <= max(plan_table.SCALAR_ROWS, 1)
         index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
         return self._window(index, hi - lo, scalar=scalar)
 
@@ -462,11 +330,11 @@ def plan_chunks(
     domain = transform.domain
     low = domain.inclusive_min
     input_shape = tuple(domain.shape)
-    used_by: dict[int, list[_Map]] = {}
+    used_by: dict[int, list[StridedMap]] = {}
     tables: list[PlanTable] = []
     empty = 0 in input_shape
     strides = [0] * len(input_shape)
-    sets = _pointed_sets(transform)
+    sets = pointed_sets(transform)
     pointed = frozenset(d for dims, _ in sets for d in dims)
     listed = {o for _, outputs in sets for o in outputs}
     for o, map_ in enumerate(transform.output):
@@ -478,20 +346,20 @@ def plan_chunks(
             offset = map_.offset
             if map_.index_array is not None and map_.stride is not None:
                 offset += map_.stride * int(map_.index_array.item(0))  # The same everywhere.
-            tables.append(_constant_table(o, offset, shape, chunk_shape, src_stride))
+            tables.append(constant_table(o, offset, shape, chunk_shape, src_stride))
     # Refused before it is built: the table of one dimension alone could fill the memory.
-    fewest = [_fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
+    fewest = [fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
     if not empty:
         _check_rows(math.prod(fewest), max_chunks)
     for dims, outputs in sets:
         if not empty:
             tables.append(
-                _points_table(transform, dims, outputs, chunk_shape, src_stride, dst_stride)
+                points_table(transform, dims, outputs, chunk_shape, src_stride, dst_stride)
             )
     for d, maps in used_by.items():
         strides[d] = sum(src_stride[o] * stride for o, _, stride in maps)
         if not empty:
-            table = _strided_table(
+            table = strided_table(
                 d, low[d], input_shape[d], maps, shape, chunk_shape, src_stride, dst_stride[d]
             )
             tables.append(table)
@@ -510,87 +378,6 @@ def plan_chunks(
     return plan
 
 
-def _pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]:
-    """Connected sets that hold an index array: their input and their output dimensions."""
-    extent = transform.domain.shape
-    # Input dimensions that one array depends on belong together; so do sets that share one.
-    groups: list[tuple[set[int], list[int]]] = []
-    for o, map_ in enumerate(transform.output):
-        if map_.index_array is None:
-            continue
-        dims = {d for d, size in enumerate(map_.index_array.shape) if size != 1 and extent[d] != 1}
-        outputs = [o]
-        if not dims:
-            continue  # The same index everywhere: a constant.
-        for group in [group for group in groups if group[0] & dims]:
-            groups.remove(group)
-            dims |= group[0]
-            outputs += group[1]
-        groups.append((dims, outputs))
-    for dims, outputs in groups:
-        outputs += [o for o, map_ in enumerate(transform.output) if map_.input_dimension in dims]
-    return [(sorted(dims), sorted(outputs)) for dims, outputs in groups]
-
-
-def _points_table(
-    transform: IndexTransform,
-    dims: list[int],
-    outputs: list[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-    dst_stride: Sequence[int],
-) -> PlanTable:
-    """The elements of a set that holds an index array, sorted by cell."""
-    domain = transform.domain
-    extent = [domain.shape[d] for d in dims]
-    src = np.zeros(extent, np.int64)
-    dst = np.zeros(extent, np.int64)
-    axes = {d: np.arange(domain.shape[d]).reshape(_along(i, len(dims))) for i, d in enumerate(dims)}
-    cells = []
-    for o in outputs:
-        map_ = transform.output[o]
-        stride = 1 if map_.stride is None else map_.stride
-        d = map_.input_dimension
-        if map_.index_array is not None:
-            # One axis for each dimension of the set: the array has size 1 along all others.
-            index = map_.index_array.reshape([map_.index_array.shape[d] for d in dims])
-        else:
-            assert d is not None
-            index = domain.inclusive_min[d] + axes[d]
-        position = map_.offset + stride * index
-        cell = position // chunk_shape[o]
-        src += src_stride[o] * (position - cell * chunk_shape[o])
-        cells.append(np.broadcast_to(cell, extent).ravel())
-    for d in dims:
-        dst += dst_stride[d] * axes[d]
-    # Stable, so that the elements of a cell stay in the order of the request.
-    order = np.lexsort(cells[::-1])
-    ordered = [cell[order] for cell in cells]
-    changes = np.zeros(len(order), np.bool_)
-    changes[:1] = True
-    for cell in ordered:
-        changes[1:] |= cell[1:] != cell[:-1]
-    first = np.flatnonzero(changes)
-    src_points = np.split(src.ravel()[order], first[1:])
-    dst_points = np.split(dst.ravel()[order], first[1:])
-    rows = len(first)
-    return PlanTable(
-        None,
-        tuple(outputs),
-        tuple(cell[first].tolist() for cell in ordered),
-        [0] * rows,
-        [0] * rows,
-        [1] * rows,
-        [False] * rows,
-        tuple(zip(src_points, dst_points)),
-    )
-
-
-def _along(axis: int, rank: int) -> tuple[int, ...]:
-    """The shape that stretches one axis."""
-    return tuple(-1 if i == axis else 1 for i in range(rank))
-
-
 def _check_rows(rows: int, most: int) -> None:
     if rows > most:
         raise LimitError(
@@ -599,124 +386,7 @@ def _check_rows(rows: int, most: int) -> None:
         )
 
 
-def _constant_table(
-    o: int, offset: int, shape: Sequence[int], chunk_shape: Sequence[int], stride: Sequence[int]
-) -> PlanTable:
-    cell, position = divmod(offset, chunk_shape[o])
-    extent = min(chunk_shape[o], shape[o] - cell * chunk_shape[o])
-    return PlanTable(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
-
-
-def _fewest_runs(n: int, maps: list[_Map], chunk_shape: Sequence[int]) -> int:
-    """Lower bound of the runs of an interval of `n` indices, without building them."""
-    return min(n, max(1 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
-
-
-def _most_runs(n: int, maps: list[_Map], chunk_shape: Sequence[int]) -> int:
-    """Upper bound of the runs."""
-    return min(n, sum(2 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
-
-
-def _run_starts(
-    i: int, n: int, offset: int, stride: int, chunk: int, *, scalar: bool
-) -> list[int] | NDArray[np.int64]:
-    """Indices in [i, i+n) at which the cell of ``offset + stride * index`` changes, and `i`."""
-    if abs(stride) >= chunk:
-        return list(range(i, i + n)) if scalar else np.arange(i, i + n)
-    first = (offset + stride * i) // chunk
-    last = (offset + stride * (i + n - 1)) // chunk
-    # Cell c begins at the first index whose position reaches (rising) or falls to (falling)
-    # its edge: ceil((edge - offset) / stride), written with the floor division Python has.
-    if stride > 0:
-        cells, edge = (first + 1, last + 1, 1), 0
-    else:
-        cells, edge = (first - 1, last - 1, -1), chunk - 1
-    if scalar:
-        return [i, *(-((offset - c * chunk - edge) // stride) for c in range(*cells))]
-    positions = np.arange(*cells, dtype=np.int64) * chunk + edge
-    return np.concatenate([np.array([i]), -((offset - positions) // stride)])
-
-
-def _strided_table(
-    d: int,
-    low: int,
-    n: int,
-    maps: list[_Map],
-    shape: Sequence[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-    dst_stride: int,
-) -> PlanTable:
-    scalar = _most_runs(n, maps, chunk_shape) <= SCALAR_ROWS
-    starts: Any
-    if len(maps) == 1:
-        o, offset, stride = maps[0]
-        starts = _run_starts(low, n, offset, stride, chunk_shape[o], scalar=scalar)
-    else:
-        # A diagonal: a run ends where any of the outputs changes its cell.
-        every = [_run_starts(low, n, a, b, chunk_shape[o], scalar=scalar) for o, a, b in maps]
-        starts = sorted(set().union(*every)) if scalar else np.unique(np.concatenate(every))
-    if scalar:
-        return _scalar_table(
-            d, low, n, list(starts), maps, shape, chunk_shape, src_stride, dst_stride
-        )
-    count = np.diff(starts, append=low + n)
-    extent = np.ones(len(starts), np.int64)
-    src = np.zeros(len(starts), np.int64)
-    cells = []
-    for o, offset, stride in maps:
-        position = offset + stride * starts
-        cell = position // chunk_shape[o]
-        src += src_stride[o] * (position - cell * chunk_shape[o])
-        extent *= np.minimum(chunk_shape[o], shape[o] - cell * chunk_shape[o])
-        cells.append(cell)
-    return PlanTable(
-        d,
-        tuple(o for o, _, _ in maps),
-        tuple(cells),
-        src,
-        dst_stride * (starts - low),
-        count,
-        count == extent,
-    )
-
-
-def _scalar_table(
-    d: int,
-    low: int,
-    n: int,
-    starts: list[int],
-    maps: list[_Map],
-    shape: Sequence[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-    dst_stride: int,
-) -> PlanTable:
-    count = [b - a for a, b in zip(starts, [*starts[1:], low + n])]
-    extent = [1] * len(starts)
-    src = [0] * len(starts)
-    cells = []
-    for o, offset, stride in maps:
-        chunk, size, byte_stride = chunk_shape[o], shape[o], src_stride[o]
-        column = []
-        for row, start in enumerate(starts):
-            cell, position = divmod(offset + stride * start, chunk)
-            src[row] += byte_stride * position
-            extent[row] *= min(chunk, size - cell * chunk)
-            column.append(cell)
-        cells.append(column)
-    return PlanTable(
-        d,
-        tuple(o for o, _, _ in maps),
-        tuple(cells),
-        src,
-        [dst_stride * (start - low) for start in starts],
-        count,
-        [c == e for c, e in zip(count, extent)],
-    )
-
-
-def _as_list(column: Column) -> list[int]:
+def as_list(column: Column) -> list[int]:
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpustore.chunk_plan import PlanWindow
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
+from gpustore.plan_window import PlanWindow
 
 __all__ = ["Probe", "RawBytesRefiner", "Refiner"]
 

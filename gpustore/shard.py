@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpustore._json import JsonValue, in_member
-from gpustore.chunk_plan import PlanWindow
 from gpustore.codecs.chain import CodecChain, resolve_v3
 from gpustore.codecs.merge import composed_order, parse_chain, refuse_stages
 from gpustore.dtype import dtype as DataType
@@ -27,6 +26,7 @@ from gpustore.json_array import shape_text
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe
 from gpustore.shard_index import ShardIndex, ShardIndexFormat
 

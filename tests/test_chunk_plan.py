@@ -1,4 +1,4 @@
-"""The plan against brute force: every element by itself."""
+"""The plan against brute force: every element by itself. Index arrays: test_index_arrays.py."""
 
 import itertools
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore import chunk_plan
+from gpustore import plan_table
 from gpustore.chunk_plan import plan_chunks
-from gpustore.errors import LimitError, UnsupportedError
+from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 
 ITEMSIZE = 2
@@ -123,7 +123,7 @@ def test_scalar_and_vector_planner_fill_equal_columns(case):
     transform, shape, chunks = case
     scalar = elements(plan_of(transform, shape, chunks))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_plan, "SCALAR_ROWS", 0)
+        patch.setattr(plan_table, "SCALAR_ROWS", 0)
         plan = plan_of(transform, shape, chunks)
         assert len(plan) < 2 or isinstance(plan.window(0, 1).src_start, np.ndarray)
         assert elements(plan) == scalar
@@ -158,13 +158,6 @@ def test_one_chunk_too_many_is_refused():
     assert len(plan_of(transform, [20], [5], max_chunks=3)) == 3
     with pytest.raises(LimitError, match="of 3 chunks exceeds the limit"):
         plan_of(transform, [20], [5], max_chunks=2)
-
-
-def test_index_arrays_are_refused_by_name():
-    map_ = OutputIndexMap(index_array=[0, 2])
-    transform = IndexTransform(IndexDomain(shape=[2]), [map_])
-    with pytest.raises(UnsupportedError, match="index array"):
-        plan_of(transform, [4], [2])
 
 
 @pytest.mark.parametrize(("lo", "hi"), [(-1, 1), (2, 1), (0, 4)])

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpustore.chunk_plan import PlanWindow
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
+from gpustore.plan_window import PlanWindow
 
 __all__ = ["Backend", "Memory"]
 

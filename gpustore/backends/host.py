@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.chunk_plan import PlanWindow
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
+from gpustore.plan_window import PlanWindow
 
 __all__ = ["BACKEND", "HostBackend", "HostMemory"]
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpustore.chunk_plan import PlanWindow
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
 from gpustore.kvstores.base import Arena, Buffer, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.plan_window import PlanWindow
 
 __all__ = ["Changed", "fetch", "fetch_whole", "refine"]
 

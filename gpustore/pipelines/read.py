@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import ChunkPlan, PlanWindow
+from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.executor import CancelToken
 from gpustore.future import Future
@@ -30,6 +30,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import Arena, Buffer
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import Changed, fetch, refine
+from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ATTEMPTS", "read"]

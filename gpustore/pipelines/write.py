@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import PlanWindow
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.executor import CancelToken
 from gpustore.future import Future, Promise, WriteFutures
@@ -32,6 +31,7 @@ from gpustore.kvstores.base import Buffer, WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import BATCH_NBYTES, PLANNED_ROWS
+from gpustore.plan_window import PlanWindow
 from gpustore.shard import pack, unpack
 from gpustore.statistics import STATISTICS
 

@@ -285,10 +285,9 @@ def test_diagonals_are_read():
     assert gpustore.open(spec).result().read().result().tolist() == [1, 4]
 
 
-def test_index_arrays_are_refused_by_name():
+def test_index_arrays_select_elements():
     store = gpustore.array(np.arange(3)).oindex[[0, 2]]
-    with pytest.raises(UnsupportedError, match="index array"):
-        store.read()
+    assert store.read().result().tolist() == [0, 2]
 
 
 def test_other_byte_orders_are_copied():

@@ -33,6 +33,8 @@ LAYERS = {
     "gpustore.kvstores": 3,
     "gpustore.kvstore": 3,
     "gpustore.codecs": 3,
+    "gpustore.plan_window": 3,
+    "gpustore.plan_table": 3,
     "gpustore.chunk_plan": 3,
     "gpustore.refiner": 3,
     "gpustore.shard_index": 3,
