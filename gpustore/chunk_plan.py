@@ -233,21 +233,35 @@ class ChunkPlan:
         return whole
 
     @cached_property
-    def _key_parts(self) -> list[tuple[int, list[str]]]:
-        """For each array dimension in order: its table, and the text each row adds to a key."""
-        found: dict[int, tuple[int, list[str]]] = {}
+    def _key_columns(self) -> list[tuple[int, Column, int, str]]:
+        """For each array dimension in order: its table, its cells, their ratio, and a separator."""
+        found: dict[int, tuple[int, Column, int, str]] = {}
         for position, table in enumerate(self.tables):
             for dimension, cells in zip(table.output_dimensions, table.cells):
                 lead = self.key_separator if dimension else ""
-                ratio = self.key_ratio[dimension]
-                found[dimension] = (position, [f"{lead}{cell // ratio}" for cell in cells])
+                found[dimension] = (position, cells, self.key_ratio[dimension], lead)
         return [found[dimension] for dimension in sorted(found)]
+
+    @cached_property
+    def _key_parts(self) -> list[list[str] | None]:
+        """For each array dimension the text that each row of its table adds to a key.
+
+        None for a table so long that its texts would fill the memory; it has them made anew for
+        each window.
+        """
+        return [
+            None if len(cells) > WINDOW_ROWS else [f"{lead}{int(cell) // ratio}" for cell in cells]
+            for _, cells, ratio, lead in self._key_columns
+        ]
 
     def _keys(self, index: list[Any], n: int) -> list[str]:
         columns = []
-        for position, parts in self._key_parts:
+        for (position, cells, ratio, lead), parts in zip(self._key_columns, self._key_parts):
             rows = index[position]
-            columns.append([parts[i] for i in (rows if isinstance(rows, range) else list(rows))])
+            if parts is None:
+                columns.append([f"{lead}{int(cells[i]) // ratio}" for i in rows])
+            else:
+                columns.append([parts[i] for i in rows])
         if not columns:
             return [self.key_prefix] * n
         return list(map("".join, zip(itertools.repeat(self.key_prefix), *columns)))

@@ -138,6 +138,12 @@ def test_a_plan_of_ten_million_chunks_is_a_few_small_tables():
     assert window.keys == ["c/999/999/8", "c/999/999/9"]
 
 
+def test_keys_of_a_dimension_with_very_many_chunks_are_made_window_by_window():
+    plan = plan_of(IndexTransform(IndexDomain(shape=[200_000])), [200_000], [2])
+    assert plan.window(99_998, 100_000).keys == ["c/99998", "c/99999"]
+    assert plan.window(0, 2).keys == ["c/0", "c/1"]
+
+
 def test_rank_32_is_planned():
     transform = IndexTransform(IndexDomain(shape=[1] * 31 + [4]))
     plan = plan_of(transform, [1] * 31 + [4], [1] * 31 + [3])

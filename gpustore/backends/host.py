@@ -25,8 +25,17 @@ from gpustore.plan_window import PlanWindow
 
 __all__ = ["BACKEND", "HostBackend", "HostMemory"]
 
-_PHYSICAL_NBYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-"""Memory of this machine; no array read into new memory can be larger."""
+
+def _physical_nbytes() -> int:
+    """Memory of this machine, or no limit where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
+
+
+_PHYSICAL_NBYTES = _physical_nbytes()
+"""No array read into new memory can be larger."""
 
 
 @dataclass(frozen=True, slots=True)
