@@ -20,6 +20,9 @@ from gpustore.shard import ShardLevel
 
 __all__ = ["ChunkedArray"]
 
+SPLIT_ROWS = 16
+"""Fewest inner chunks of a shard that are worth a task of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkedArray:
@@ -90,15 +93,21 @@ class ChunkedArray:
             key_ratio=self.key_ratio,
         )
 
-    def parts(self, rows: int) -> int:
-        """Into how many parts to split `rows` rows of a plan.
+    def parts(self, plan: ChunkPlan) -> int:
+        """Into how many parts to split a plan.
 
         Small chunks stay on one thread: below 32 KiB a second one made Python slower
-        (0.8 times, 2 cores), because the interpreter lock is held most of the time.
+        (0.8 times, 2 cores), because the interpreter lock is held most of the time. A shard is
+        split only if there are fewer shards than threads, as each part needs the index again.
         """
         if self.chain.layout.nbytes < 32 << 10:
             return 1
-        return max(1, min(rows, 4 * self.executor.limit))
+        most = 4 * self.executor.limit
+        if self.levels:
+            shards, rows = plan.objects, len(plan)
+            wanted = shards if shards >= self.executor.limit else rows // SPLIT_ROWS
+            return max(1, min(wanted, most))
+        return max(1, min(len(plan), most))
 
     @property
     def object_bound(self) -> int:

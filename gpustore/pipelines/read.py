@@ -103,7 +103,7 @@ def read(
             return result
 
         return Future.deferred(read_now, array.executor)
-    parts = array.parts(rows)
+    parts = array.parts(plan)
     tasks = [partial(run, part, parts) for part in range(parts)]
     return array.executor.run_all(tasks, lambda: result)
 

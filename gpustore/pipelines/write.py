@@ -67,7 +67,7 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
     """
     memory = array.backend.source(source, transform.domain, array.dtype)
     plan = array.plan(transform, memory.strides)
-    parts = array.parts(len(plan))
+    parts = array.parts(plan)
     if array.levels:
         parts = max(1, min(parts, plan.objects))  # A shard is written by one task.
     STATISTICS.add(writes=1, chunks_planned=len(plan))
