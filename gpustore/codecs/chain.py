@@ -23,17 +23,10 @@ import numpy as np
 from gpustore._json import JsonValue, in_member, text
 from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
 from gpustore.codecs.bytes import checker, normalizer
+from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.merge import (
-    choose_v2,
-    complete_v2,
-    complete_v3,
     composed_order,
-    inner_order_v3,
-    merge_v2,
-    merge_v3,
     parse_chain,
-    parse_v2,
-    parse_v3,
     resolving,
 )
 from gpustore.dtype import dtype as DataType
@@ -42,18 +35,7 @@ from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.named_configuration import NamedConfiguration
 
-__all__ = [
-    "CodecChain",
-    "complete_v2",
-    "complete_v3",
-    "inner_order_v3",
-    "merge_v2",
-    "merge_v3",
-    "parse_v2",
-    "parse_v3",
-    "resolve_v2",
-    "resolve_v3",
-]
+__all__ = ["CodecChain", "resolve_v2", "resolve_v3"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,24 @@
-"""Chains of codecs before they are resolved: parsing, merging, completing.
+"""Chains of Zarr v3 codecs before they are resolved: parsing, merging, completing.
 
 Codecs arrive as names and options, from stored metadata or as constraints in a spec.
 
-:func:`parse_v3`, :func:`parse_v2`
-    Validate them. Stored metadata must say everything; constraints may leave options, and in v3
-    the array -> bytes codec, to be chosen. In v3 the order of the kinds is array -> array,
-    array -> bytes, bytes -> bytes.
-:func:`merge_v3`, :func:`merge_v2`
-    The constraints of both of two, or MismatchError. v3 merges option by option, v2 wants equal
-    objects.
-:func:`complete_v3`, :func:`complete_v2`
+:func:`parse_v3`
+    Validates them. Stored metadata must say everything; constraints may leave options, and the
+    array -> bytes codec, to be chosen. The order of the kinds is array -> array, array -> bytes,
+    bytes -> bytes.
+:func:`merge_v3`
+    The constraints of both of two, option by option, or MismatchError.
+:func:`complete_v3`, :func:`shard_v3`
     Choose what a new array is left free to choose, as TensorStore does.
 :func:`inner_order_v3`
     Tell which order of the dimensions in a chunk v3 codecs come to.
 
-Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc`` and ``driver/zarr/metadata.cc``.
+Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -29,37 +28,30 @@ from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import GpustoreError, MetadataError, MismatchError, UnsupportedError
-from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
-from gpustore.metadata.zarr2_member import UNSET, Unset
+from gpustore.metadata.named_configuration import NamedConfiguration
 
 __all__ = [
     "ArrayChoice",
     "ChainSpec",
     "LayoutChoice",
     "StageChoice",
-    "choose_v2",
-    "complete_v2",
     "complete_v3",
     "composed_order",
     "inner_order_v3",
-    "merge_v2",
     "merge_v3",
     "parse_chain",
     "parse_codecs",
-    "parse_v2",
     "parse_v3",
     "read_chunk_shape_v3",
     "refuse_stages",
     "resolving",
     "shard_v3",
+    "unknown_codec",
 ]
-
-Compressor: TypeAlias = Mapping[str, JsonValue]
 
 _V3_DEFAULT: Final = "bytes"
 _V3_TRANSPOSE: Final = "transpose"
 _V3_SHARDING: Final = "sharding_indexed"
-_V2_DEFAULT: Final = "blosc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +158,8 @@ def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") 
         raise error.prefixed(context) from error.__cause__
 
 
-def _unknown(name: str, version: str) -> GpustoreError:
+def unknown_codec(name: str, version: str) -> GpustoreError:
+    """The error for a name without a codec in that version of the format; lists those there are."""
     known = []
     for candidate in registry.ids("codecs"):
         codec = registry.find("codecs", candidate)
@@ -243,7 +236,7 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
     codec = registry.find("codecs", named.name)
     if codec is None or (isinstance(codec, Codec) and codec.v3 is None):
         with in_member("name"):
-            raise _unknown(named.name, "v3")
+            raise unknown_codec(named.name, "v3")
     with in_member("configuration"):
         members = Members(dict(named.configuration))
         if isinstance(codec, ArrayCodec):
@@ -537,72 +530,3 @@ def shard_v3(
     else:
         options.setdefault("chunk_shape", list(read))
     return ChainSpec(spec.arrays, LayoutChoice(spec.layout.codec, options), spec.stages).named
-
-
-# --------------------------------------------------------------------------- Zarr v2
-
-
-def parse_v2(compressor: Compressor | None, *, stored: bool) -> dict[str, JsonValue] | None:
-    """Validate the compressor of an array or of a spec, and fill in its defaults.
-
-    Raises
-    ------
-    MetadataError
-        ``Error parsing object member "compressor": ...``. No code is ever looked up by an id
-        that is not one of this library's own.
-
-    Examples
-    --------
-    >>> parse_v2({"id": "zlib"}, stored=True)
-    {'id': 'zlib', 'level': 1}
-    >>> parse_v2({"id": "pickle"}, stored=True)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    gpustore.errors.MetadataError: ... member "id": "pickle" is not registered; registered are: ...
-    """
-    choice = choose_v2(compressor, stored=stored)
-    return None if choice is None else {"id": choice.codec.name, **choice.options}
-
-
-def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | None:
-    """The codec that a compressor names and its options, validated as by :func:`parse_v2`."""
-    if compressor is None:
-        return None
-    with in_member("compressor"):
-        members = Members(dict(compressor))
-        name = members.take_str("id")
-        codec = registry.find("codecs", name)
-        if not isinstance(codec, Codec) or codec.v2 is None:
-            raise members.error(_unknown(name, "v2"), "id")
-        options = codec.v2.parse(members, stored=stored)
-        return StageChoice(codec, codec.v2, options).completed(None)
-
-
-def merge_v2(
-    a: Compressor | Unset | None, b: Compressor | Unset | None
-) -> dict[str, JsonValue] | Unset | None:
-    """The compressor that both `a` and `b` ask for; None is no compression, UNSET no constraint.
-
-    Raises
-    ------
-    MismatchError
-        ``"compressor" does not match`` unless they are the same, defaults filled in.
-    """
-    left = UNSET if a is UNSET else parse_v2(a, stored=False)
-    right = UNSET if b is UNSET else parse_v2(b, stored=False)
-    if left is UNSET:
-        return right
-    if right is not UNSET and not json_equal(left, right):
-        raise MismatchError(
-            f'"compressor" does not match: {text(left)} vs {text(right)}', status=""
-        )
-    return left
-
-
-def complete_v2(compressor: Compressor | Unset | None) -> dict[str, JsonValue] | None:
-    """The compressor of a new array: UNSET is Blosc with LZ4, as in TensorStore.
-
-    >>> complete_v2(UNSET)
-    {'id': 'blosc', 'cname': 'lz4', 'clevel': 5, 'shuffle': -1, 'blocksize': 0}
-    """
-    return parse_v2({"id": _V2_DEFAULT} if compressor is UNSET else compressor, stored=False)

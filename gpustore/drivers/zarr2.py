@@ -13,7 +13,8 @@ import dataclasses
 from typing import Any
 
 from gpustore._json import JsonValue, Members
-from gpustore.codecs.chain import complete_v2, merge_v2, parse_v2, resolve_v2
+from gpustore.codecs.chain import resolve_v2
+from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,

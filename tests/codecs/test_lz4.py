@@ -10,7 +10,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.chain import parse_v2, resolve_v2
+from gpustore.codecs.chain import resolve_v2
+from gpustore.codecs.compressor import parse_v2
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from tests.codecs.contract import (
     check_damage,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore._json import text
-from gpustore.codecs.chain import parse_v2
+from gpustore.codecs.compressor import parse_v2
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from tests.codecs.contract import (
     check_damage,

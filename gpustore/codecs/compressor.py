@@ -1,0 +1,92 @@
+"""The compressor of a Zarr v2 array before it is resolved: parsing, merging, completing.
+
+Stored metadata must say everything, constraints may leave options to be chosen. Two constraints
+agree only if they are the same once defaults are filled in.
+
+Source: TensorStore ``driver/zarr/metadata.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from gpustore import registry
+from gpustore._json import JsonValue, Members, in_member, text
+from gpustore.codecs.base import Codec
+from gpustore.codecs.merge import StageChoice, unknown_codec
+from gpustore.errors import MismatchError
+from gpustore.metadata.named_configuration import json_equal
+from gpustore.metadata.zarr2_member import UNSET, Unset
+
+__all__ = ["choose_v2", "complete_v2", "merge_v2", "parse_v2"]
+
+Compressor: TypeAlias = Mapping[str, JsonValue]
+
+_V2_DEFAULT: Final = "blosc"
+
+
+def parse_v2(compressor: Compressor | None, *, stored: bool) -> dict[str, JsonValue] | None:
+    """Validate the compressor of an array or of a spec, and fill in its defaults.
+
+    Raises
+    ------
+    MetadataError
+        ``Error parsing object member "compressor": ...``. No code is ever looked up by an id
+        that is not one of this library's own.
+
+    Examples
+    --------
+    >>> parse_v2({"id": "zlib"}, stored=True)
+    {'id': 'zlib', 'level': 1}
+    >>> parse_v2({"id": "pickle"}, stored=True)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.MetadataError: ... member "id": "pickle" is not registered; registered are: ...
+    """
+    choice = choose_v2(compressor, stored=stored)
+    return None if choice is None else {"id": choice.codec.name, **choice.options}
+
+
+def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | None:
+    """The codec that a compressor names and its options, validated as by :func:`parse_v2`."""
+    if compressor is None:
+        return None
+    with in_member("compressor"):
+        members = Members(dict(compressor))
+        name = members.take_str("id")
+        codec = registry.find("codecs", name)
+        if not isinstance(codec, Codec) or codec.v2 is None:
+            raise members.error(unknown_codec(name, "v2"), "id")
+        options = codec.v2.parse(members, stored=stored)
+        return StageChoice(codec, codec.v2, options).completed(None)
+
+
+def merge_v2(
+    a: Compressor | Unset | None, b: Compressor | Unset | None
+) -> dict[str, JsonValue] | Unset | None:
+    """The compressor that both `a` and `b` ask for; None is no compression, UNSET no constraint.
+
+    Raises
+    ------
+    MismatchError
+        ``"compressor" does not match`` unless they are the same, defaults filled in.
+    """
+    left = UNSET if a is UNSET else parse_v2(a, stored=False)
+    right = UNSET if b is UNSET else parse_v2(b, stored=False)
+    if left is UNSET:
+        return right
+    if right is not UNSET and not json_equal(left, right):
+        raise MismatchError(
+            f'"compressor" does not match: {text(left)} vs {text(right)}', status=""
+        )
+    return left
+
+
+def complete_v2(compressor: Compressor | Unset | None) -> dict[str, JsonValue] | None:
+    """The compressor of a new array: UNSET is Blosc with LZ4, as in TensorStore.
+
+    >>> complete_v2(UNSET)
+    {'id': 'blosc', 'cname': 'lz4', 'clevel': 5, 'shuffle': -1, 'blocksize': 0}
+    """
+    return parse_v2({"id": _V2_DEFAULT} if compressor is UNSET else compressor, stored=False)
