@@ -16,14 +16,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import GpustoreError, MetadataError, prefixing
 
 # None, bool, int, float, str, or a list or a dict (with str keys) of them. Not a recursive union:
 # Members and the expect functions are what narrows, and lists are invariant.
@@ -228,6 +228,9 @@ for _char, _name in {'"': '"', "'": "'", "\\": "\\", "\n": "n", "\r": "r", "\t":
     _ESCAPES[ord(_char)] = "\\" + _name
 
 
+_PLAIN_TYPES = frozenset({bool, int, float, str})
+
+
 def from_python(value: object) -> JsonValue:
     """JSON of a value that a caller typed in Python.
 
@@ -239,7 +242,7 @@ def from_python(value: object) -> JsonValue:
     >>> from_python({"shape": (np.int64(3), 4)})
     {'shape': [3, 4]}
     """
-    if value is None or isinstance(value, bool):
+    if value is None or type(value) in _PLAIN_TYPES:
         return value
     for plain in (int, float, str):
         # Not a subclass such as an enumeration or numpy.float64.
@@ -259,22 +262,14 @@ def from_python(value: object) -> JsonValue:
     raise TypeError(f"Object '{type(value).__name__}' does not support conversion to JSON")
 
 
-def in_member(name: str) -> AbstractContextManager[None]:
+def in_member(name: str) -> prefixing:
     """Prefix errors of the block with ``Error parsing object member "name": ``."""
-    return _prefixing(_member_context(name))
+    return prefixing(partial(_member_context, name))
 
 
-def at_position(index: int) -> AbstractContextManager[None]:
+def at_position(index: int) -> prefixing:
     """Prefix errors of the block with ``Error parsing value at position index: ``."""
-    return _prefixing(_position_context(index))
-
-
-@contextmanager
-def _prefixing(context: str) -> Iterator[None]:
-    try:
-        yield
-    except GpustoreError as error:
-        raise error.prefixed(context) from error.__cause__
+    return prefixing(partial(_position_context, index))
 
 
 def _member_context(name: str) -> str:
@@ -399,7 +394,7 @@ class Members:
         self._status = status
         self._integral_floats = integral_floats
         self.pointer = pointer
-        self._contexts = tuple(map(_pointer_context, pointer.split("/")[1:]))
+        self._contexts = tuple(map(_pointer_context, pointer.split("/")[1:])) if pointer else ()
         try:
             self._rest = dict(expect_object(value))
         except MetadataError as error:
@@ -415,7 +410,7 @@ class Members:
 
     def take(self, name: str, default: JsonValue = REQUIRED) -> JsonValue:
         """Any value of member `name`, or `default` if it is missing."""
-        return self.take_with(name, lambda value: value, default)
+        return self.take_with(name, _unchanged, default)
 
     # With the default Required, T is inferred as nothing at all: take_int("a") is an int.
 
@@ -446,6 +441,8 @@ class Members:
         default: T | Required = REQUIRED,
     ) -> int | T:
         """An integer in ``[minimum, maximum]``; see :func:`expect_int`."""
+        if name not in self._rest and not isinstance(default, Required):
+            return default
 
         def convert(value: JsonValue) -> int:
             return expect_int(value, minimum, maximum, integral_floats=self._integral_floats)
@@ -485,6 +482,8 @@ class Members:
         length: int | None = None,
     ) -> list[V] | T:
         """An array as a list of ``convert(element)``, errors naming the position."""
+        if name not in self._rest and not isinstance(default, Required):
+            return default
 
         def convert_all(value: JsonValue) -> list[V]:
             converted = []
@@ -535,6 +534,10 @@ class Members:
         )
         located.__cause__ = error.__cause__
         return located
+
+
+def _unchanged(value: JsonValue) -> JsonValue:
+    return value
 
 
 def _pointer_context(segment: str) -> str:

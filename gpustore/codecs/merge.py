@@ -18,8 +18,7 @@ Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -27,7 +26,13 @@ from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import GpustoreError, MetadataError, MismatchError, UnsupportedError
+from gpustore.errors import (
+    GpustoreError,
+    MetadataError,
+    MismatchError,
+    UnsupportedError,
+    prefixing,
+)
 from gpustore.metadata.named_configuration import NamedConfiguration
 
 __all__ = [
@@ -148,14 +153,9 @@ class ChainSpec:
         return tuple(choice.named for choice in (*self.arrays, *first, *self.stages))
 
 
-@contextmanager
-def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> Iterator[None]:
+def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> prefixing:
     """Prefix errors of the block with the codec they are about."""
-    try:
-        yield
-    except GpustoreError as error:
-        context = f"Error {what} through codec {named}"
-        raise error.prefixed(context) from error.__cause__
+    return prefixing(lambda: f"Error {what} through codec {named}")
 
 
 def unknown_codec(name: str, version: str) -> GpustoreError:

@@ -107,7 +107,8 @@ class ChunkGrid:
             if given:
                 raise TypeError("ChunkGrid() takes either json or keywords, not both")
             self.load(from_python(json))
-        self.update(**given)
+        elif given:
+            self.update(**given)
 
     def _clear(self) -> None:
         self._rank = None

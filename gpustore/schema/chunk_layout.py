@@ -8,12 +8,11 @@ order of the dimensions within the innermost chunks. Merging is explained in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python, pretty
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import MetadataError, prefixing
 from gpustore.json_array import shape_text
 from gpustore.keyword_argument import (
     as_floats,
@@ -40,7 +39,7 @@ from gpustore.schema.chunk_keyword import ChunkLayoutKeywords
 from gpustore.schema.chunk_template import chunk_template, precise_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from gpustore.index_space import IndexDomain
 
@@ -120,7 +119,8 @@ class ChunkLayout:
             if given:
                 raise TypeError("ChunkLayout() takes either json or keywords, not both")
             self._load(from_python(json))
-        self.update(**given)
+        elif given:
+            set_keywords(self._setters(), given)
 
     def copy(self) -> ChunkLayout:
         """An independent copy."""
@@ -489,10 +489,10 @@ class ChunkLayout:
         new._rank = rank
         if self._inner_order is not None:
             new._inner_order = map_order(self._inner_order) or None
-        with _context("Error transforming grid_origin"):
+        with prefixing("Error transforming grid_origin"):
             new._grid_origin = map_origin(self._grid_origin)
         for usage, grid in self._grids.items():
-            with _context(f"Error transforming {usage}_chunk"):
+            with prefixing(f"Error transforming {usage}_chunk"):
                 new._grids[usage] = grid.mapped(rank, map_shape, map_aspect_ratio)
         return new
 
@@ -537,13 +537,5 @@ def _usages(level: str, of_chunk: Sequence[str]) -> Sequence[str]:
     return of_chunk if level == "chunk" else (level.removesuffix("_chunk"),)
 
 
-def _setting(what: str) -> AbstractContextManager[None]:
-    return _context(f"Error setting {what}")
-
-
-@contextmanager
-def _context(context: str) -> Iterator[None]:
-    try:
-        yield
-    except GpustoreError as error:
-        raise error.prefixed(context) from error.__cause__
+def _setting(what: str) -> prefixing:
+    return prefixing(f"Error setting {what}")

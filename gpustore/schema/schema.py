@@ -7,7 +7,6 @@ intersection of them, or an error. Indexing a schema gives the constraints on th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpustore._json import (
@@ -22,7 +21,7 @@ from gpustore._json import (
 )
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import from_json as dtype_from_json
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.json_array import shape_text
@@ -36,7 +35,7 @@ from gpustore.schema.schema_transform import SchemaParts, parts_to_input, parts_
 from gpustore.unit import Unit, UnitLike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
 
@@ -132,7 +131,8 @@ class Schema:
             if given:
                 raise TypeError("Schema() takes either json or keywords, not both")
             self._load(from_python(json))
-        self.update(**given)
+        elif given:
+            self._update(given)
 
     def copy(self) -> Schema:
         """An independent copy."""
@@ -213,7 +213,7 @@ class Schema:
         self.set_rank(domain.rank, "domain")
         merged = merge_domains(self._domain, domain)
         if self._fill_value is not None:
-            with _context("domain is incompatible with fill_value"):
+            with prefixing("domain is incompatible with fill_value"):
                 check_broadcast(self._fill_value.shape, merged.shape)
         self._domain = merged
 
@@ -236,7 +236,7 @@ class Schema:
     def merge_fill_value(self, value: FillValue) -> None:
         """Fix the fill value."""
         if self._domain is not None:
-            with _context("fill_value is incompatible with domain"):
+            with prefixing("fill_value is incompatible with domain"):
                 check_broadcast(value.shape, self._domain.shape)
         if self._rank is not None and self._rank < value.rank:
             raise MetadataError(f"Invalid fill_value for rank {self._rank}: {value}")
@@ -530,11 +530,3 @@ def _as_dtype(value: Any) -> DataType:
 
 def _as_units(values: Any) -> tuple[Unit | None, ...]:
     return tuple(None if unit is None else Unit(unit) for unit in values)
-
-
-@contextmanager
-def _context(context: str) -> Iterator[None]:
-    try:
-        yield
-    except GpustoreError as error:
-        raise error.prefixed(context) from error.__cause__
