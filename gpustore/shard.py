@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpustore._json import JsonValue, in_member
-from gpustore.codecs.chain import CodecChain, resolve_v3
+from gpustore.codecs.chain import CodecChain, resolve_chain, resolve_v3
 from gpustore.codecs.merge import composed_order, parse_chain, refuse_stages
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
@@ -243,9 +243,10 @@ def _resolve(
     limits: Limits,
     depth: int,
 ) -> ResolvedCodecs:
+    limits.check("codecs", len(codecs), "codecs")
     spec = parse_chain(codecs, stored=True)
     if not spec.is_sharded or spec.layout is None:
-        chain = resolve_v3(codecs, dtype, chunk_shape, limits=limits)
+        chain = resolve_chain(spec, dtype, chunk_shape, limits=limits)
         return ResolvedCodecs(chain, chunk_shape, ())
     limits.check("nested_shardings", depth + 1, "Shards within shards")
     refuse_stages(spec)

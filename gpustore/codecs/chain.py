@@ -25,6 +25,7 @@ from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, 
 from gpustore.codecs.bytes import checker, normalizer
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.merge import (
+    ChainSpec,
     composed_order,
     parse_chain,
     resolving,
@@ -35,7 +36,7 @@ from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.named_configuration import NamedConfiguration
 
-__all__ = ["CodecChain", "resolve_v2", "resolve_v3"]
+__all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,13 @@ def resolve_v3(
         If there are too many codecs, or a chunk is too large.
     """
     limits.check("codecs", len(codecs), "codecs")
-    spec = parse_chain(codecs, stored=True)
+    return resolve_chain(parse_chain(codecs, stored=True), dtype, chunk_shape, limits=limits)
+
+
+def resolve_chain(
+    spec: ChainSpec, dtype: DataType, chunk_shape: Sequence[int], *, limits: Limits
+) -> CodecChain:
+    """As :func:`resolve_v3`, for codecs that are parsed already."""
     assert spec.layout is not None  # Stored chains have one.
     if not isinstance(spec.layout.codec, LayoutCodec):
         # Only the index of a shard comes here so: it must have a fixed size.

@@ -356,7 +356,8 @@ class ChunkedKind:
         constraints = self.format.take_constraints(members)
         options = _options(members)
         options.update(self.format.take_options(members))
-        self.format.constrained(constraints, schema)  # Raises on contradictions.
+        if constraints is not self.format.no_constraints or not schema.is_empty:
+            self.format.constrained(constraints, schema)  # Raises on contradictions.
         return ChunkedSpec(self.format, spec, schema, constraints, options)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:

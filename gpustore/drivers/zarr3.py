@@ -109,7 +109,7 @@ class Zarr3Format:
             key_separator=encoding.separator,
             labels=metadata.labels,
             units=metadata.dimension_units,
-            codec_json=_codec_json(parse_v3(metadata.codecs, stored=True)),
+            codec_json={"driver": self.json_id, **codecs.chain.to_json()},
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:

@@ -115,6 +115,8 @@ def parse_shape(
     if len(extents) > max_rank:
         raise MetadataError(f"Rank {len(extents)} is outside valid range [0, {max_rank}]")
     check_length(extents, rank)
+    if all(type(extent) is int and minimum <= extent <= _MAX_EXTENT for extent in extents):
+        return tuple(extents)
     shape = []
     for index, extent in enumerate(extents):
         with at_position(index):

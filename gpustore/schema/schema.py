@@ -182,6 +182,12 @@ class Schema:
             "schema": lambda v: self.merge(expect_type(Schema, v)),
         }
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no constraint at all."""
+        values = (getattr(self, name) for name in self.__slots__ if name != "_chunk_layout")
+        return not self._chunk_layout.has_constraints and all(value is None for value in values)
+
     # ---- merging, one constraint each
 
     def set_rank(self, rank: int, source: str) -> None:
