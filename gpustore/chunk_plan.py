@@ -91,7 +91,9 @@ class ChunkPlan:
         return tuple(len(table) for table in self.tables)
 
     def __len__(self) -> int:
-        return math.prod(self.sizes) if 0 not in self.input_shape else 0
+        if 0 in self.input_shape:
+            return 0
+        return math.prod([len(table.count) for table in self.tables])
 
     @cached_property
     def groups(self) -> tuple[list[tuple[int, int]], ...]:
@@ -133,6 +135,9 @@ class ChunkPlan:
         Where no rows share a key a window has at most `most` rows. Otherwise, or if `by_key`, it
         has all the rows of a key, or its share of them if there are fewer keys than parts.
         """
+        if parts == 1 and len(self) == 1:
+            yield self._only_row()
+            return
         if not by_key and all(ratio == 1 for ratio in self.key_ratio):
             lo, hi = (len(self) * i // parts for i in (part, part + 1))
             for at in range(lo, hi, most):
@@ -171,6 +176,33 @@ class ChunkPlan:
         scalar = len(self) <= max(plan_table.SCALAR_ROWS, 1)
         index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
         return self._window(index, hi - lo, scalar=scalar)
+
+    def _only_row(self) -> PlanWindow:
+        """The window of a plan of one row; small reads are many and each is this."""
+        cells = [0] * len(self.key_ratio)
+        count = [1 if d in self.pointed else size for d, size in enumerate(self.input_shape)]
+        src_start = dst_start = 0
+        whole = True
+        for table in self.tables:
+            src_start += int(table.src_start[0])
+            dst_start += int(table.dst_start[0])
+            whole = whole and bool(table.whole[0])
+            if table.input_dimension is not None:
+                count[table.input_dimension] = int(table.count[0])
+            for dimension, column in zip(table.output_dimensions, table.cells):
+                cells[dimension] = int(column[0])
+        parts = [str(cell // ratio) for cell, ratio in zip(cells, self.key_ratio)]
+        return PlanWindow(
+            cells=tuple([[cell] for cell in cells]),
+            src_start=[src_start],
+            dst_start=[dst_start],
+            count=tuple([[n] for n in count]),
+            whole=[whole],
+            src_stride=self.src_stride,
+            dst_stride=self.dst_stride,
+            keys=[self.key_prefix + self.key_separator.join(parts)],
+            points=self._points([(0,)] * len(self.tables), 1) if self.pointed else None,
+        )
 
     def _window(self, index: list[Any], n: int, *, scalar: bool) -> PlanWindow:
         """The rows at `index`, one sequence of row numbers a table."""

@@ -68,6 +68,8 @@ class PlanWindow:
 
     def part(self, lo: int, hi: int) -> PlanWindow:
         """Rows `lo` to `hi` of this window."""
+        if lo <= 0 and hi >= len(self.keys):
+            return self
         cut = slice(lo, hi)
         return PlanWindow(
             cells=tuple(column[cut] for column in self.cells),
@@ -83,6 +85,24 @@ class PlanWindow:
             absent=None if self.absent is None else self.absent[cut],
             narrowed=self.narrowed,
             points=None if self.points is None else self.points[cut],
+        )
+
+    def narrow(self, src_start: list[int], start: list[int], stop: list[int]) -> PlanWindow:
+        """The same rows, as byte ranges of uncompressed chunks that `src_start` counts from."""
+        return PlanWindow(
+            cells=self.cells,
+            src_start=src_start,
+            dst_start=self.dst_start,
+            count=self.count,
+            whole=self.whole,
+            src_stride=self.src_stride,
+            dst_stride=self.dst_stride,
+            keys=self.keys,
+            byte_start=start,
+            byte_stop=stop,
+            absent=self.absent,
+            narrowed=True,
+            points=self.points,
         )
 
     def take(self, rows: Sequence[int]) -> PlanWindow:

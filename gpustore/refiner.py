@@ -9,7 +9,7 @@ fetches the refined rows on condition that the values are still the ones that we
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpustore.errors import CorruptChunkError
@@ -110,7 +110,7 @@ class RawBytesRefiner:
             offsets.append(first - low)
         if not narrowed:
             return rows
-        return replace(rows, src_start=offsets, byte_start=starts, byte_stop=stops, narrowed=True)
+        return rows.narrow(offsets, starts, stops)
 
     def _check_length(self, rows: PlanWindow, row: int, found: int) -> None:
         """An inner chunk must be as long as a chunk, or its parts are not where they should be."""

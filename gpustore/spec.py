@@ -293,7 +293,8 @@ class Spec:
             context = self._context.to_json(include_defaults)
             if context:
                 json["context"] = context
-        return dict(sorted(json.items()))
+        # A copy: attributes in it are those of the opened array.
+        return {name: from_python(json[name]) for name in sorted(json)}
 
     def __repr__(self) -> str:
         return pretty("Spec", self.to_json())

@@ -221,3 +221,12 @@ def note(window, rows):
     for i, key in enumerate(window.keys):
         cell = tuple(int(column[i]) for column in window.cells)
         rows.setdefault(key, []).append((cell, src[i], dst[i], counts[i], bool(window.whole[i])))
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(cases())
+def test_the_window_of_a_single_row_is_the_general_one(case):
+    transform, shape, chunks = case
+    first = tuple(slice(low, low + min(n, 1)) for low, n in zip(transform.origin, transform.shape))
+    plan = plan_of(transform[first], shape, chunks)
+    assert list(plan.windows(0, 1, 1000)) == [plan.window(i, i + 1) for i in range(len(plan))]

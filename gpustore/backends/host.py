@@ -103,7 +103,7 @@ class HostBackend:
         if array.nbytes > _PHYSICAL_NBYTES:
             # A kernel that overcommits promises any size and kills whoever fills it.
             raise _too_large(shape, dtype)
-        return _memory(array)
+        return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
 
     def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostMemory:
         """Memory of `out`: a NumPy array, or anything that offers its host memory.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from gpustore.context import Context
@@ -40,12 +41,21 @@ __all__ = ["ChunkedDriver", "MetadataFile"]
 
 _ATTEMPTS = 100
 
+_REMEMBERED_NBYTES = 16 << 10
+"""Longest document whose parsed form is remembered."""
+
 _DELETE_BATCH = 4096
 
 _MOST_ENUMERATED = 100_000
 """Up to this many chunks are deleted by name; beyond, those that exist are listed first."""
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+@lru_cache(maxsize=64)
+def _remembered(format_: Format, data: bytes, limits: Limits) -> Any:
+    """The metadata in `data`: arrays are opened again and again, and checking takes time."""
+    return format_.decode(data, where="", limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +89,16 @@ class MetadataFile:
         if data is None:
             return None, columns.generation[0]
         with self.blamed():
-            metadata = self.format.decode(data, where=self.name, limits=self.limits)
+            metadata = self._decoded(bytes(data))
             return self.format.completed(self.constraints, metadata), columns.generation[0]
+
+    def _decoded(self, data: bytes) -> Any:
+        if len(data) <= _REMEMBERED_NBYTES:
+            try:
+                return _remembered(self.format, data, self.limits)
+            except GpustoreError:
+                pass  # Once more, to raise what names this file.
+        return self.format.decode(data, where=self.name, limits=self.limits)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

@@ -385,3 +385,29 @@ def test_error_of_the_file_system(tmp_path):
     store = gpustore.open(tmp_path / "a").result()
     with pytest.raises(StoreIOError):
         store.write(1).result()
+
+
+def test_json_of_a_spec_belongs_to_the_caller():
+    attributes = {"a": {"b": [1]}}
+    spec = {"driver": "zarr3", "kvstore": "memory://", "metadata": {"attributes": attributes}}
+    store = gpustore.open(spec, create=True, dtype="uint8", shape=[4]).result()
+    before = json.dumps(store.spec().to_json())
+    metadata = store.spec().to_json()["metadata"]
+    metadata["attributes"]["a"]["b"].append(2)
+    metadata["shape"].append(3)
+    assert json.dumps(store.spec().to_json()) == before
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_arrays_with_equal_documents_are_told_apart(driver, tmp_path):
+    context = gpustore.Context()
+    for name in "ab":
+        url = f"file://{tmp_path}/{name}|{driver}:"
+        gpustore.open(url, create=True, dtype="uint8", shape=[4], context=context).result()
+    a, b = (gpustore.open(f"file://{tmp_path}/{name}|{driver}:").result() for name in "ab")
+    a[...] = 1
+    assert not b.read().result().any()
+    for name in "ab":
+        (tmp_path / name / DRIVERS[driver]).write_bytes(b'{"shape": 1}')
+        with pytest.raises(gpustore.MetadataError, match=f"{name}/{DRIVERS[driver]}"):
+            gpustore.open(f"file://{tmp_path}/{name}|{driver}:").result()
