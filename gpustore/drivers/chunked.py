@@ -53,9 +53,9 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 @lru_cache(maxsize=64)
-def _remembered(format_: Format, data: bytes, limits: Limits) -> Any:
+def _remembered(decode: Callable[..., Any], data: bytes, limits: Limits) -> Any:
     """The metadata in `data`: arrays are opened again and again, and checking takes time."""
-    return format_.decode(data, where="", limits=limits)
+    return decode(data, where="", limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class MetadataFile:
     def _decoded(self, data: bytes) -> Any:
         if len(data) <= _REMEMBERED_NBYTES:
             try:
-                return _remembered(self.format, data, self.limits)
+                return _remembered(self.format.decode, data, self.limits)
             except GpustoreError:
                 pass  # Once more, to raise what names this file.
         return self.format.decode(data, where=self.name, limits=self.limits)
