@@ -1,5 +1,6 @@
 """Kernel files reach the user: seen at once in an editable install, packed in the wheel."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def run_installed(site, folder, *, flags=("-S",)):
     done = subprocess.run(
         [sys.executable, *flags, "-c", code],
         cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         timeout=60,
