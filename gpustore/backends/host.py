@@ -103,6 +103,8 @@ class HostBackend:
         if array.nbytes > _PHYSICAL_NBYTES:
             # A kernel that overcommits promises any size and kills whoever fills it.
             raise _too_large(shape, dtype)
+        if dtype.hasobject:
+            return _memory(array)  # NumPy makes no bytes of references.
         return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
 
     def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostMemory:
