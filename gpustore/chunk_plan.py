@@ -93,7 +93,10 @@ class ChunkPlan:
     def __len__(self) -> int:
         if 0 in self.input_shape:
             return 0
-        return math.prod([len(table.count) for table in self.tables])
+        rows = 1
+        for table in self.tables:
+            rows *= len(table.count)
+        return rows
 
     @cached_property
     def groups(self) -> tuple[list[tuple[int, int]], ...]:

@@ -153,6 +153,11 @@ class Future(Generic[T]):
             self.force()
         return self._done
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it waits to be asked for, see :meth:`deferred`; asking this does not start it."""
+        return self._deferred is not None
+
     def cancelled(self) -> bool:
         """Return whether the operation was cancelled."""
         return self._done and self._error is _CANCELLED

@@ -46,6 +46,7 @@ class Deflate(BytesCodec):
 
     name: str
     level: int
+    decode_ns = 1.8
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Zlib's own bound for encoders it does not know, and room for headers."""

@@ -125,6 +125,9 @@ class BytesCodec(abc.ABC):
     overhead: ClassVar[int | None] = None
     """Bytes it adds to any input, None if that depends on the input."""
 
+    decode_ns: ClassVar[float] = 1.0
+    """About how long one thread takes for a decoded byte: decides how work is split, no more."""
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""

@@ -87,6 +87,7 @@ _SMALL_NBYTES: Final = 32 << 10
 @dataclass(frozen=True, slots=True)
 class _Blosc(BytesCodec):
     name = "blosc"
+    decode_ns = 0.35
     cname: str
     clevel: int
     shuffle: int

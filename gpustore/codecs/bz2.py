@@ -41,6 +41,7 @@ __all__ = ["CODEC"]
 @dataclass(frozen=True, slots=True)
 class _Bz2(BytesCodec):
     name = "bz2"
+    decode_ns = 30.0
     level: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:

@@ -39,6 +39,10 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 __all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3"]
 
 
+_COPY_NS = 0.12
+"""About how long one thread takes to place one decoded byte."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One stage, and how many bytes it must or may decode to."""
@@ -76,6 +80,8 @@ class CodecChain:
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
         Whether decoding without `out` copies nothing.
+    decode_s : float
+        About how long one thread takes to decode a chunk and to place its elements, in seconds.
     """
 
     __slots__ = (
@@ -83,6 +89,7 @@ class CodecChain:
         "_json",
         "_normalize",
         "_steps",
+        "decode_s",
         "encoded_bound",
         "inner_order",
         "is_raw",
@@ -104,6 +111,8 @@ class CodecChain:
         self.stages = tuple(stages)
         self.is_raw = not self.stages
         self.is_view = all(stage.overhead is not None for stage in self.stages)
+        ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
+        self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
         self._check: Callable[[Buffer], Buffer] | None = checker(layout.dtype)
         self._normalize: Callable[[Buffer], Buffer] | None = normalizer(layout.dtype)

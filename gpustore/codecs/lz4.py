@@ -55,6 +55,7 @@ _SMALL_NBYTES: Final = 32 << 10
 @dataclass(frozen=True, slots=True)
 class _Lz4(BytesCodec):
     name = "lz4"
+    decode_ns = 0.3
     acceleration: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:

@@ -64,6 +64,7 @@ _UINT32_MAX: Final = 2**32 - 1
 @dataclass(frozen=True, slots=True)
 class _Lzma(BytesCodec):
     name = "lzma"
+    decode_ns = 15.0
     format: int
     check: int
     preset: int | None

@@ -150,6 +150,7 @@ def _truncated(encoded: memoryview) -> CorruptChunkError:
 @dataclass(frozen=True, slots=True)
 class _Zstd(BytesCodec):
     name = "zstd"
+    decode_ns = 1.2
     level: int
     checksum: bool
 

@@ -20,8 +20,11 @@ from gpustore.shard import ShardLevel
 
 __all__ = ["ChunkedArray"]
 
-SPLIT_NBYTES = 512 << 10
-"""Fewest decoded bytes that are worth a task of their own: handing one over costs 50 us."""
+SPLIT_S = 100e-6
+"""Shortest decoding that is worth a task of its own: handing one over costs 50 us."""
+
+QUICK_S = 8e-6
+"""Chunks that decode faster stay on one thread."""
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
@@ -99,19 +102,21 @@ class ChunkedArray:
     def parts(self, plan: ChunkPlan) -> int:
         """Into how many parts to split a plan.
 
-        Small chunks stay on one thread: below 32 KiB a second one made Python slower
-        (0.8 times, 2 cores), because the interpreter lock is held most of the time. A shard is
-        split only if there are fewer shards than threads, as each part needs the index again.
+        Chunks that decode quickly stay on one thread: a second one made Python slower (0.8 times,
+        raw chunks of 16 KiB, 2 cores), because the interpreter lock is held most of the time. A
+        shard is split only if there are fewer shards than threads, as each part needs the index
+        again.
         """
-        if self.chain.layout.nbytes < 32 << 10:
+        if self.chain.decode_s < QUICK_S:
             return 1
         most = 4 * self.executor.limit
         if self.levels:
             shards, rows = plan.objects, len(plan)
             wanted = shards if shards >= self.executor.limit else rows // SPLIT_ROWS
             return max(1, min(wanted, most))
-        wanted = len(plan) * self.chain.layout.nbytes // SPLIT_NBYTES
-        return max(1, min(wanted, len(plan), most))
+        wanted = min(len(plan), int(len(plan) * self.chain.decode_s / SPLIT_S))
+        # One a thread; more of them, for an even end, only if they are long enough.
+        return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
     @property
     def object_bound(self) -> int:

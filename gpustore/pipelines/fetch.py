@@ -109,11 +109,14 @@ def fetch(
     return values
 
 
-def _merged(rows: PlanWindow, wanted: Sequence[int]) -> list[tuple[list[int], int, int]]:
+def _merged(rows: PlanWindow, wanted: list[int]) -> list[tuple[list[int], int, int]]:
     """Byte ranges to read: the rows each of them serves, its start and its end."""
     assert rows.byte_start is not None
     assert rows.byte_stop is not None
     start, stop = rows.byte_start, rows.byte_stop
+    if len(wanted) == 1:
+        row = wanted[0]
+        return [(wanted, start[row], stop[row])]
     by_key: dict[str, list[int]] = {}
     for row in wanted:
         by_key.setdefault(rows.keys[row], []).append(row)
@@ -196,14 +199,15 @@ def _check_received(
     array: ChunkedArray, key: str, value: Buffer, start: int, stop: int, total: int
 ) -> None:
     """What a store returns must be what it was asked for, of a value of the right size."""
-    where = f"Error reading {array.store.describe(key)}"
     if len(value) != stop - start:
+        where = f"Error reading {array.store.describe(key)}"
         raise CorruptChunkError(
             f"{where}: received {len(value)} bytes of [{start}, {stop})", key=key
         )
     nbytes = array.chain.layout.nbytes
     # A part of a raw chunk is only right if the whole has the right length.
     if not array.levels and total not in (-1, nbytes):
+        where = f"Error reading {array.store.describe(key)}"
         raise CorruptChunkError(
             f"{where}: Uncompressed chunk is {total} bytes, but should be {nbytes} bytes", key=key
         )

@@ -10,7 +10,8 @@
 6. When the last task is done the Future resolves with the array.
 
 A small local read skips the pool: it runs on whoever asks for the result, because handing it over
-and back costs more (35 to 64 us) than the read.
+and back costs 35 to 64 us. A thread that begins one read after the other before it asks for any
+wants them at the same time: all but the first go to the pool, unless they are tiny.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,9 +41,13 @@ __all__ = ["ATTEMPTS", "read"]
 ATTEMPTS = 5
 """How often a window is refined anew because a writer replaced its values meanwhile."""
 
-SMALL_ROWS = 3
-SMALL_NBYTES = 256 << 10
-"""A local read of at most this many chunks and bytes runs on whoever asks for it."""
+SMALL_ROWS = 32
+SMALL_S = 300e-6
+"""A local read of at most this many chunks and this much decoding runs on whoever asks for it."""
+
+TINY_ROWS = 3
+TINY_S = 60e-6
+"""One so small does so even while an earlier one still waits to be asked for."""
 
 BATCH_NBYTES = 1 << 20
 """Decoded bytes fetched at once by one task, so that they are still in cache when decoded."""
@@ -96,23 +103,45 @@ def read(
     def run(part: int, parts: int) -> None:
         _read_part(array, plan, memory, part, parts)
 
-    if array.store.is_local and rows <= SMALL_ROWS and _nbytes(array, plan) <= SMALL_NBYTES:
+    if array.store.is_local and rows <= SMALL_ROWS:
+        seconds = _seconds(array, plan)
+        tiny = rows <= TINY_ROWS and seconds <= TINY_S
+        if tiny or (seconds <= SMALL_S and not _LAST.waits()):
 
-        def read_now() -> Any:
-            run(0, 1)
-            return result
+            def read_now() -> Any:
+                run(0, 1)
+                return result
 
-        return Future.deferred(read_now, array.executor)
+            future = Future.deferred(read_now, array.executor)
+            if not tiny:
+                _LAST.read = weakref.ref(future)
+            return future
     parts = array.parts(plan)
     tasks = [partial(run, part, parts) for part in range(parts)]
     return array.executor.run_all(tasks, lambda: result)
 
 
-def _nbytes(array: ChunkedArray, plan: ChunkPlan) -> int:
-    """About how many decoded bytes a read takes: of raw chunks, only the span that is wanted."""
-    layout = array.chain.layout
-    span = plan.span(layout.dtype.itemsize) if array.chain.is_raw else layout.nbytes
-    return len(plan) * min(span, layout.nbytes)
+class _LastRead(threading.local):
+    """The last read of this thread that was left to whoever asks for it."""
+
+    read: Callable[[], Future[Any] | None] = staticmethod(lambda: None)
+
+    def waits(self) -> bool:
+        """Whether nobody has asked for it yet."""
+        read = self.read()
+        return read is not None and read.is_deferred
+
+
+_LAST = _LastRead()
+
+
+def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
+    """About how long decoding takes: of raw chunks, only the span that is wanted."""
+    seconds = len(plan) * array.chain.decode_s
+    nbytes = array.chain.layout.nbytes
+    if not array.chain.is_raw or not nbytes:
+        return seconds
+    return seconds * min(1.0, plan.span(array.chain.layout.dtype.itemsize) / nbytes)
 
 
 def _contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:

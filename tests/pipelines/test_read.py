@@ -24,7 +24,7 @@ from gpustore.executor import Executor
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import WriteRequest
 from gpustore.limits import Limits
-from gpustore.pipelines.read import ATTEMPTS, SMALL_NBYTES, read
+from gpustore.pipelines.read import ATTEMPTS, SMALL_ROWS, read
 from gpustore.pipelines.write import write
 from gpustore.refiner import Probe
 from gpustore.statistics import STATISTICS
@@ -97,7 +97,7 @@ def test_many_chunks_are_read_by_many_tasks(is_local, chunk):
     array = make_array((10 * chunk + 5,), (chunk,), dtype="uint32")
     array.store.is_local = is_local
     model = numbered(array)
-    assert array.parts(array.plan(whole(array), (4,))) == (1 if chunk == 8 else 3)
+    assert array.parts(array.plan(whole(array), (4,))) == (1 if chunk == 8 else 2)
     assert np.array_equal(read(array, whole(array)).result(), model)
     out = np.zeros(array.shape[0] * 2, "u4")[::-2]
     assert read(array, whole(array), out=out).result() is out
@@ -249,7 +249,7 @@ def test_small_local_reads_run_on_the_asking_thread():
 
 @pytest.mark.parametrize(
     ("shape", "chunks", "is_local"),
-    [((6,), (2,), False), ((8,), (2,), True), ((SMALL_NBYTES,), (SMALL_NBYTES,), True)],
+    [((6,), (2,), False), ((2 * SMALL_ROWS + 1,), (2,), True), ((4 << 20,), (4 << 20,), True)],
     ids=["remote", "many", "large"],
 )
 def test_other_reads_run_on_the_pool_at_once(shape, chunks, is_local):
@@ -262,6 +262,20 @@ def test_other_reads_run_on_the_pool_at_once(shape, chunks, is_local):
         time.sleep(0.001)
     assert future.done()
     assert threading.get_ident() not in store.threads
+
+
+def test_reads_begun_before_the_first_is_asked_for_run_on_the_pool():
+    store = SlowStore(memory())
+    array = make_array((8,), (2,), store=store)
+    first, second = read(array, whole(array)), read(array, whole(array))
+    deadline = time.time() + 5
+    while not second.done() and time.time() < deadline:
+        time.sleep(0.001)
+    assert first.is_deferred
+    assert threading.get_ident() not in store.threads
+    store.threads.clear()
+    assert first.result().tolist() == second.result().tolist()
+    assert set(store.threads) == {threading.get_ident()}
 
 
 def test_futures_nobody_waits_for_do_no_harm():
