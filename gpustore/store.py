@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, pretty
 from gpustore.context import Context
+from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
@@ -259,11 +260,65 @@ class TensorStore:
         CorruptChunkError, StoreIOError
             Through the Future; the message names the key.
         """
+        self._check_readable(order)
+        return self._driver.read(self._transform, out=out, order=order)
+
+    def read_many(
+        self, starts: Any, shape: Sequence[int], *, order: str = "C", out: Any = None
+    ) -> Future[Any]:
+        """Read many crops of one shape; each chunk that any of them touches is decoded once.
+
+        The same as stacking ``store[tuple(slice(s, s + n) for s, n in zip(start, shape))]`` for
+        each `start`, but far faster where crops share chunks. The crops may overlap, repeat, and
+        come in any order.
+
+        Parameters
+        ----------
+        starts : array-like of integers, shape (n, rank)
+            First index of each crop, in the coordinates of :attr:`domain`; an origin other than
+            zero counts.
+        shape : sequence of int, length rank
+            Elements of a crop along each dimension.
+        order : {"C", "F"}
+            Layout of the array returned.
+        out : array, optional
+            Filled and returned instead of a new array, as for :meth:`read`.
+
+        Returns
+        -------
+        Future of ndarray
+            Of shape ``(n, *shape)``, in native byte order and in the memory that :meth:`read`
+            uses.
+
+        Raises
+        ------
+        OutOfBoundsError
+            At once, if a crop is not inside the domain; names the row of `starts`.
+        UnsupportedError
+            At once, if an index array selects the store.
+        LimitError, MismatchError, TypeError
+            At once.
+        CorruptChunkError, StoreIOError
+            Through the Future; the message names the key.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> store = gpustore.array([[0, 1, 2], [3, 4, 5]])
+        >>> store.read_many([[0, 1], [1, 0]], [1, 2]).result()
+        array([[[1, 2]],
+        <BLANKLINE>
+               [[3, 4]]])
+        """
+        self._check_readable(order)
+        extent = crop_shape(shape, self.rank)
+        return self._driver.read_many(self._transform, starts, extent, out=out, order=order)
+
+    def _check_readable(self, order: str) -> None:
         if order not in ("C", "F"):
             raise TypeError(f"`order` must be specified as 'C' or 'F', but received: {order!r}")
         if not self.readable:
             raise MetadataError("Source does not support reading.")
-        return self._driver.read(self._transform, out=out, order=order)
 
     def write(
         self, source: Any, *, can_reference_source_data_indefinitely: bool | None = None

@@ -16,6 +16,7 @@ from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
+from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 
 __all__ = ["Backend", "Memory"]
@@ -86,6 +87,20 @@ class Backend(Protocol):
         -------
         dict
             The error of each row that failed; the others are in place.
+        """
+
+    def cut(
+        self, block: Memory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[Memory]
+    ) -> None:
+        """Copy pieces `lo` to `hi` of a block to where they belong.
+
+        Parameters
+        ----------
+        block : Memory
+            In C order, of the data type of the arrays.
+        pieces : PieceWindow
+        out : sequence of Memory
+            The array of each target.
         """
 
     def gather(

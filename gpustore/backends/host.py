@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
+from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 
 __all__ = ["BACKEND", "HostBackend", "HostMemory"]
@@ -36,6 +38,10 @@ def _physical_nbytes() -> int:
 
 _PHYSICAL_NBYTES = _physical_nbytes()
 """No array read into new memory can be larger."""
+
+
+_PIECES_LISTED = 4096
+"""Pieces of a block turned into Python numbers at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,20 @@ class HostBackend:
                 errors[i] = error
         return errors
 
+    def cut(
+        self, block: HostMemory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[HostMemory]
+    ) -> None:
+        """Copy each piece; see :meth:`gpustore.backends.base.Backend.cut`."""
+        if pieces.of_elements:
+            (memory,) = out
+            dtype = memory.array.dtype
+            there = (pieces.dst_start[lo:hi] + memory.offset) // dtype.itemsize
+            here = pieces.src_start[lo:hi] // dtype.itemsize
+            memory.flat.view(dtype)[there] = block.flat.view(dtype)[here]
+            return
+        for first in range(lo, hi, _PIECES_LISTED):
+            _cut_some(block, pieces, slice(first, min(first + _PIECES_LISTED, hi)), out)
+
     def gather(
         self,
         rows: PlanWindow,
@@ -222,6 +242,24 @@ class HostBackend:
             else:
                 encoded.append(chain.encode(chunk.data))
         return encoded
+
+
+def _cut_some(
+    block: HostMemory, pieces: PieceWindow, cut: slice, out: Sequence[HostMemory]
+) -> None:
+    dtype, flat, base = block.array.dtype, block.flat, block.offset
+    src_start = pieces.src_start[cut].tolist()
+    dst_start = pieces.dst_start[cut].tolist()
+    counts = pieces.count[:, cut].tolist()
+    shapes = zip(*counts) if counts else repeat(())
+    targets = repeat(0) if pieces.target is None else pieces.target[cut].tolist()
+    src_stride, dst_stride = pieces.src_stride, pieces.dst_stride
+    for src, dst, shape, target in zip(src_start, dst_start, shapes, targets):
+        memory = out[target]
+        there = memory.offset + dst
+        np.ndarray(shape, dtype, memory.flat, there, dst_stride[target])[...] = np.ndarray(
+            shape, dtype, flat, base + src, src_stride[target]
+        )
 
 
 def _offsets(

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member
-from gpustore.backends.host import HostBackend
+from gpustore.backends.host import HostBackend, HostMemory
 from gpustore.chunk_plan import check_bounds
 from gpustore.context import Context
+from gpustore.crop_plan import check_starts
 from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, schema_members
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
@@ -100,16 +101,42 @@ class ArrayDriver:
         view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, tuple(domain.shape), strides)
         return view
 
+    def _memory(self, shape: tuple[int, ...], out: Any, order: str) -> HostMemory:
+        if out is None:
+            return self.backend.empty(shape, self.array.dtype, order)
+        return self.backend.destination(out, shape, self.array.dtype)
+
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
         """Copy the domain of `transform`."""
         view, shape = self._view(transform), tuple(transform.domain.shape)
-        if out is None:
-            memory = self.backend.empty(shape, self.array.dtype, order)
-        else:
-            memory = self.backend.destination(out, shape, self.array.dtype)
+        memory = self._memory(shape, out, order)
 
         def run() -> Any:
             memory.array[...] = self.array[_numpy_index(transform)] if view is None else view
+            return memory.array if out is None else out
+
+        return Future.deferred(run, self.executor)
+
+    def read_many(
+        self,
+        transform: IndexTransform,
+        starts: Any,
+        shape: tuple[int, ...],
+        *,
+        out: Any,
+        order: str,
+    ) -> Future[Any]:
+        """Copy the crops, one after the other."""
+        checked = check_starts(transform, starts, shape, self.array.shape)
+        view = self._view(transform)
+        assert view is not None  # There are no index arrays.
+        memory = self._memory((len(checked), *shape), out, order)
+        corners = (checked - np.array(transform.domain.origin, np.int64)).tolist()
+
+        def run() -> Any:
+            for crop, corner in enumerate(corners):
+                index = tuple(slice(at, at + size) for at, size in zip(corner, shape))
+                memory.array[(crop, ...)] = view[index]
             return memory.array if out is None else out
 
         return Future.deferred(run, self.executor)

@@ -213,6 +213,17 @@ class Driver(Protocol):
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
         """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`."""
 
+    def read_many(
+        self,
+        transform: IndexTransform,
+        starts: Any,
+        shape: tuple[int, ...],
+        *,
+        out: Any,
+        order: str,
+    ) -> Future[Any]:
+        """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
 

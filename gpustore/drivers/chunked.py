@@ -32,6 +32,7 @@ from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, pre
 from gpustore.limits import Limits
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
+from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -181,6 +182,18 @@ class ChunkedDriver:
     def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`."""
         return read(self.array, transform, out=out, order=order)
+
+    def read_many(
+        self,
+        transform: IndexTransform,
+        starts: Any,
+        shape: tuple[int, ...],
+        *,
+        out: Any,
+        order: str,
+    ) -> Future[Any]:
+        """Read through :mod:`gpustore.pipelines.read_many`."""
+        return read_many(self.array, transform, starts, shape, out=out, order=order)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`."""

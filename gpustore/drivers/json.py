@@ -114,6 +114,18 @@ class JsonDriver:
 
         return self.executor.submit(run)
 
+    def read_many(
+        self,
+        transform: IndexTransform,
+        starts: Any,
+        shape: tuple[int, ...],
+        *,
+        out: Any,
+        order: str,
+    ) -> Future[Any]:
+        """Not possible: there is one value, which :meth:`read` reads."""
+        raise UnsupportedError('read_many is not supported by the "json" driver; read it once')
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Replace the value by `source`, which has at most as many dimensions as the domain."""
         domain = transform.domain

@@ -20,13 +20,13 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan
-from gpustore.errors import ConflictError, NotFoundError
+from gpustore.errors import ConflictError, GpustoreError, NotFoundError
 from gpustore.executor import CancelToken
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
@@ -36,7 +36,7 @@ from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
-__all__ = ["ATTEMPTS", "read"]
+__all__ = ["ATTEMPTS", "batches", "check_rows", "contiguous", "read"]
 
 ATTEMPTS = 5
 """How often a window is refined anew because a writer replaced its values meanwhile."""
@@ -91,7 +91,7 @@ def read(
     shape = tuple(transform.domain.shape)
     if out is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
-        plan = array.plan(transform, _contiguous(shape, array.dtype.itemsize, order))
+        plan = array.plan(transform, contiguous(shape, array.dtype.itemsize, order))
         memory = array.backend.empty(shape, array.dtype, order)
     else:
         memory = array.backend.destination(out, shape, array.dtype)
@@ -144,7 +144,7 @@ def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
     return seconds * min(1.0, plan.span(array.chain.layout.dtype.itemsize) / nbytes)
 
 
-def _contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
+def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
     """Byte strides of a new array."""
     extents = shape[:-1] if order == "F" else shape[:0:-1]
     strides = list(itertools.accumulate((itemsize, *extents), operator.mul))[: len(shape)]
@@ -166,11 +166,22 @@ def _arena() -> Arena:
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     for planned in plan.windows(part, parts, PLANNED_ROWS):
-        _read_window(array, planned, out)
+        for _, rows, values in batches(array, planned):
+            errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)
+            check_rows(array, rows, values, errors)
 
 
-def _read_window(array: ChunkedArray, planned: PlanWindow, out: Memory) -> None:
-    """Refine a window once, then fetch and scatter it batch by batch."""
+def batches(
+    array: ChunkedArray, planned: PlanWindow
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
+    """Refine a window once, then fetch it batch by batch.
+
+    Yields
+    ------
+    int, PlanWindow, list of buffer or None
+        The first of some rows of `planned`, those rows refined, and their values, which are valid
+        until the next batch.
+    """
     arena = _arena()
     batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
     wanted = CancelToken.current()
@@ -183,7 +194,10 @@ def _read_window(array: ChunkedArray, planned: PlanWindow, out: Memory) -> None:
                 wanted.check()  # After Ctrl-C the threads stop here.
                 arena.reset()
                 some = rows.part(first, first + batch)
-                _scatter(array, some, fetch(array, some, generations, arena), out)
+                values = fetch(array, some, generations, arena)
+                if not array.fill_missing:
+                    _refuse_missing(array, some, values)
+                yield done, some, values
                 done += len(some)
                 attempts = 0
         except Changed as change:
@@ -198,12 +212,13 @@ def _read_window(array: ChunkedArray, planned: PlanWindow, out: Memory) -> None:
     arena.reset()
 
 
-def _scatter(
-    array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None], out: Memory
+def check_rows(
+    array: ChunkedArray,
+    rows: PlanWindow,
+    values: list[Buffer | None],
+    errors: Mapping[int, GpustoreError],
 ) -> None:
-    if not array.fill_missing:
-        _refuse_missing(array, rows, values)
-    errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)
+    """Raise the first error of a scatter, naming its key; count the rows if there is none."""
     for row, error in sorted(errors.items()):
         key = rows.keys[row]
         raise error.prefixed(f"Error reading {array.store.describe(key)}", key=key) from error

@@ -1,0 +1,424 @@
+"""Which chunks are decoded into which block, and which pieces are cut from it.
+
+A :class:`~gpustore.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many crops, or
+the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a buffer for some
+neighbouring chunks of the grid (often just one), and *pieces*, each one part of one block for one
+read, are cut from it:
+
+1. :func:`plan_pieces` sorts all pieces by block, and the chunks they touch alike. Blocks are sorted
+   by *unit*, the larger of a block and of what is stored under one key, so that nobody else needs
+   a key once a unit is done.
+2. :meth:`PiecePlan.windows` writes down some units at a time: a
+   :class:`~gpustore.plan_window.PlanWindow` of their chunks, and their pieces.
+
+A plan holds 8 bytes a piece: its number. A :class:`PieceSource` turns numbers into columns; see
+:mod:`gpustore.crop_plan` for crops, :mod:`gpustore.joined_plan` for a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.plan_window import PlanWindow
+
+__all__ = [
+    "Block",
+    "CellColumn",
+    "Integers",
+    "PieceColumns",
+    "PiecePlan",
+    "PieceSource",
+    "PieceWindow",
+    "plan_pieces",
+]
+
+WINDOW_CHUNKS = 4096
+WINDOW_PIECES = 65_536
+"""Most chunks and pieces in a window, unless one unit alone has more."""
+
+Integers = NDArray[np.int64]
+
+CellColumn = tuple[Integers, Integers | None]
+"""Grid indices ``values[rows[i]]``, or ``values[i]`` without rows; one value alone is for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A grid of chunks, the blocks they are decoded into, and the keys they are stored under.
+
+    Attributes
+    ----------
+    shape, chunk_shape : tuple of int
+        Of the array and of a chunk, in elements.
+    factor : tuple of int
+        Chunks of a block along each dimension.
+    key_ratio : tuple of int
+        Chunks along each dimension that share a key: 1, or the inner chunks of a shard. It divides
+        `factor` or the other way round.
+    key_prefix, key_separator : str
+        A key is the prefix and the indices joined by the separator.
+    chunk_stride : tuple of int
+        Bytes between neighbours in a decoded chunk.
+    itemsize : int
+        Bytes of an element in a block; its elements are in C order.
+    partial : bool
+        Whether parts of a chunk can be read; otherwise a chunk is always decoded whole.
+    """
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    factor: tuple[int, ...]
+    key_ratio: tuple[int, ...]
+    key_prefix: str
+    key_separator: str
+    chunk_stride: tuple[int, ...]
+    itemsize: int
+    partial: bool
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Elements of a block along each dimension."""
+        return tuple(size * factor for size, factor in zip(self.chunk_shape, self.factor))
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Bytes between neighbours in a block."""
+        strides = [self.itemsize]
+        for size in self.block_shape[:0:-1]:
+            strides.append(strides[-1] * size)
+        return tuple(reversed(strides[: len(self.chunk_shape)]))
+
+    @property
+    def single(self) -> bool:
+        """Whether each block is one chunk."""
+        return all(factor == 1 for factor in self.factor)
+
+    def keys(self, cells: Sequence[Integers], count: int) -> list[str]:
+        """The key of each of `count` chunks."""
+        if not cells:
+            return [self.key_prefix] * count
+        columns = [(cell // ratio).tolist() for cell, ratio in zip(cells, self.key_ratio)]
+        join = self.key_separator.join
+        return [self.key_prefix + join(map(str, index)) for index in zip(*columns)]
+
+    def chunks(
+        self, cells: Sequence[Integers], low: Sequence[Integers], high: Sequence[Integers]
+    ) -> PlanWindow:
+        """Rows that decode elements `low` to `high` (exclusive) of each chunk into its block."""
+        count = len(low[0]) if low else 1
+        src = np.zeros(count, np.int64)
+        dst = np.zeros(count, np.int64)
+        counts = []
+        whole = np.ones(count, np.bool_)
+        for o, cell in enumerate(cells):
+            size = self.chunk_shape[o]
+            src += self.chunk_stride[o] * low[o]
+            dst += self.stride[o] * (cell % self.factor[o] * size + low[o])
+            extent = high[o] - low[o]
+            counts.append(extent.tolist())
+            whole &= extent == np.minimum(size, self.shape[o] - cell * size)
+        return PlanWindow(
+            cells=tuple(cell.tolist() for cell in cells),
+            src_start=src.tolist(),
+            dst_start=dst.tolist(),
+            count=tuple(counts),
+            whole=whole.tolist(),
+            src_stride=self.chunk_stride,
+            dst_stride=self.stride,
+            keys=self.keys(cells, count),
+        )
+
+
+@dataclass(slots=True)
+class PieceColumns:
+    """Some pieces, written down.
+
+    Attributes
+    ----------
+    cells : list of int64 arrays, one an array dimension
+        Grid index of the block.
+    src_start, dst_start : int64 array
+        First byte of the piece in the block, and in the array it goes to.
+    count : int64 array of shape (rank, pieces)
+        Elements of the piece along each input dimension.
+    target : int64 array or None
+        Number of the array each piece goes to; None if there is only one.
+    """
+
+    cells: list[Integers]
+    src_start: Integers
+    dst_start: Integers
+    count: Integers
+    target: Integers | None = None
+
+
+class PieceSource(Protocol):
+    """What pieces are made from.
+
+    Attributes
+    ----------
+    src_stride, dst_stride : sequence of tuple of int
+        For each target, the bytes between neighbours in a block and in the array; for each input
+        dimension.
+    """
+
+    @property
+    def src_stride(self) -> Sequence[tuple[int, ...]]: ...
+
+    @property
+    def dst_stride(self) -> Sequence[tuple[int, ...]]: ...
+
+    def columns(self, pieces: Integers) -> PieceColumns:
+        """Write down the pieces of these numbers."""
+
+
+@dataclass(slots=True)
+class PieceWindow:
+    """Some blocks of a plan, all their chunks and all their pieces, written down for one task.
+
+    Attributes
+    ----------
+    chunks : PlanWindow
+        One row a chunk; their destination is the block.
+    chunk_end : list of int
+        Where the chunks of each block end.
+    first : list of int, length blocks + 1
+        The pieces of block ``i`` are those from ``first[i]`` to ``first[i + 1]``.
+    src_start, dst_start, count, target
+        As in :class:`PieceColumns`.
+    src_stride, dst_stride : sequence of tuple of int
+        As in :class:`PieceSource`.
+    of_elements : bool
+        Whether each piece is one element, and so has no dimensions.
+    """
+
+    chunks: PlanWindow
+    chunk_end: list[int]
+    first: list[int]
+    src_start: Integers
+    dst_start: Integers
+    count: Integers
+    target: Integers | None
+    src_stride: Sequence[tuple[int, ...]]
+    dst_stride: Sequence[tuple[int, ...]]
+    of_elements: bool = False
+
+    def by_element(self) -> PieceWindow:
+        """The same elements, each a piece of its own; for a single target."""
+        (src_stride,), (dst_stride,) = self.src_stride, self.dst_stride
+        size = np.prod(self.count, axis=0)
+        ends = np.cumsum(size)
+        piece = np.repeat(np.arange(len(size)), size)
+        left = np.arange(len(piece)) - np.repeat(ends - size, size)
+        src, dst = self.src_start[piece], self.dst_start[piece]
+        for d in reversed(range(len(src_stride))):
+            left, along = np.divmod(left, self.count[d, piece])
+            src += src_stride[d] * along
+            dst += dst_stride[d] * along
+        first = np.concatenate([[0], ends])[self.first].tolist()
+        count: Integers = np.empty((0, len(piece)), np.int64)
+        none: tuple[tuple[int, ...]] = ((),)
+        return PieceWindow(
+            self.chunks,
+            self.chunk_end,
+            first,
+            src,
+            dst,
+            count,
+            None,
+            src_stride=none,
+            dst_stride=none,
+            of_elements=True,
+        )
+
+
+@dataclass(frozen=True)
+class PiecePlan:
+    """Chunks and pieces, sorted by unit and, of one unit, by block.
+
+    Attributes
+    ----------
+    block : Block
+    source : PieceSource
+    order : int64 array
+        Numbers of the pieces, sorted.
+    first : int64 array, length blocks + 1
+        Where the pieces of each block begin in `order`.
+    first_block : int64 array, length units + 1
+        Where the blocks of each unit begin in `first`.
+    cells : list of int64 arrays, or None
+        Grid index of each chunk, sorted; None if each block is one chunk.
+    first_chunk : int64 array, length blocks + 1
+        Where the chunks of each block begin.
+    """
+
+    block: Block
+    source: PieceSource
+    order: Integers
+    first: Integers
+    first_block: Integers
+    cells: list[Integers] | None
+    first_chunk: Integers
+
+    def __len__(self) -> int:
+        """Number of chunks; each is in exactly one place."""
+        return int(self.first_chunk[-1])
+
+    @property
+    def units(self) -> int:
+        """Number of units, the parts that can be read independently."""
+        return len(self.first_block) - 1
+
+    def windows(self, part: int, parts: int) -> Iterator[PieceWindow]:
+        """The windows of one of `parts` parts of the plan; no key is in two windows."""
+        lo, hi = (self.units * i // parts for i in (part, part + 1))
+        first_chunk = self.first_chunk[self.first_block]
+        first_piece = self.first[self.first_block]
+        while lo < hi:
+            most = min(
+                int(np.searchsorted(first_chunk, first_chunk[lo] + WINDOW_CHUNKS, "right")),
+                int(np.searchsorted(first_piece, first_piece[lo] + WINDOW_PIECES, "right")),
+            )
+            end = min(max(most - 1, lo + 1), hi)
+            yield self._window(int(self.first_block[lo]), int(self.first_block[end]))
+            lo = end
+
+    def _window(self, lo: int, hi: int) -> PieceWindow:
+        """Write down blocks `lo` to `hi`."""
+        source = self.source
+        first = self.first[lo : hi + 1] - self.first[lo]
+        taken = source.columns(self.order[self.first[lo] : self.first[hi]])
+        ends = self.first_chunk[lo + 1 : hi + 1] - self.first_chunk[lo]
+        return PieceWindow(
+            self._chunks(taken, first[:-1], slice(self.first_chunk[lo], self.first_chunk[hi])),
+            ends.tolist(),
+            first.tolist(),
+            taken.src_start,
+            taken.dst_start,
+            taken.count,
+            taken.target,
+            source.src_stride,
+            source.dst_stride,
+        )
+
+    def _chunks(self, taken: PieceColumns, first: Integers, cut: slice) -> PlanWindow:
+        """The rows of the chunks `cut`; of single chunks only what their pieces need."""
+        block = self.block
+        if self.cells is None:
+            cells = [column[first] for column in taken.cells]
+            if block.partial:
+                return block.chunks(cells, *self._box(taken, first))
+        else:
+            cells = [column[cut] for column in self.cells]
+        low = [np.zeros_like(cell) for cell in cells]
+        high = [
+            np.minimum(size, extent - cell * size)
+            for cell, size, extent in zip(cells, block.chunk_shape, block.shape)
+        ]
+        return block.chunks(cells, low, high)
+
+    def _box(self, taken: PieceColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:
+        """For each single chunk, the smallest box that holds all its pieces."""
+        strides = np.array(self.source.src_stride, np.int64)
+        reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
+        # A block is in C order: the first byte of a piece is that of the lowest corner.
+        low = taken.src_start + np.minimum(reach, 0).sum(axis=0)
+        high = taken.src_start + np.maximum(reach, 0).sum(axis=0)
+        lows, highs = [], []
+        for stride in self.block.stride:
+            at, low = np.divmod(low, stride)
+            end, high = np.divmod(high, stride)
+            lows.append(np.minimum.reduceat(at, first))
+            highs.append(np.maximum.reduceat(end, first) + 1)
+        return lows, highs
+
+
+def plan_pieces(
+    block: Block,
+    source: PieceSource,
+    pieces: int,
+    cells: Sequence[CellColumn],
+    touched: tuple[int, Sequence[CellColumn]] | None = None,
+) -> PiecePlan:
+    """Sort pieces by block.
+
+    Parameters
+    ----------
+    block : Block
+    source : PieceSource
+    pieces : int
+        Their number.
+    cells : sequence of CellColumn, one an array dimension
+        Grid index of the block of each piece.
+    touched : number, sequence of CellColumn, optional
+        Grid indices of all chunks needed, with repetitions; only if blocks are not single chunks.
+    """
+    # Blocks or keys along each dimension in one unit, whichever is larger.
+    in_unit = [max(1, ratio // f) for ratio, f in zip(block.key_ratio, block.factor)]
+    unit, unit_extent = _numbers(_coarser(cells, in_unit), pieces)
+    ids, extent = unit, unit_extent
+    several = any(ratio != 1 for ratio in in_unit)
+    if several:
+        inner, _ = _numbers(cells, pieces)
+        ids, extent = _numbers([(unit, None), (inner, None)], pieces)
+    order = _argsort(ids, extent)
+    first = _edges(ids[order])
+    first_block = _edges(unit[order[first[:-1]]]) if several else np.arange(len(first))
+    if touched is None:
+        return PiecePlan(block, source, order, first, first_block, None, np.arange(len(first)))
+    count, columns = touched
+    blocks = _coarser(columns, block.factor)
+    chunk_unit, _ = _numbers(_coarser(blocks, in_unit), count)
+    chunk_block, _ = _numbers(blocks, count)
+    chunk_cell, _ = _numbers(columns, count)
+    by_block, _ = _numbers([(chunk_unit, None), (chunk_block, None)], count)
+    by_chunk, extent = _numbers([(by_block, None), (chunk_cell, None)], count)
+    sorted_ = _argsort(by_chunk, extent)
+    once = sorted_[_edges(by_chunk[sorted_])[:-1]]
+    written = [
+        np.broadcast_to(values, count)[once] if rows is None else values[rows[once]]
+        for values, rows in columns
+    ]
+    first_chunk = _edges(by_block[once])
+    return PiecePlan(block, source, order, first, first_block, written, first_chunk)
+
+
+def _coarser(columns: Sequence[CellColumn], ratios: Sequence[int]) -> list[CellColumn]:
+    return [(values // ratio, rows) for (values, rows), ratio in zip(columns, ratios)]
+
+
+def _argsort(ids: Integers, extent: int) -> Integers:
+    # NumPy sorts 16-bit integers by radix, several times faster.
+    return np.argsort(ids.astype(np.uint16) if extent <= 1 << 16 else ids, kind="stable")
+
+
+def _edges(ordered: Integers) -> Integers:
+    """Where each run of equal values begins, and the end."""
+    changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    ends = [len(ordered)] if len(ordered) else []
+    return np.concatenate([np.zeros(1, np.int64), changes, np.array(ends, np.int64)])
+
+
+def _numbers(columns: Sequence[CellColumn], count: int) -> tuple[Integers, int]:
+    """One number for each of `count` rows, ordered as they are, and how many there may be."""
+    numbers = np.zeros(count, np.int64)
+    size = 1
+    for values, rows in columns if count else ():
+        low = int(values.min())
+        extent = int(values.max()) - low + 1
+        ranks = values - low
+        if size * extent >= 1 << 62:
+            # A grid of astronomic size: only the cells that occur are counted.
+            found, numbers = np.unique(numbers, return_inverse=True)
+            size = len(found)
+            found, ranks = np.unique(values, return_inverse=True)
+            extent = len(found)
+        numbers *= extent
+        numbers += ranks if rows is None else ranks[rows]
+        size *= extent
+    return numbers, size

@@ -1,0 +1,186 @@
+"""Many crops of one shape, read together: each chunk is fetched and decoded once.
+
+1. Check the starts against all bounds.
+2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.crop_plan`); no I/O.
+3. Split the plan among the threads, so that no key belongs to two tasks.
+4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
+5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few
+   neighbours. When all of a block are there, cut it into all its pieces and go on to the next
+   (:meth:`gpustore.backends.base.Backend.cut`).
+6. When the last task is done the Future resolves with the array of all crops.
+
+Crops of a few elements are not cut one by one: their elements are gathered together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gpustore.backends.base import Memory
+from gpustore.crop_plan import check_starts, plan_crops
+from gpustore.future import Future
+from gpustore.index_space import IndexTransform
+from gpustore.piece_plan import Block, PiecePlan
+from gpustore.pipelines.chunked_array import QUICK_S, SPLIT_S, ChunkedArray
+from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, batches, check_rows, contiguous
+from gpustore.statistics import STATISTICS
+
+__all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
+
+BLOCK_NBYTES = 2 << 20
+"""Largest block of several chunks, so that it stays in cache while it is cut."""
+
+PIECE_S = 2e-6
+"""About what it takes to cut a piece."""
+
+ELEMENTWISE = 32
+"""Crops of at most this many elements are gathered element by element."""
+
+
+def read_many(
+    array: ChunkedArray,
+    transform: IndexTransform,
+    starts: Any,
+    extent: tuple[int, ...],
+    *,
+    out: Any = None,
+    order: str = "C",
+) -> Future[Any]:
+    """Read crops of the domain of `transform`.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    transform : IndexTransform
+        From the domain that the crops lie in to the array; without index arrays.
+    starts : array-like of integers, shape (crops, input_rank)
+        First index of each crop.
+    extent : tuple of int, length input_rank
+        Shape of a crop.
+    out : array, optional
+        Filled and returned; memory of the array's backend, of shape ``(crops, *extent)``.
+    order : {"C", "F"}
+        Layout of a new array.
+
+    Returns
+    -------
+    Future of array
+        As for :func:`gpustore.pipelines.read.read`, of shape ``(crops, *extent)``.
+
+    Raises
+    ------
+    OutOfBoundsError, LimitError, MismatchError, TypeError, UnsupportedError
+        Before any I/O.
+    CorruptChunkError, NotFoundError, StoreIOError
+        Through the Future; they name the key.
+    """
+    checked = check_starts(transform, starts, extent, array.shape)
+    shape = (len(checked), *extent)
+    strides = contiguous(shape, array.dtype.itemsize, order)
+    if out is not None:
+        memory = array.backend.destination(out, shape, array.dtype)
+        strides = memory.strides
+    plan = plan_crops(
+        transform,
+        checked,
+        extent,
+        block=single_chunks(array),
+        dst_stride=strides,
+        max_chunks=array.limits.chunks_per_request,
+        block_nbytes=BLOCK_NBYTES,
+    )
+    if out is None:
+        memory = array.backend.empty(shape, array.dtype, order)
+    itemsize = array.dtype.itemsize
+    aligned = all(stride % itemsize == 0 for stride in memory.strides)
+    by_element = math.prod(extent) <= ELEMENTWISE and aligned
+    STATISTICS.add(reads=1, chunks_planned=len(plan))
+    result = memory.array if out is None else out
+    return read_pieces(array, plan, [memory], result, by_element=by_element)
+
+
+def single_chunks(array: ChunkedArray) -> Block:
+    """The chunks of an array as blocks."""
+    return Block(
+        array.shape,
+        array.chunk_shape,
+        (1,) * len(array.shape),
+        array.key_ratio,
+        array.key_prefix,
+        array.key_separator,
+        array.chain.layout.strides,
+        array.dtype.itemsize,
+        array.chain.is_raw,
+    )
+
+
+def read_pieces(
+    array: ChunkedArray,
+    plan: PiecePlan,
+    out: Sequence[Memory],
+    result: Any,
+    *,
+    by_element: bool = False,
+) -> Future[Any]:
+    """Read the pieces of a plan into their arrays.
+
+    Returns
+    -------
+    Future
+        Resolves with `result` when no task touches the arrays any more, also if it failed.
+    """
+
+    def run(part: int, parts: int) -> None:
+        _read_part(array, plan, out, part, parts, by_element=by_element)
+
+    seconds = len(plan) * array.chain.decode_s + len(plan.order) * PIECE_S
+    if array.store.is_local and len(plan) <= SMALL_ROWS and seconds <= SMALL_S:
+
+        def read_now() -> Any:
+            run(0, 1)
+            return result
+
+        return Future.deferred(read_now, array.executor)
+    parts = _parts(array, plan, seconds)
+    tasks = [partial(run, part, parts) for part in range(parts)]
+    return array.executor.run_all(tasks, lambda: result)
+
+
+def _parts(array: ChunkedArray, plan: PiecePlan, seconds: float) -> int:
+    """Into how many parts to split a plan; quick chunks stay on one thread, as for a read."""
+    if array.chain.decode_s < QUICK_S:
+        return 1
+    wanted = min(plan.units, int(seconds / SPLIT_S))
+    limit = array.executor.limit
+    return max(1, min(wanted, limit), min(wanted // 8, 4 * limit))
+
+
+def _read_part(
+    array: ChunkedArray,
+    plan: PiecePlan,
+    out: Sequence[Memory],
+    part: int,
+    parts: int,
+    *,
+    by_element: bool,
+) -> None:
+    """Fetch, decode and cut one of `parts` parts of the plan."""
+    block = array.backend.empty(plan.block.block_shape, array.dtype, "C")
+    for planned in plan.windows(part, parts):
+        window = planned.by_element() if by_element else planned
+        number = 0
+        for done, rows, values in batches(array, window.chunks):
+            at = 0
+            while at < len(rows):
+                end = min(window.chunk_end[number] - done, len(rows))
+                some, encoded = rows.part(at, end), values[at:end]
+                errors = array.backend.scatter(some, encoded, array.chain, array.fill_value, block)
+                check_rows(array, some, encoded, errors)
+                at = end
+                if done + at == window.chunk_end[number]:
+                    first = window.first
+                    array.backend.cut(block, window, first[number], first[number + 1], out)
+                    number += 1
