@@ -87,6 +87,14 @@ class PlanWindow:
             points=None if self.points is None else self.points[cut],
         )
 
+    def span(self, start: int, shape: Sequence[int], itemsize: int) -> tuple[int, int]:
+        """The bytes in the decoded chunk from the first to behind the last element of a row."""
+        low = high = start
+        for stride, count in zip(self.src_stride, shape):
+            reach = stride * (count - 1)
+            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+        return low, high + itemsize
+
     def narrow(self, src_start: list[int], start: list[int], stop: list[int]) -> PlanWindow:
         """The same rows, as byte ranges of uncompressed chunks that `src_start` counts from."""
         return PlanWindow(

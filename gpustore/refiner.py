@@ -96,11 +96,7 @@ class RawBytesRefiner:
             if rows.byte_start is not None and rows.byte_stop is not None:
                 base = rows.byte_start[row]
                 self._check_length(rows, row, rows.byte_stop[row] - base)
-            low = high = first
-            for stride, count in zip(rows.src_stride, shape):
-                reach = stride * (count - 1)
-                low, high = (low + reach, high) if reach < 0 else (low, high + reach)
-            high += self.itemsize
+            low, high = rows.span(first, shape, self.itemsize)
             if 2 * (high - low) > self.nbytes:
                 low, high = 0, self.nbytes
             else:

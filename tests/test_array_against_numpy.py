@@ -357,3 +357,28 @@ def test_arrays_of_rank_32_are_transposed_and_reversed(driver):
     assert np.array_equal(store[part].read().result(), model[part])
     with pytest.raises(ValueError, match="32"):
         store[None]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("cname", ["lz4", "snappy"])
+def test_parts_of_large_blosc_chunks(order, cname):
+    metadata = {
+        "chunks": [64, 50, 70],
+        "compressor": {"id": "blosc", "cname": cname, "clevel": 5, "shuffle": 1, "blocksize": 9000},
+        "order": order,
+        "dtype": ">u2",
+    }
+    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata}
+    store = gpustore.open(spec, create=True, shape=[100, 60, 70]).result()
+    rng = np.random.default_rng(0)
+    model = rng.integers(0, 50, store.shape).cumsum(axis=1).astype("u2")
+    store[...] = model
+    for _ in range(200):
+        index = []
+        for size in store.shape:
+            a, b = sorted(int(i) for i in rng.integers(0, size, 2))
+            step = int(rng.choice([1, 2, -1]))
+            whole = slice(a, b + 1, step) if step > 0 else slice(b, a - 1 if a else None, step)
+            index.append(a if rng.random() < 0.3 else whole)
+        found = store[tuple(index)].read().result()
+        assert np.array_equal(found, model[tuple(index)]), index

@@ -168,7 +168,7 @@ class HostBackend:
         scratch = None if chain.is_view else self._scratch.take(nbytes)
         view = flat.data
         for i, value in enumerate(values):
-            start = base + dst_start[i]
+            start, first = base + dst_start[i], src_start[i]
             try:
                 if rows.points is not None:
                     decoded = None if value is None else chain.decode(value, scratch)
@@ -182,10 +182,17 @@ class HostBackend:
                 elif in_place and shapes[i] == chain.layout.shape:
                     chain.decode(value, view[start : start + nbytes])
                     continue
+                elif chain.decodes_parts and scratch is not None:
+                    low, high = rows.span(src_start[i], shapes[i], stored.itemsize)
+                    if high - low <= nbytes // 2:
+                        decoded, begin = chain.decode_part(value, low, high, scratch)
+                        first -= begin
+                    else:
+                        decoded = chain.decode(value, scratch)
                 else:
                     decoded = chain.decode(value, scratch)
                 np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = np.ndarray(
-                    shapes[i], stored, decoded, src_start[i], src_stride
+                    shapes[i], stored, decoded, first, src_stride
                 )
             except GpustoreError as error:
                 errors[i] = error

@@ -5,7 +5,8 @@ order. A block was shuffled and then cut into streams, each behind its length in
 stream as long as its share of the block is stored as it is.
 
 :func:`recode` leaves all that as it is and changes the streams alone. So what the library cannot
-compress or decompress is done with its shuffles nonetheless.
+compress or decompress is done with its shuffles nonetheless. :func:`take_blocks` makes a frame of
+some of the blocks, so that the others need not be decompressed.
 
 Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``. Offsets count from the start of
 the frame, against what the former says.
@@ -14,14 +15,23 @@ the frame, against what the former says.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 
-__all__ = ["CODES", "HEADER_NBYTES", "BloscHeader", "invalid", "read_header", "recode", "with_code"]
+__all__ = [
+    "CODES",
+    "HEADER_NBYTES",
+    "BloscHeader",
+    "invalid",
+    "read_header",
+    "recode",
+    "take_blocks",
+    "with_code",
+]
 
 CODES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
@@ -141,22 +151,10 @@ def recode(
     recoded = bytearray(_HEADER.size + 4 * blocks)
     for block in range(blocks):
         _INT32.pack_into(recoded, _HEADER.size + 4 * block, len(recoded))
-        (position,) = _INT32.unpack_from(frame, _HEADER.size + 4 * block)
-        nbytes = min(header.blocksize, header.nbytes - block * header.blocksize)
-        splits = _splits(header, nbytes)
-        for _ in range(splits):
-            if not _HEADER.size <= position <= header.cbytes - 4:
-                raise invalid(f"a stream of block {block} at byte {position}")
-            (length,) = _INT32.unpack_from(frame, position)
-            position += 4
-            if not 0 < length <= header.cbytes - position:
-                raise invalid(f"a stream of block {block} of {length} bytes at byte {position}")
-            stream = convert(
-                frame[position : position + length], nbytes // splits, length == nbytes // splits
-            )
+        for position, length, nbytes in _streams(frame, header, block):
+            stream = convert(frame[position : position + length], nbytes, length == nbytes)
             recoded += _INT32.pack(len(stream))
             recoded += stream
-            position += length
         if len(recoded) > _MAX_CBYTES:
             raise UnsupportedError(
                 f"blosc: a chunk of {header.nbytes} bytes is too long for this compressor"
@@ -169,6 +167,69 @@ def recode(
         *(header.nbytes, header.blocksize, len(recoded)),
     )
     return recoded
+
+
+def take_blocks(
+    frame: memoryview, header: BloscHeader, start: int, stop: int
+) -> tuple[Buffer, int]:
+    """A frame of the blocks that hold a range of the decoded bytes.
+
+    Parameters
+    ----------
+    frame : memoryview
+        A frame that is not stored as it is.
+    header : BloscHeader
+        Its header.
+    start, stop : int
+        The range, not empty.
+
+    Returns
+    -------
+    bytes-like, int
+        The frame, and where its first byte stands in the decoded bytes of the whole.
+
+    Raises
+    ------
+    CorruptChunkError
+        If streams of these blocks do not lie within the frame.
+    """
+    blocks = -(-header.nbytes // header.blocksize)
+    first, last = start // header.blocksize, -(-stop // header.blocksize)
+    if last == blocks and header.nbytes % header.blocksize:
+        # The short last block alone would make a frame shorter than its blocks.
+        first = min(first, max(0, blocks - 2))
+    if (first, last) == (0, blocks):
+        return frame, 0
+    taken = bytearray(_HEADER.size + 4 * (last - first))
+    for i, block in enumerate(range(first, last)):
+        _INT32.pack_into(taken, _HEADER.size + 4 * i, len(taken))
+        for position, length, _ in _streams(frame, header, block):
+            taken += frame[position - 4 : position + length]
+    begin = first * header.blocksize
+    nbytes = min(last * header.blocksize, header.nbytes) - begin
+    _HEADER.pack_into(
+        taken,
+        0,
+        *(_VERSION, 1, header.flags, header.typesize),
+        *(nbytes, header.blocksize, len(taken)),
+    )
+    return taken, begin
+
+
+def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tuple[int, int, int]]:
+    """Where each stream of a block begins, its length, and its length when decoded."""
+    (position,) = _INT32.unpack_from(frame, _HEADER.size + 4 * block)
+    nbytes = min(header.blocksize, header.nbytes - block * header.blocksize)
+    splits = _splits(header, nbytes)
+    for _ in range(splits):
+        if not _HEADER.size <= position <= header.cbytes - 4:
+            raise invalid(f"a stream of block {block} at byte {position}")
+        (length,) = _INT32.unpack_from(frame, position)
+        position += 4
+        if not 0 < length <= header.cbytes - position:
+            raise invalid(f"a stream of block {block} of {length} bytes at byte {position}")
+        yield position, length, nbytes // splits
+        position += length
 
 
 def _splits(header: BloscHeader, nbytes: int) -> int:

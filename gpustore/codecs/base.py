@@ -128,6 +128,9 @@ class BytesCodec(abc.ABC):
     decode_ns: ClassVar[float] = 1.0
     """About how long one thread takes for a decoded byte: decides how work is split, no more."""
 
+    decodes_parts: ClassVar[bool] = False
+    """Whether :meth:`decode_part` takes less time than :meth:`decode`."""
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""
@@ -158,6 +161,36 @@ class BytesCodec(abc.ABC):
         CorruptChunkError
             If `encoded` is no complete encoding of an acceptable size.
         """
+
+    def decode_part(
+        self, encoded: Buffer, nbytes: int, start: int, stop: int, out: memoryview
+    ) -> tuple[Buffer, int]:
+        """Decode at least the bytes [start, stop).
+
+        Parameters
+        ----------
+        encoded : bytes-like
+            The whole stored value.
+        nbytes : int
+            How many bytes it must decode to.
+        start, stop : int
+            The range; not empty, inside [0, nbytes).
+        out : memoryview
+            Writable host memory of `nbytes` bytes; the result may be a view of it.
+
+        Returns
+        -------
+        bytes-like, int
+            The decoded bytes, and where the first of them stands in the whole.
+
+        Raises
+        ------
+        CorruptChunkError
+            If that part is damaged, or the whole has another size. What the part does not need is
+            not looked at.
+        """
+        del start, stop
+        return self.decode(encoded, nbytes, exact=True, out=out), 0
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

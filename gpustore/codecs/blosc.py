@@ -47,6 +47,7 @@ from gpustore.codecs._blosc_frame import (
     invalid,
     read_header,
     recode,
+    take_blocks,
     with_code,
 )
 from gpustore.codecs.base import (
@@ -88,6 +89,7 @@ _SMALL_NBYTES: Final = 32 << 10
 class _Blosc(BytesCodec):
     name = "blosc"
     decode_ns = 0.35
+    decodes_parts = True
     cname: str
     clevel: int
     shuffle: int
@@ -124,12 +126,30 @@ class _Blosc(BytesCodec):
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
         """One frame, whatever compressor it names."""
-        header = read_header(encoded)
+        header = _header(encoded, decoded_max, exact=exact)
+        return self._decode(encoded, header, decoded_max, exact=exact, out=out)
+
+    def decode_part(
+        self, encoded: Buffer, nbytes: int, start: int, stop: int, out: memoryview
+    ) -> tuple[Buffer, int]:
+        """Whole blocks."""
+        header = _header(encoded, nbytes, exact=True)
+        if header.is_stored or header.nbytes == 0:
+            return memoryview(encoded)[HEADER_NBYTES + start : HEADER_NBYTES + stop], start
+        frame, begin = take_blocks(memoryview(encoded), header, start, stop)
+        part = read_header(frame)
+        return self._decode(frame, part, part.nbytes, exact=True, out=out[: part.nbytes]), begin
+
+    @staticmethod
+    def _decode(
+        encoded: Buffer,
+        header: BloscHeader,
+        decoded_max: int,
+        *,
+        exact: bool,
+        out: memoryview | None,
+    ) -> Buffer:
         nbytes = header.nbytes
-        if nbytes > decoded_max:
-            raise too_long(decoded_max, nbytes, codec="blosc")
-        if exact and nbytes < decoded_max:
-            raise too_short(decoded_max, nbytes, codec="blosc")
         if header.is_stored or nbytes == 0:
             view = memoryview(encoded)[HEADER_NBYTES : HEADER_NBYTES + nbytes]
             return deliver(view, decoded_max, exact=exact, out=out)
@@ -143,6 +163,16 @@ class _Blosc(BytesCodec):
         except (RuntimeError, ValueError) as error:
             raise invalid(str(error)) from error
         return out[:nbytes]
+
+
+def _header(encoded: Buffer, decoded_max: int, *, exact: bool) -> BloscHeader:
+    """The header of a frame of an acceptable size."""
+    header = read_header(encoded)
+    if header.nbytes > decoded_max:
+        raise too_long(decoded_max, header.nbytes, codec="blosc")
+    if exact and header.nbytes < decoded_max:
+        raise too_short(decoded_max, header.nbytes, codec="blosc")
+    return header
 
 
 def _from_snappy(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:

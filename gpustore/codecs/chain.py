@@ -39,6 +39,9 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 __all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3"]
 
 
+_PARTED_NBYTES = 96 << 10
+"""Chunks below are one block for most encoders."""
+
 _COPY_NS = 0.12
 """About how long one thread takes to place one decoded byte."""
 
@@ -80,6 +83,8 @@ class CodecChain:
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
         Whether decoding without `out` copies nothing.
+    decodes_parts : bool
+        Whether decoding a part of a chunk takes less time than all of it.
     decode_s : float
         About how long one thread takes to decode a chunk and to place its elements, in seconds.
     """
@@ -90,6 +95,7 @@ class CodecChain:
         "_normalize",
         "_steps",
         "decode_s",
+        "decodes_parts",
         "encoded_bound",
         "inner_order",
         "is_raw",
@@ -124,6 +130,8 @@ class CodecChain:
             exact = exact and stage.overhead is not None
         self.encoded_bound = bound
         self._steps = tuple(reversed(steps))
+        first = self.stages[:1]
+        self.decodes_parts = layout.nbytes >= _PARTED_NBYTES and any(s.decodes_parts for s in first)
 
     def decode(self, encoded: Buffer, out: memoryview | None = None) -> Buffer:
         """Decode one whole chunk.
@@ -154,6 +162,43 @@ class CodecChain:
             if found != nbytes:
                 raise self._wrong_length(found, nbytes)
             return encoded if self._check is None else self._check(encoded)
+        step = self._steps[-1]
+        decoded = step.stage.decode(
+            self._before_last(encoded), step.decoded_max, exact=True, out=out
+        )
+        return decoded if self._check is None else self._check(decoded)
+
+    def decode_part(
+        self, encoded: Buffer, start: int, stop: int, out: memoryview
+    ) -> tuple[Buffer, int]:
+        """Decode at least the bytes [start, stop) of a chunk that is not raw.
+
+        Parameters
+        ----------
+        encoded : bytes-like
+            The stored value, whole.
+        start, stop : int
+            Of whole elements; not empty.
+        out : memoryview
+            As for :meth:`decode`.
+
+        Returns
+        -------
+        bytes-like, int
+            The decoded bytes, and where the first of them stands in the chunk.
+
+        Raises
+        ------
+        CorruptChunkError, UnsupportedError
+            As :meth:`decode`, but damage to other parts may go unnoticed.
+        """
+        value = self._before_last(encoded)
+        stage = self._steps[-1].stage
+        decoded, begin = stage.decode_part(value, self.layout.nbytes, start, stop, out)
+        return decoded if self._check is None else self._check(decoded), begin
+
+    def _before_last(self, encoded: Buffer) -> Buffer:
+        """The bytes that the last stage is to decode."""
         if len(encoded) > self.encoded_bound:
             raise CorruptChunkError(
                 f"Encoded chunk of {len(encoded)} bytes; no encoding of {self.layout.nbytes} "
@@ -163,9 +208,7 @@ class CodecChain:
         decoded = encoded
         for step in self._steps[:-1]:
             decoded = step.stage.decode(decoded, step.decoded_max, exact=step.exact)
-        step = self._steps[-1]
-        decoded = step.stage.decode(decoded, step.decoded_max, exact=True, out=out)
-        return decoded if self._check is None else self._check(decoded)
+        return decoded
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one whole chunk.

@@ -152,3 +152,48 @@ def test_refuses_to_encode_more_than_a_frame_can_hold():
     chunk = memoryview(np.broadcast_to(np.zeros((), np.uint8), 2**31))
     with pytest.raises(LimitError, match="2147483648 bytes exceeds the format's limit"):
         stage("blosc").encode(chunk)
+
+
+@pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(
+    payload=payloads(),
+    shuffle=st.sampled_from(SHUFFLES),
+    typesize=st.sampled_from([1, 2, 3, 4, 16, 17]),
+    blocksize=st.sampled_from([0, 130, 256, 1000]),
+    data=st.data(),
+)
+def test_a_part_is_that_of_the_whole(cname, payload, shuffle, typesize, blocksize, data):
+    codec = stage(
+        "blosc", cname=cname, shuffle=shuffle, typesize=typesize, clevel=5, blocksize=blocksize
+    )
+    nbytes = len(payload)
+    if nbytes == 0:
+        return
+    start = data.draw(st.integers(0, nbytes - 1))
+    stop = data.draw(st.integers(start + 1, nbytes))
+    frame = bytearray(codec.encode(payload))
+    out = memoryview(bytearray(nbytes))
+    part, begin = codec.decode_part(frame, nbytes, start, stop, out)
+    assert begin <= start < stop <= begin + len(part)
+    assert bytes(part) == payload[begin : begin + len(part)]
+    # Damage to a stream or its length: an error, or bytes as many as there must be.
+    at = data.draw(st.integers(16, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    try:
+        part, begin = codec.decode_part(frame, nbytes, start, stop, out)
+    except CorruptChunkError:
+        return
+    assert begin <= start < stop <= begin + len(part) <= nbytes
+
+
+def test_a_part_leaves_other_blocks_alone():
+    payload = make_payload(100_000, "steps")
+    codec = stage("blosc", cname="zstd", shuffle="noshuffle", typesize=1, clevel=5, blocksize=1000)
+    frame = bytearray(codec.encode(payload))
+    frame[struct.unpack_from("<i", frame, 16)[0] + 4] ^= 0xFF  # The first block.
+    out = memoryview(bytearray(100_000))
+    part, begin = codec.decode_part(frame, 100_000, 50_500, 50_600, out)
+    assert (begin, bytes(part)) == (50_000, payload[50_000:51_000])
+    with pytest.raises(CorruptChunkError):
+        codec.decode_part(frame, 100_000, 500, 600, out)
