@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from gpustore.array import array
+from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.dtype import DTYPES as _DTYPES
@@ -88,6 +89,7 @@ json = _DTYPES["json"]
 
 __all__ = [
     "AlreadyExistsError",
+    "Batch",
     "ChunkLayout",
     "CodecSpec",
     "ConflictError",

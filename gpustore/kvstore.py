@@ -10,13 +10,15 @@ Source: TensorStore ``python/tensorstore/kvstore.cc``.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from gpustore._json import pretty
+from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.executor import shared
-from gpustore.future import Future, ready
+from gpustore.future import Future, Promise, ready
 from gpustore.kvstores import _result
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores._spec import KvStoreSpec, append_component, as_text
@@ -196,7 +198,7 @@ class KvStore:
         *,
         if_not_equal: str | bytes | None = None,
         staleness_bound: float | None = None,
-        batch: None = None,
+        batch: Batch | None = None,
         byte_range: slice | None = None,
     ) -> Future[_result.ReadResult]:
         """Read one value.
@@ -210,8 +212,8 @@ class KvStore:
         staleness_bound : float, optional
             Seconds since the epoch: a cached value at least as recent will do. By default the
             value must be current.
-        batch : None
-            Batches are not supported.
+        batch : Batch, optional
+            The read begins when this is submitted; those of one kvstore are one request.
         byte_range : slice, optional
             ``slice(a, b)``, ``slice(a, None)``, ``slice(None, b)`` or ``slice(-n, None)``.
 
@@ -221,29 +223,35 @@ class KvStore:
             A missing key is a result, not an error. A range that is not inside the value is a
             MismatchError (a ValueError) with status OUT_OF_RANGE.
         """
-        if batch is not None:
-            raise UnsupportedError("KvStore.read: batch is not supported")
+        check_batch(batch)
         start, stop = _parse_byte_range(byte_range)
+        condition = b"" if if_not_equal is None else as_bytes(if_not_equal)
         request = ReadRequest(
             [self._path + as_text(key)],
             start=[start],
             stop=[stop],
-            if_not_equal=None if if_not_equal is None else [as_bytes(if_not_equal)],
+            if_not_equal=[condition] if condition else None,
             staleness_bound=staleness_bound,
         )
+        driver, executor = self._driver, self._executor
+        if batch is not None:
+            promise: Promise[_result.ReadResult]
+            promise, future = Promise.new()
+            group = ("kvstore", id(driver), staleness_bound)
+            batch._join(
+                group, partial(_read_together, driver, executor), (request, promise), promise
+            )
+            return future
 
         def read() -> _result.ReadResult:
             stamp = _result.TimestampedStorageGeneration(time=time.time())
-            columns = self._driver.read_many(request)
+            columns = driver.read_many(request)
             columns.raise_first()
-            stamp.generation = columns.generation[0]
-            value = columns.value[0]
-            state = _STATE_NAMES[columns.state[0]]
-            return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
+            return _read_result(columns, 0, stamp.time)
 
-        if self._driver.is_local:
-            return Future.deferred(read, self._executor)
-        return self._executor.submit(read)
+        if driver.is_local:
+            return Future.deferred(read, executor)
+        return executor.submit(read)
 
     def write(
         self,
@@ -460,6 +468,49 @@ class KvStore:
 
 def _reopen(json: dict[str, JsonValue]) -> KvStore:
     return KvStore.open(json).result()
+
+
+def _read_result(columns: ReadColumns, row: int, time: float) -> _result.ReadResult:
+    stamp = _result.TimestampedStorageGeneration(columns.generation[row], time)
+    value = columns.value[row]
+    state = _STATE_NAMES[columns.state[row]]
+    return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
+
+
+def _read_together(
+    driver: KvStoreDriver,
+    executor: Executor,
+    reads: builtins.list[tuple[ReadRequest, Promise[_result.ReadResult]]],
+) -> None:
+    """Read the keys of several requests in one."""
+    requests = [request for request, _ in reads]
+
+    def run() -> None:
+        began = time.time()
+        try:
+            columns = driver.read_many(
+                ReadRequest(
+                    [request.keys[0] for request in requests],
+                    start=[request.start[0] for request in requests if request.start],
+                    stop=[request.stop[0] for request in requests if request.stop],
+                    if_not_equal=[
+                        request.if_not_equal[0] if request.if_not_equal else b""
+                        for request in requests
+                    ],
+                    staleness_bound=requests[0].staleness_bound,
+                )
+            )
+        except Exception as error:
+            for _, promise in reads:
+                promise.set_exception(error)
+            return
+        for row, (_, promise) in enumerate(reads):
+            if row in columns.error:
+                promise.set_exception(columns.error[row])
+            else:
+                promise.set_result(_read_result(columns, row, began))
+
+    executor.execute(run)
 
 
 def _require_no_transaction(transaction: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError
@@ -28,6 +29,7 @@ def open(
     assume_metadata: bool | None = None,
     assume_cached_metadata: bool | None = None,
     context: Context | None = None,
+    batch: Batch | None = None,
     kvstore: KvStore.Spec | KvStore | None = None,
     recheck_cached_metadata: Any = None,
     recheck_cached_data: Any = None,
@@ -60,6 +62,8 @@ def open(
         the spec's open mode.
     context : Context, optional
         Shares caches, thread pools and limits. By default each call has its own.
+    batch : Batch, optional
+        Opening begins when this is submitted.
     kvstore : KvStore.Spec or KvStore, optional
         Where the bytes lie, if the spec does not say.
     recheck_cached_metadata, recheck_cached_data, recheck_cached
@@ -89,6 +93,7 @@ def open(
     """
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
+    check_batch(batch, open=False)
     opened = Spec(spec)
     given = {
         "open_mode": open_mode,
@@ -121,6 +126,8 @@ def open(
     def run() -> TensorStore:
         return TensorStore._of(*opening.run())
 
+    if batch is not None and not batch._submitted:
+        return batch._later(lambda: opening.executor.submit(run, drain=True))
     if opening.may_defer:
         return Future.deferred(run, opening.executor)
     return opening.executor.submit(run, drain=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, pretty
+from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.future import Future, WriteFutures
+from gpustore.future import Future, Promise, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.alignment import align
 from gpustore.index_space.resize import ResizeRequest
@@ -235,13 +236,16 @@ class TensorStore:
 
     # ---- elements
 
-    def read(self, *, order: str = "C", out: Any = None) -> Future[Any]:
+    def read(self, *, order: str = "C", batch: Batch | None = None, out: Any = None) -> Future[Any]:
         """Read the domain.
 
         Parameters
         ----------
         order : {"C", "F"}
             Layout of the array returned.
+        batch : Batch, optional
+            The read begins when this is submitted, together with the others of the batch; the
+            Future is not ready before.
         out : array, optional
             Filled and returned instead of a new array: NumPy, or anything that offers the buffer
             protocol, ``__array_interface__`` or DLPack; shape and data type must be those of the
@@ -261,7 +265,8 @@ class TensorStore:
             Through the Future; the message names the key.
         """
         self._check_readable(order)
-        return self._driver.read(self._transform, out=out, order=order)
+        check_batch(batch)
+        return self._driver.read(self._transform, out=out, order=order, batch=batch)
 
     def read_many(
         self, starts: Any, shape: Sequence[int], *, order: str = "C", out: Any = None
@@ -321,7 +326,11 @@ class TensorStore:
             raise MetadataError("Source does not support reading.")
 
     def write(
-        self, source: Any, *, can_reference_source_data_indefinitely: bool | None = None
+        self,
+        source: Any,
+        *,
+        batch: Batch | None = None,
+        can_reference_source_data_indefinitely: bool | None = None,
     ) -> WriteFutures:
         """Write the domain.
 
@@ -331,6 +340,8 @@ class TensorStore:
             Broadcast to the shape of the domain; its data type must cast to the store's under
             NumPy's rule "safe", Python numbers convert by value. Dimensions of a TensorStore go
             to those with the same labels.
+        batch : Batch, optional
+            Only for a TensorStore as source: it is read in this batch.
         can_reference_source_data_indefinitely : bool, optional
             Accepted for TensorStore's sake: nothing is kept beyond ``copy`` anyway.
 
@@ -348,26 +359,53 @@ class TensorStore:
         del can_reference_source_data_indefinitely
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
+        check_batch(batch, open=False)
         if isinstance(source, TensorStore):
-            source = self._elements_of(source)
+            arrange = self._arrangement(source)
+            if batch is not None and not batch._submitted:
+                return self._write_later(source.read(batch=batch), arrange)
+            source = arrange(source.read().result())
+        elif batch is not None:
+            raise MetadataError(
+                "Invalid batch: batch can only be specified when copying from a TensorStore source"
+            )
         return self._driver.write(self._transform, source)
 
-    def _elements_of(self, source: TensorStore) -> Any:
-        """The elements of another store, in the order of this one's dimensions."""
+    def _write_later(self, source: Future[Any], arrange: Callable[[Any], Any]) -> WriteFutures:
+        """Write the result of a read, arranged, once it is there."""
+        copied: Promise[None]
+        committed: Promise[None]
+        (copied, copy), (committed, commit) = Promise.new(), Promise.new()
+
+        def begin(read: Future[Any]) -> None:
+            try:
+                futures = self._driver.write(self._transform, arrange(read.result()))
+            except BaseException as error:
+                copied.set_exception(error)
+                committed.set_exception(error)
+            else:
+                copied.follow(futures.copy)
+                committed.follow(futures.commit)
+
+        source.add_done_callback(begin)
+        return WriteFutures(copy, commit)
+
+    def _arrangement(self, source: TensorStore) -> Callable[[Any], Any]:
+        """What puts the elements of another store in the order of this one's dimensions."""
         if not np.can_cast(source.dtype.array_dtype, self.dtype.array_dtype, "safe"):
             raise MetadataError(
                 f"Explicit data type conversion required to convert {source.dtype.name} -> "
                 f"{self.dtype.name}"
             )
         matches = align(source.domain, self.domain)
-        elements = source.read().result()
         # Those without a match are of size one; the others go where they match.
         unmatched = tuple(i for i, j in enumerate(matches) if j is None)
         order = sorted((j, i) for i, j in enumerate(matches) if j is not None)
         shape = [1] * self.rank
         for j, i in order:
-            shape[j] = elements.shape[i]
-        return elements.transpose([*unmatched, *(i for _, i in order)]).reshape(shape)
+            shape[j] = source.shape[i]
+        axes = [*unmatched, *(i for _, i in order)]
+        return lambda elements: elements.transpose(axes).reshape(shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Read it whole into a NumPy array; only for stores in host memory."""
@@ -381,13 +419,17 @@ class TensorStore:
 
     # ---- bounds
 
-    def resolve(self, *, fix_resizable_bounds: bool = False) -> Future[TensorStore]:
+    def resolve(
+        self, fix_resizable_bounds: bool = False, batch: Batch | None = None
+    ) -> Future[TensorStore]:
         """The store with its bounds as they are stored now.
 
         Parameters
         ----------
         fix_resizable_bounds : bool
             Make the bounds explicit, so that they are checked when indexing.
+        batch : Batch, optional
+            It begins when this is submitted.
 
         Raises
         ------
@@ -402,6 +444,9 @@ class TensorStore:
                 domain = domain.mark_bounds_implicit[False]
             return TensorStore._of(driver, IndexTransform(domain)[self._transform])
 
+        check_batch(batch)
+        if batch is not None:
+            return batch._later(lambda: self._driver.executor.submit(run))
         return self._driver.executor.submit(run)
 
     def resize(

@@ -360,7 +360,6 @@ def test_errors_of_open_are_typed():
     for call in (
         lambda: KvStore.open("memory://", transaction=3),
         lambda: KvStore.open("memory://").result().with_transaction(3),
-        lambda: KvStore.open("memory://").result().read("a", batch=3),
     ):
         with pytest.raises(UnsupportedError):
             call()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member
 from gpustore.backends.host import HostBackend, HostMemory
+from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
 from gpustore.context import Context
 from gpustore.crop_plan import check_starts
@@ -106,8 +107,11 @@ class ArrayDriver:
             return self.backend.empty(shape, self.array.dtype, order)
         return self.backend.destination(out, shape, self.array.dtype)
 
-    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
+    def read(
+        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+    ) -> Future[Any]:
         """Copy the domain of `transform`."""
+        del batch  # There is nothing to share.
         view, shape = self._view(transform), tuple(transform.domain.shape)
         memory = self._memory(shape, out, order)
 

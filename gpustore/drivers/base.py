@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
 from gpustore._json import JsonValue, Members
+from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
@@ -210,8 +211,13 @@ class Driver(Protocol):
     def spec(self, *, minimal: bool) -> DriverSpec:
         """What would open it again; with all metadata unless `minimal`."""
 
-    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
-        """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`."""
+    def read(
+        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+    ) -> Future[Any]:
+        """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`.
+
+        With a `batch` it may begin only when that is submitted.
+        """
 
     def read_many(
         self,

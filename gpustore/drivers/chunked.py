@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.format import ArrayDescription, Format
@@ -32,6 +33,7 @@ from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, pre
 from gpustore.limits import Limits
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
+from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -179,8 +181,12 @@ class ChunkedDriver:
         """What would open or create it again."""
         return self.respec(None if minimal else self.metadata)
 
-    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
-        """Read through :mod:`gpustore.pipelines.read`."""
+    def read(
+        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+    ) -> Future[Any]:
+        """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
+        if batch is not None:
+            return read_in_batch(self.array, transform, batch, out=out, order=order)
         return read(self.array, transform, out=out, order=order)
 
     def read_many(

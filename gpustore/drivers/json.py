@@ -21,6 +21,7 @@ import numpy as np
 from gpustore import registry
 from gpustore._json import JsonValue, Members, dump, parse
 from gpustore.backends.host import HostBackend
+from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.drivers.base import (
     Driver,
@@ -86,8 +87,11 @@ class JsonDriver:
         del minimal
         return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
 
-    def read(self, transform: IndexTransform, *, out: Any, order: str) -> Future[Any]:
+    def read(
+        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+    ) -> Future[Any]:
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
+        del batch  # There is nothing to share.
         if out is not None and (
             not isinstance(out, np.ndarray)
             or out.dtype != object

@@ -76,8 +76,16 @@ class ChunkedArray:
     executor: Executor
     limits: Limits
 
-    def plan(self, transform: IndexTransform, strides: tuple[int, ...]) -> ChunkPlan:
+    def plan(
+        self,
+        transform: IndexTransform,
+        strides: tuple[int, ...],
+        *,
+        src_stride: tuple[int, ...] | None = None,
+    ) -> ChunkPlan:
         """Plan the chunks `transform` touches, for an array in memory with these byte strides.
+
+        `src_stride` replaces those of the decoded chunk.
 
         Raises
         ------
@@ -91,7 +99,7 @@ class ChunkedArray:
             transform,
             shape=self.shape,
             chunk_shape=self.chunk_shape,
-            src_stride=self.chain.layout.strides,
+            src_stride=self.chain.layout.strides if src_stride is None else src_stride,
             dst_stride=strides,
             key_prefix=self.key_prefix,
             key_separator=self.key_separator,

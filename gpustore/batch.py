@@ -1,0 +1,149 @@
+"""``Batch``: reads that are started together, so that they can share their work.
+
+A batch collects reads in groups; :meth:`Batch.submit` starts each group with one call. Reads of one
+array share the fetching and decoding of their chunks, reads of keys of one kvstore are one request.
+
+Source: the semantics of TensorStore's ``Batch`` (``tensorstore/batch.h``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from gpustore.errors import MetadataError
+from gpustore.future import Future, Promise
+
+__all__ = ["Batch", "already_submitted", "check_batch"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Group(Generic[T]):
+    """Reads that one call starts."""
+
+    run: Callable[[list[T]], None]
+    items: list[T] = field(default_factory=list)
+    promises: list[Promise[Any]] = field(default_factory=list)
+
+    def start(self) -> None:
+        try:
+            self.run(self.items)
+        except Exception as error:
+            for promise in self.promises:
+                promise.set_exception(error)
+
+
+class Batch:
+    """Collects reads and starts them together.
+
+    Use it as a context manager, which submits it at the end, or call :meth:`submit`. A batch that
+    is dropped is submitted as well. Until then no read of it begins: waiting for its Future inside
+    the ``with`` block waits for ever.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> store = gpustore.open(
+    ...     "memory://batch/|zarr3:", create=True, dtype="uint8", shape=[4]
+    ... ).result()
+    >>> with gpustore.Batch() as batch:
+    ...     first, second = store[:3].read(batch=batch), store[1:].read(batch=batch)
+    >>> first.result(), second.result()
+    (array([0, 0, 0], dtype=uint8), array([0, 0, 0], dtype=uint8))
+    """
+
+    __slots__ = ("__weakref__", "_groups", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[Hashable, _Group[Any]] | None = {}
+
+    def submit(self) -> None:
+        """Start all reads. Does nothing if that was done already.
+
+        A read that names the batch afterwards is an error.
+        """
+        with self._lock:
+            groups, self._groups = self._groups, None
+        for group in (groups or {}).values():
+            group.start()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.submit()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_groups"):
+            self.submit()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'gpustore.Batch' object")
+
+    @property
+    def _submitted(self) -> bool:
+        return self._groups is None
+
+    def _join(
+        self, key: Hashable, run: Callable[[list[T]], None], item: T, promise: Promise[Any]
+    ) -> None:
+        """Add a read.
+
+        Parameters
+        ----------
+        key : hashable
+            Reads with the same key are one group.
+        run : callable
+            Called once with all items of the group, in order; it must finish their promises. If it
+            raises, they fail with that error.
+        item : object
+        promise : Promise
+
+        Raises
+        ------
+        MetadataError
+            If the batch was submitted.
+        """
+        with self._lock:
+            if self._groups is not None:
+                group = self._groups.setdefault(key, _Group(run))
+                group.items.append(item)
+                group.promises.append(promise)
+                return
+        promise.hand_over()
+        raise already_submitted()
+
+    def _later(self, start: Callable[[], Future[T]]) -> Future[T]:
+        """A Future of what `start` begins when the batch is submitted."""
+        promise: Promise[T]
+        promise, future = Promise.new()
+        self._join(object(), lambda _: promise.follow(start()), None, promise)
+        return future
+
+
+def already_submitted() -> MetadataError:
+    """The error for a read that names a batch too late."""
+    return MetadataError("batch was already submitted")
+
+
+def check_batch(batch: object, *, open: bool = True) -> None:
+    """Check an argument ``batch``.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a Batch nor None.
+    MetadataError
+        If it must be `open` but was submitted.
+    """
+    if batch is None:
+        return
+    if not isinstance(batch, Batch):
+        raise TypeError(f"Invalid batch: expected a Batch, but received: {batch!r:.200}")
+    if open and batch._submitted:
+        raise already_submitted()

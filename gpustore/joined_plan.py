@@ -1,0 +1,91 @@
+"""Several plans of one array, joined so that each chunk is met once.
+
+The rows of all plans become pieces; see :mod:`gpustore.piece_plan`. Their numbers count through the
+plans in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpustore.chunk_plan import WINDOW_ROWS, ChunkPlan
+from gpustore.piece_plan import (
+    Block,
+    CellColumn,
+    Integers,
+    PieceColumns,
+    PiecePlan,
+    plan_pieces,
+)
+
+__all__ = ["join_plans"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of all plans as columns. Shapes and strides are padded to the largest rank."""
+
+    cells: list[Integers]
+    src_start: Integers
+    dst_start: Integers
+    count: Integers
+    target: Integers
+    src_stride: list[tuple[int, ...]]
+    dst_stride: list[tuple[int, ...]]
+
+    def columns(self, pieces: Integers) -> PieceColumns:
+        """Write down the rows of these numbers."""
+        return PieceColumns(
+            [cell[pieces] for cell in self.cells],
+            self.src_start[pieces],
+            self.dst_start[pieces],
+            self.count[:, pieces],
+            self.target[pieces],
+        )
+
+
+def join_plans(plans: Sequence[ChunkPlan], block: Block) -> PiecePlan:
+    """Join plans whose rows take elements from blocks of single chunks.
+
+    Parameters
+    ----------
+    plans : sequence of ChunkPlan
+        Made with the byte strides of `block` as ``src_stride``; without index arrays.
+    block : Block
+        Of single chunks.
+    """
+    rank = max(len(plan.input_shape) for plan in plans)
+    cells: list[list[int]] = [[] for _ in block.shape]
+    count: list[list[int]] = [[] for _ in range(rank)]
+    src_start: list[int] = []
+    dst_start: list[int] = []
+    for plan in plans:
+        for lo in range(0, len(plan), WINDOW_ROWS):
+            rows = plan.window(lo, min(lo + WINDOW_ROWS, len(plan)))
+            starts, ends, _ = rows.rows()
+            src_start += starts
+            dst_start += ends
+            for column, values in zip(cells, rows.cells):
+                column += [int(value) for value in values]
+            for d, column in enumerate(count):
+                given = d < len(rows.count)
+                column += [int(n) for n in rows.count[d]] if given else [1] * len(rows)
+    lengths = [len(plan) for plan in plans]
+    source = _Rows(
+        [np.array(column, np.int64) for column in cells],
+        np.array(src_start, np.int64),
+        np.array(dst_start, np.int64),
+        np.array(count, np.int64).reshape(rank, len(src_start)),
+        np.repeat(np.arange(len(plans)), lengths),
+        [_padded(plan.src_stride, rank) for plan in plans],
+        [_padded(plan.dst_stride, rank) for plan in plans],
+    )
+    columns: list[CellColumn] = [(column, None) for column in source.cells]
+    return plan_pieces(block, source, len(src_start), columns if len(src_start) else [])
+
+
+def _padded(strides: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return (*strides, *(0 for _ in range(rank - len(strides))))
