@@ -113,7 +113,7 @@ def single_chunks(array: ChunkedArray) -> Block:
         array.key_separator,
         array.chain.layout.strides,
         array.dtype.itemsize,
-        array.chain.is_raw,
+        array.chain.is_raw or array.chain.decodes_parts,
     )
 
 
