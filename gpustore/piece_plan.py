@@ -17,6 +17,7 @@ A plan holds 8 bytes a piece: its number. A :class:`PieceSource` turns numbers i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,6 +85,11 @@ class Block:
     def block_shape(self) -> tuple[int, ...]:
         """Elements of a block along each dimension."""
         return tuple(size * factor for size, factor in zip(self.chunk_shape, self.factor))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return math.prod(self.block_shape) * self.itemsize
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -185,10 +191,8 @@ class PieceWindow:
     ----------
     chunks : PlanWindow
         One row a chunk; their destination is the block.
-    chunk_end : list of int
-        Where the chunks of each block end.
-    first : list of int, length blocks + 1
-        The pieces of block ``i`` are those from ``first[i]`` to ``first[i + 1]``.
+    first_chunk, first : list of int
+        Where the chunks and the pieces of each group of blocks begin, and where the last one ends.
     src_start, dst_start, count, target
         As in :class:`PieceColumns`.
     src_stride, dst_stride : sequence of tuple of int
@@ -198,7 +202,7 @@ class PieceWindow:
     """
 
     chunks: PlanWindow
-    chunk_end: list[int]
+    first_chunk: list[int]
     first: list[int]
     src_start: Integers
     dst_start: Integers
@@ -225,7 +229,7 @@ class PieceWindow:
         none: tuple[tuple[int, ...]] = ((),)
         return PieceWindow(
             self.chunks,
-            self.chunk_end,
+            self.first_chunk,
             first,
             src,
             dst,
@@ -274,8 +278,11 @@ class PiecePlan:
         """Number of units, the parts that can be read independently."""
         return len(self.first_block) - 1
 
-    def windows(self, part: int, parts: int) -> Iterator[PieceWindow]:
-        """The windows of one of `parts` parts of the plan; no key is in two windows."""
+    def windows(self, part: int, parts: int, slots: int) -> Iterator[PieceWindow]:
+        """The windows of one of `parts` parts of the plan; no key is in two windows.
+
+        `slots` blocks lie one after the other in memory, and are decoded and cut together.
+        """
         lo, hi = (self.units * i // parts for i in (part, part + 1))
         first_chunk = self.first_chunk[self.first_block]
         first_piece = self.first[self.first_block]
@@ -285,19 +292,27 @@ class PiecePlan:
                 int(np.searchsorted(first_piece, first_piece[lo] + WINDOW_PIECES, "right")),
             )
             end = min(max(most - 1, lo + 1), hi)
-            yield self._window(int(self.first_block[lo]), int(self.first_block[end]))
+            yield self._window(int(self.first_block[lo]), int(self.first_block[end]), slots)
             lo = end
 
-    def _window(self, lo: int, hi: int) -> PieceWindow:
+    def _window(self, lo: int, hi: int, slots: int) -> PieceWindow:
         """Write down blocks `lo` to `hi`."""
         source = self.source
         first = self.first[lo : hi + 1] - self.first[lo]
         taken = source.columns(self.order[self.first[lo] : self.first[hi]])
-        ends = self.first_chunk[lo + 1 : hi + 1] - self.first_chunk[lo]
+        first_chunk = self.first_chunk[lo : hi + 1] - self.first_chunk[lo]
+        cut = slice(self.first_chunk[lo], self.first_chunk[hi])
+        chunks = self._chunks(taken, first[:-1], cut)
+        if slots > 1:
+            slot = np.arange(hi - lo) % slots * self.block.nbytes
+            taken.src_start += np.repeat(slot, np.diff(first))
+            moved = np.array(chunks.dst_start) + np.repeat(slot, np.diff(first_chunk))
+            chunks.dst_start = moved.tolist()
+        ends = np.append(np.arange(0, hi - lo, slots), hi - lo)
         return PieceWindow(
-            self._chunks(taken, first[:-1], slice(self.first_chunk[lo], self.first_chunk[hi])),
-            ends.tolist(),
-            first.tolist(),
+            chunks,
+            first_chunk[ends].tolist(),
+            first[ends].tolist(),
             taken.src_start,
             taken.dst_start,
             taken.count,

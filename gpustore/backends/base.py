@@ -92,12 +92,12 @@ class Backend(Protocol):
     def cut(
         self, block: Memory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[Memory]
     ) -> None:
-        """Copy pieces `lo` to `hi` of a block to where they belong.
+        """Copy pieces `lo` to `hi` to where they belong.
 
         Parameters
         ----------
         block : Memory
-            In C order, of the data type of the arrays.
+            Blocks in C order, one after the other, of the data type of the arrays.
         pieces : PieceWindow
         out : sequence of Memory
             The array of each target.

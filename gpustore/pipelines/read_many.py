@@ -25,7 +25,14 @@ from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.piece_plan import Block, PiecePlan
 from gpustore.pipelines.chunked_array import QUICK_S, SPLIT_S, ChunkedArray
-from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, batches, check_rows, contiguous
+from gpustore.pipelines.read import (
+    BATCH_NBYTES,
+    SMALL_ROWS,
+    SMALL_S,
+    batches,
+    check_rows,
+    contiguous,
+)
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
@@ -168,19 +175,23 @@ def _read_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and cut one of `parts` parts of the plan."""
-    block = array.backend.empty(plan.block.block_shape, array.dtype, "C")
-    for planned in plan.windows(part, parts):
+    slots = max(1, BATCH_NBYTES // max(1, plan.block.nbytes))
+    blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
+    for planned in plan.windows(part, parts, slots):
         window = planned.by_element() if by_element else planned
-        number = 0
+        group = 0
         for done, rows, values in batches(array, window.chunks):
             at = 0
             while at < len(rows):
-                end = min(window.chunk_end[number] - done, len(rows))
-                some, encoded = rows.part(at, end), values[at:end]
-                errors = array.backend.scatter(some, encoded, array.chain, array.fill_value, block)
+                last = window.first_chunk[group + 1] - done
+                end = min(last, len(rows))
+                whole = end - at == len(rows)
+                some = rows if whole else rows.part(at, end)
+                encoded = values if whole else values[at:end]
+                errors = array.backend.scatter(some, encoded, array.chain, array.fill_value, blocks)
                 check_rows(array, some, encoded, errors)
                 at = end
-                if done + at == window.chunk_end[number]:
-                    first = window.first
-                    array.backend.cut(block, window, first[number], first[number + 1], out)
-                    number += 1
+                if at == last:
+                    lo, hi = window.first[group : group + 2]
+                    array.backend.cut(blocks, window, lo, hi, out)
+                    group += 1
