@@ -35,8 +35,8 @@ from gpustore.plan_table import StridedMap, fewest_runs
 
 __all__ = ["check_starts", "crop_shape", "plan_crops"]
 
-PIECE_NS = 3000
-"""What it takes to cut a piece, apart from its bytes: Python, and rows that are short."""
+PIECE_NS = 5000
+"""What it takes to cut a piece, apart from its bytes: Python, short rows, and threads that meet."""
 
 COPY_NS = 0.1
 """What it takes to copy a byte from a decoded chunk to its block."""

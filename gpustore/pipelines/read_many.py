@@ -24,7 +24,7 @@ from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.piece_plan import Block, PiecePlan
-from gpustore.pipelines.chunked_array import QUICK_S, SPLIT_S, ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import (
     BATCH_NBYTES,
     SMALL_ROWS,
@@ -37,11 +37,15 @@ from gpustore.statistics import STATISTICS
 
 __all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
 
-BLOCK_NBYTES = 2 << 20
+BLOCK_NBYTES = 4 << 20
 """Largest block of several chunks, so that it stays in cache while it is cut."""
 
 PIECE_S = 2e-6
-"""About what it takes to cut a piece."""
+BYTE_S = 0.25e-9
+"""About what it takes to cut a piece, and each of its bytes."""
+
+QUICK_S = 40e-6
+"""If chunks take less to decode and to cut, they stay on one thread: Python is most of it."""
 
 ELEMENTWISE = 32
 """Crops of at most this many elements are gathered element by element."""
@@ -144,6 +148,7 @@ def read_pieces(
         _read_part(array, plan, out, part, parts, by_element=by_element)
 
     seconds = len(plan) * array.chain.decode_s + len(plan.order) * PIECE_S
+    seconds += sum(memory.array.nbytes for memory in out) * BYTE_S
     if array.store.is_local and len(plan) <= SMALL_ROWS and seconds <= SMALL_S:
 
         def read_now() -> Any:
@@ -151,18 +156,17 @@ def read_pieces(
             return result
 
         return Future.deferred(read_now, array.executor)
-    parts = _parts(array, plan, seconds)
+    parts = _parts(plan, seconds, array.executor.limit)
     tasks = [partial(run, part, parts) for part in range(parts)]
     return array.executor.run_all(tasks, lambda: result)
 
 
-def _parts(array: ChunkedArray, plan: PiecePlan, seconds: float) -> int:
-    """Into how many parts to split a plan; quick chunks stay on one thread, as for a read."""
-    if array.chain.decode_s < QUICK_S:
+def _parts(plan: PiecePlan, seconds: float, threads: int) -> int:
+    """Into how many parts to split a plan; one a thread, more of them if they are long enough."""
+    if seconds < len(plan) * QUICK_S:
         return 1
     wanted = min(plan.units, int(seconds / SPLIT_S))
-    limit = array.executor.limit
-    return max(1, min(wanted, limit), min(wanted // 8, 4 * limit))
+    return max(1, min(wanted, threads), min(wanted // 8, 4 * threads))
 
 
 def _read_part(
