@@ -23,7 +23,7 @@ from gpustore.kvstores._file_lock import LOCK_SUFFIX, remove_abandoned
 if TYPE_CHECKING:
     from gpustore.kvstores.base import Buffer
 
-__all__ = ["TemporaryFile", "clean_up", "generation_of"]
+__all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name"]
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY: Final = re.compile(r".*\.(\d{1,10})-([0-9a-f]{8})[0-9a-f]{8}\.__lock", re.DOTALL)
@@ -64,7 +64,8 @@ def _read_text(path: str) -> str:
         os.close(fd)
 
 
-def _temporary_name(name: str) -> str:
+def temporary_name(name: str) -> str:
+    """A new name for a file that belongs to `name`, which :func:`clean_up` knows."""
     ending = f".{os.getpid()}-{_origin_tag()}{secrets.token_hex(4)}{LOCK_SUFFIX}"
     room = _MAX_NAME_NBYTES - len(ending)
     encoded = os.fsencode(name)
@@ -106,7 +107,7 @@ class TemporaryFile:
     def __init__(self, directory: int, name: str, value: Buffer, *, sync: bool) -> None:
         self._directory = directory
         self._key_name = name
-        self._name = _temporary_name(name)
+        self._name = temporary_name(name)
         fd = os.open(self._name, _FLAGS, 0o666, dir_fd=directory)
         try:
             try:

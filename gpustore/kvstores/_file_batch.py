@@ -16,6 +16,7 @@ from gpustore.kvstores._atomic_file import TemporaryFile, generation_of
 from gpustore.kvstores._file_directory import Directories, parent_of
 from gpustore.kvstores._file_lock import hold
 from gpustore.kvstores._file_root import io_error
+from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class WriteBatch:
     root : Root
         Nothing outside it is changed.
     options : FileOptions
+    link : bool, optional
+        Whether there are so many keys that one lock file for them all pays. It lies in one of
+        their directories, so not if those are to be removed.
     """
 
-    __slots__ = ("_cancel", "_directories", "_options")
+    __slots__ = ("_cancel", "_directories", "_linked", "_options")
 
-    def __init__(self, root: Root, options: FileOptions) -> None:
+    def __init__(self, root: Root, options: FileOptions, *, link: bool = False) -> None:
         self._options = options
+        self._linked = LinkedLock() if link else None
         self._cancel = CancelToken.current()
         self._directories = Directories(
             root, sync=options.sync == "full", remove_locks=options.locking.mode == "os"
@@ -58,7 +63,11 @@ class WriteBatch:
 
     def close(self) -> None:
         """Sync what has changed, and close all files."""
-        self._directories.close()
+        try:
+            if self._linked is not None:
+                self._linked.close()
+        finally:
+            self._directories.close()
 
     def write(self, index: int, key: str, value: Buffer | None, if_equal: bytes) -> bytes:
         """Write (or with None delete) one key.
@@ -163,6 +172,7 @@ class WriteBatch:
             key=key,
             mode=self._options.locking.mode,
             timeout_s=self._options.locking.acquire_timeout_s,
+            linked=self._linked,
         )
 
 

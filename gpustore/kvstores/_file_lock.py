@@ -33,13 +33,16 @@ from gpustore.kvstores._file_root import io_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LOCK_SUFFIX", "hold", "remove_abandoned"]
+    from gpustore.kvstores._linked_lock import LinkedLock
+
+__all__ = ["LOCK_SUFFIX", "UNLOCKED", "WHOLE_FILE", "hold", "remove_abandoned"]
 
 LOCK_SUFFIX: Final = ".__lock"
 
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # struct flock: type, whence, start, length, pid (0, as open file description locks require).
-_WHOLE_FILE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+WHOLE_FILE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+UNLOCKED: Final = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 _NOT_SUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _STRIPES: Final = [threading.Lock() for _ in range(128)]
 
@@ -53,7 +56,15 @@ os.register_at_fork(after_in_child=_renew_stripes)
 
 
 @contextmanager
-def hold(directory: int, name: str, *, key: str, mode: str, timeout_s: float) -> Iterator[None]:
+def hold(
+    directory: int,
+    name: str,
+    *,
+    key: str,
+    mode: str,
+    timeout_s: float,
+    linked: LinkedLock | None = None,
+) -> Iterator[None]:
     """Hold the lock of one key.
 
     Parameters
@@ -69,6 +80,8 @@ def hold(directory: int, name: str, *, key: str, mode: str, timeout_s: float) ->
         (for file systems without locks), ``"none"`` to exclude only threads of this process.
     timeout_s : float
         How long mode ``"lockfile"`` waits, in seconds.
+    linked : LinkedLock, optional
+        Spares mode ``"os"`` a lock file of its own, unless it would have to wait.
 
     Raises
     ------
@@ -82,6 +95,12 @@ def hold(directory: int, name: str, *, key: str, mode: str, timeout_s: float) ->
             yield
             return
         lock_name = name + LOCK_SUFFIX
+        if mode == "os" and linked is not None and linked.acquire(directory, lock_name):
+            try:
+                yield
+            finally:
+                linked.release(directory, lock_name)
+            return
         if mode == "lockfile":
             fd = _create_exclusively(directory, lock_name, key, timeout_s)
         else:
@@ -136,7 +155,7 @@ def _lock_description(fd: int, *, wait: bool) -> None:
     """Take an open file description lock."""
     if not hasattr(fcntl, "F_OFD_SETLKW"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _WHOLE_FILE)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, WHOLE_FILE)
 
 
 def _no_locks(error: OSError, key: str) -> StoreIOError:

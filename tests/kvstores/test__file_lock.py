@@ -70,7 +70,7 @@ def test_waiting_writer_notices_that_the_lock_file_became_the_value(tmp_path, ch
     store["a"] = b"old"
     generation = store.read("a").result().stamp.generation
     lock = os.open(tmp_path / "a.__lock", os.O_RDWR | os.O_CREAT)
-    fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, _file_lock._WHOLE_FILE)
+    fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, _file_lock.WHOLE_FILE)
     os.write(lock, b"theirs")
     if change == "write":
         future = store.write("a", b"ours")
@@ -98,7 +98,7 @@ def test_lock_excludes_other_open_files(directory, tmp_path):
     with hold(directory, "a", key="a", mode="os", timeout_s=1):
         other = os.open(tmp_path / "a.__lock", os.O_RDWR)
         with pytest.raises(OSError, match="unavailable"):
-            fcntl.fcntl(other, fcntl.F_OFD_SETLK, _file_lock._WHOLE_FILE)
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, _file_lock.WHOLE_FILE)
         os.close(other)
     assert os.listdir(tmp_path) == []
 
