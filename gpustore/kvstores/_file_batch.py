@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from gpustore.executor import CancelToken
-from gpustore.kvstores._atomic_file import TemporaryFile, generation_of
+from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, temporary_name
 from gpustore.kvstores._file_directory import Directories, parent_of
 from gpustore.kvstores._file_lock import hold
 from gpustore.kvstores._file_root import io_error
@@ -50,7 +50,7 @@ class WriteBatch:
 
     def __init__(self, root: Root, options: FileOptions, *, link: bool = False) -> None:
         self._options = options
-        self._linked = LinkedLock() if link else None
+        self._linked = LinkedLock(temporary_name("lock")) if link else None
         self._cancel = CancelToken.current()
         self._directories = Directories(
             root, sync=options.sync == "full", remove_locks=options.locking.mode == "os"

@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -29,20 +28,16 @@ from typing import TYPE_CHECKING, Final
 from gpustore._json import quote
 from gpustore.errors import StoreIOError
 from gpustore.kvstores._file_root import io_error
+from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpustore.kvstores._linked_lock import LinkedLock
-
-__all__ = ["LOCK_SUFFIX", "UNLOCKED", "WHOLE_FILE", "hold", "remove_abandoned"]
+__all__ = ["LOCK_SUFFIX", "hold", "remove_abandoned"]
 
 LOCK_SUFFIX: Final = ".__lock"
 
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# struct flock: type, whence, start, length, pid (0, as open file description locks require).
-WHOLE_FILE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-UNLOCKED: Final = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 _NOT_SUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _STRIPES: Final = [threading.Lock() for _ in range(128)]
 

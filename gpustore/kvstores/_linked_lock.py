@@ -15,12 +15,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 from typing import Final
 
-from gpustore.kvstores._atomic_file import temporary_name
-from gpustore.kvstores._file_lock import UNLOCKED, WHOLE_FILE
+__all__ = ["WHOLE_FILE", "LinkedLock"]
 
-__all__ = ["LinkedLock"]
+# struct flock: type, whence, start, length, pid (0, as open file description locks require).
+WHOLE_FILE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_UNLOCKED: Final = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_POSSIBLE: Final = frozenset(
@@ -35,13 +37,18 @@ class LinkedLock:
     """Locks of keys, one at a time. For one thread; use :meth:`close`.
 
     Where it is not possible, :meth:`acquire` says so and the caller locks in the other way.
+
+    Parameters
+    ----------
+    name : str
+        A new name for the file, in the directory of the first key.
     """
 
     __slots__ = ("_directory", "_fd", "_name", "_possible")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._fd = self._directory = -1
-        self._name = ""
+        self._name = name
         self._possible = hasattr(fcntl, "F_OFD_SETLKW")
 
     def acquire(self, directory: int, lock_name: str) -> bool:
@@ -110,7 +117,6 @@ class LinkedLock:
 
     def _create(self, directory: int) -> None:
         self._directory = os.dup(directory)
-        self._name = temporary_name("lock")
         try:
             self._fd = os.open(self._name, _FLAGS, 0o666, dir_fd=self._directory)
         except BaseException:
@@ -118,4 +124,4 @@ class LinkedLock:
             raise
 
     def _unlock(self) -> None:
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, UNLOCKED)
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _UNLOCKED)

@@ -12,8 +12,8 @@ import pytest
 
 from gpustore.errors import StoreIOError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _file_lock
 from gpustore.kvstores._file_lock import hold, remove_abandoned
+from gpustore.kvstores._linked_lock import WHOLE_FILE
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -70,7 +70,7 @@ def test_waiting_writer_notices_that_the_lock_file_became_the_value(tmp_path, ch
     store["a"] = b"old"
     generation = store.read("a").result().stamp.generation
     lock = os.open(tmp_path / "a.__lock", os.O_RDWR | os.O_CREAT)
-    fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, _file_lock.WHOLE_FILE)
+    fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, WHOLE_FILE)
     os.write(lock, b"theirs")
     if change == "write":
         future = store.write("a", b"ours")
@@ -98,7 +98,7 @@ def test_lock_excludes_other_open_files(directory, tmp_path):
     with hold(directory, "a", key="a", mode="os", timeout_s=1):
         other = os.open(tmp_path / "a.__lock", os.O_RDWR)
         with pytest.raises(OSError, match="unavailable"):
-            fcntl.fcntl(other, fcntl.F_OFD_SETLK, _file_lock.WHOLE_FILE)
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, WHOLE_FILE)
         os.close(other)
     assert os.listdir(tmp_path) == []
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._file_lock import WHOLE_FILE, hold
-from gpustore.kvstores._linked_lock import LinkedLock
+from gpustore.kvstores._file_lock import hold
+from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
 from gpustore.kvstores.base import ReadRequest, WriteRequest
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -28,7 +28,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def linked():
-    lock = LinkedLock()
+    lock = LinkedLock("lock.__lock")
     yield lock
     lock.close()
 
