@@ -247,8 +247,8 @@ class _Crops:
     constant_src: int
     extent: tuple[int, ...]
     crop_stride: int
-    src_stride: tuple[tuple[int, ...]]
-    dst_stride: tuple[tuple[int, ...]]
+    src_stride: tuple[tuple[int, ...], ...]
+    dst_stride: tuple[tuple[int, ...], ...]
 
     def rows(self, crop: Integers, left: Integers) -> list[Integers]:
         """For each dimension with runs, the run of the piece `left` of `crop`."""
@@ -275,7 +275,8 @@ class _Crops:
             count[runs.dimension] = runs.count[rows]
             for o, column in runs.cells.items():
                 cells[o] = column[rows]
-        return PieceColumns([cells[o] for o in sorted(cells)], src, dst, count)
+        target = crop if len(self.src_stride) > 1 else None
+        return PieceColumns([cells[o] for o in sorted(cells)], src, dst, count, target)
 
     def cells(self) -> list[CellColumn]:
         """Grid indices of all pieces."""
@@ -302,6 +303,7 @@ def plan_crops(
     dst_stride: Sequence[int],
     max_chunks: int,
     block_nbytes: int,
+    separate: bool = False,
 ) -> PiecePlan:
     """Plan which pieces of which chunks make up the crops.
 
@@ -316,23 +318,26 @@ def plan_crops(
     block : Block
         Of single chunks; larger ones are made of it if they pay.
     dst_stride : sequence of int, length 1 + input_rank
-        Bytes between neighbours in the array of all crops; first between crops.
+        Bytes between neighbours in the array of all crops; first between crops, 0 if each has an
+        array.
     max_chunks : int
         Limit ``chunks_per_request``.
     block_nbytes : int
         The most bytes a block of several chunks may have.
+    separate : bool
+        Whether each crop goes to an array of its own, its number being that of the crop.
 
     Raises
     ------
     LimitError
         If there are more than `max_chunks` pieces.
     """
-    crops = _crops(transform, starts, extent, block, dst_stride, max_chunks)
+    crops = _crops(transform, starts, extent, block, dst_stride, max_chunks, separate=separate)
     chunks = crops.cells() if crops.pieces else []
     larger = _larger(block, transform, extent, len(starts), crops.pieces, block_nbytes)
     if larger.single:
         return plan_pieces(block, crops, crops.pieces, chunks)
-    cut = _crops(transform, starts, extent, larger, dst_stride, max_chunks)
+    cut = _crops(transform, starts, extent, larger, dst_stride, max_chunks, separate=separate)
     return plan_pieces(larger, cut, cut.pieces, cut.cells(), (crops.pieces, chunks))
 
 
@@ -343,6 +348,8 @@ def _crops(
     block: Block,
     dst_stride: Sequence[int],
     max_chunks: int,
+    *,
+    separate: bool,
 ) -> _Crops:
     used_by: dict[int, list[StridedMap]] = {}
     constant_cells, constant_src = {}, 0
@@ -370,6 +377,7 @@ def _crops(
         for table in runs:
             count *= np.diff(table.first)  # As floats: 32 dimensions could overflow integers.
         _check_pieces(int(count.sum()), max_chunks)
+    targets = len(starts) if separate else 1
     return _Crops(
         runs,
         np.concatenate([[0], np.cumsum(count.astype(np.int64))]),
@@ -377,8 +385,8 @@ def _crops(
         constant_src,
         extent,
         dst_stride[0],
-        (tuple(strides),),
-        (tuple(dst_stride[1:]),),
+        (tuple(strides),) * targets,
+        (tuple(dst_stride[1:]),) * targets,
     )
 
 

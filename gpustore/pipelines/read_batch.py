@@ -1,34 +1,43 @@
 """Reads of one array in a batch: they share the fetching and decoding of their chunks.
 
-1. Each read is planned when it is asked for, so that bounds and limits are errors at once.
-2. When the batch is submitted, the plans are joined (:mod:`gpustore.joined_plan`) and read in one
-   pass (:func:`gpustore.pipelines.read_many.read_pieces`): a chunk is fetched and decoded once, and
-   cut into the pieces of all reads that want it.
-3. If the pass fails, each read is repeated by itself, so that each has its own result or error.
+1. Bounds are checked when a read is asked for.
+2. When the batch is submitted, its reads are planned together: as crops, if they differ in their
+   origin only (:mod:`gpustore.crop_plan`), else one by one and then joined
+   (:mod:`gpustore.joined_plan`).
+3. The plan is read in one pass (:func:`gpustore.pipelines.read_many.read_pieces`): a chunk is
+   fetched and decoded once, and cut into the pieces of all reads that want it.
+4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
 
-Reads through index arrays, of very many chunks, or alone in their batch are ordinary reads.
+Reads through index arrays, or alone in their batch, are ordinary reads; so are all reads of a batch
+that would make too large a plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gpustore.backends.base import Memory
 from gpustore.batch import Batch
-from gpustore.chunk_plan import ChunkPlan
+from gpustore.chunk_plan import check_bounds
+from gpustore.crop_plan import plan_crops
+from gpustore.errors import LimitError
 from gpustore.future import Future, Promise
 from gpustore.index_space import IndexTransform
 from gpustore.joined_plan import join_plans
+from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.read import contiguous, read
-from gpustore.pipelines.read_many import read_pieces, single_chunks
+from gpustore.pipelines.read import read
+from gpustore.pipelines.read_many import BLOCK_NBYTES, read_pieces, single_chunks
 from gpustore.statistics import STATISTICS
 
 __all__ = ["read_in_batch"]
 
 MOST_ROWS = 1 << 20
-"""Reads of more chunks are not joined: the columns of a joined plan are written down at once."""
+"""Reads that touch chunks more often than this together are not joined, to bound the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,6 @@ class _Read:
 
     array: ChunkedArray
     transform: IndexTransform
-    plan: ChunkPlan
     memory: Memory
     result: Any
     promise: Promise[Any]
@@ -45,7 +53,15 @@ class _Read:
 
     @property
     def joins(self) -> bool:
-        return not self.plan.pointed and 0 < len(self.plan) <= MOST_ROWS
+        """Whether it can be one of several."""
+        maps = self.transform.output
+        return self.transform.domain.size > 0 and all(map_.index_array is None for map_ in maps)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """All but its origin: reads of one form are crops of one shape."""
+        maps = [(map_.offset, map_.stride, map_.input_dimension) for map_ in self.transform.output]
+        return tuple(self.transform.domain.shape), self.memory.strides, maps
 
     def alone(self) -> None:
         """Read by itself."""
@@ -67,40 +83,35 @@ def read_in_batch(
 ) -> Future[Any]:
     """Read the domain of `transform` when `batch` is submitted.
 
-    Parameters and errors are those of :func:`gpustore.pipelines.read.read`.
+    Parameters and errors are those of :func:`gpustore.pipelines.read.read`; LimitError comes
+    through the Future.
     """
     shape = tuple(transform.domain.shape)
-    strides = contiguous(shape, array.dtype.itemsize, order)
-    if out is not None:
-        memory = array.backend.destination(out, shape, array.dtype)
-        strides = memory.strides
-    plan = array.plan(transform, strides, src_stride=single_chunks(array).stride)
+    check_bounds(transform, array.shape)
     if out is None:
         memory = array.backend.empty(shape, array.dtype, order)
+    else:
+        memory = array.backend.destination(out, shape, array.dtype)
     promise: Promise[Any]
     promise, future = Promise.new()
     result = memory.array if out is None else out
-    item = _Read(array, transform, plan, memory, result, promise, future)
+    item = _Read(array, transform, memory, result, promise, future)
     batch._join(("array", id(array)), _start, item, promise)
     return future
 
 
 def _start(reads: list[_Read]) -> None:
     reads = [one for one in reads if not one.future.cancelled()]
-    joined = []
-    rows = 0
+    joined = [one for one in reads if one.joins]
     for one in reads:
-        rows += len(one.plan)
-        if one.joins and rows <= MOST_ROWS:
-            joined.append(one)
-        else:
+        if not one.joins:
             one.alone()
-    if len(joined) < 2:
+    plan = _plan(joined) if len(joined) > 1 else None
+    if plan is None:
         for one in joined:
             one.alone()
         return
     array = joined[0].array
-    plan = join_plans([one.plan for one in joined], single_chunks(array))
     STATISTICS.add(reads=len(joined), chunks_planned=len(plan))
 
     def finish(done: Future[None]) -> None:
@@ -113,3 +124,33 @@ def _start(reads: list[_Read]) -> None:
 
     shared = read_pieces(array, plan, [one.memory for one in joined], None)
     shared.add_done_callback(finish)
+
+
+def _plan(reads: Sequence[_Read]) -> PiecePlan | None:
+    """The reads as one plan; None if that would have too many rows."""
+    first = reads[0]
+    array, block = first.array, single_chunks(first.array)
+    form = first.form
+    try:
+        if all(one.form == form for one in reads):
+            starts = np.array([one.transform.domain.origin for one in reads], np.int64)
+            return plan_crops(
+                first.transform,
+                starts.reshape(len(reads), first.transform.input_rank),
+                tuple(first.transform.domain.shape),
+                block=block,
+                dst_stride=(0, *first.memory.strides),
+                max_chunks=min(MOST_ROWS, len(reads) * array.limits.chunks_per_request),
+                block_nbytes=BLOCK_NBYTES,
+                separate=True,
+            )
+        plans = []
+        rows = 0
+        for one in reads:
+            plans.append(array.plan(one.transform, one.memory.strides, src_stride=block.stride))
+            rows += len(plans[-1])
+            if rows > MOST_ROWS:
+                return None
+    except LimitError:
+        return None
+    return join_plans(plans, block)

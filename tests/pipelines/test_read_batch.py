@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore import crop_plan
 from gpustore.batch import Batch
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
 from gpustore.future import CancelledError
@@ -64,6 +65,34 @@ def test_a_batch_gives_what_single_reads_give(data, form):
         assert found.shape == expected.shape
         assert np.array_equal(found, expected)
         assert found.flags.f_contiguous if order == "F" else found.flags.c_contiguous
+
+
+@given(data=st.data(), form=st.sampled_from(FORMS))
+@settings(max_examples=200)
+def test_crops_of_one_shape_are_what_single_reads_give(data, form):
+    shape = [data.draw(st.integers(2, 12)) for _ in range(data.draw(st.integers(1, 3)))]
+    chunks = [data.draw(st.integers(1, 4)) for _ in shape]
+    store = gpustore.open(spec_of(form, shape, chunks, "int16"), create=True).result()
+    store[...] = np.arange(1, np.prod(shape, dtype=int) + 1, dtype="i2").reshape(shape)
+    view = store[::-1] if data.draw(st.booleans()) else store.T
+    extent = [data.draw(st.integers(1, size)) for size in view.shape]
+    corners = [
+        [
+            data.draw(st.integers(low, high - size))
+            for low, high, size in zip(view.origin, view.domain.exclusive_max, extent, strict=True)
+        ]
+        for _ in range(data.draw(st.integers(2, 5)))
+    ]
+    boxes = [
+        tuple(slice(at, at + size) for at, size in zip(corner, extent, strict=True))
+        for corner in corners
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crop_plan, "PIECE_NS", data.draw(st.sampled_from([0, 10**9])))
+        with Batch() as batch:
+            futures = [view[box].read(batch=batch) for box in boxes]
+    for box, future in zip(boxes, futures, strict=True):
+        assert np.array_equal(future.result(), view[box].read().result())
 
 
 @pytest.mark.parametrize("form", ["zarr3 gzip", "zarr3 shard", "zarr3 raw"])
@@ -127,14 +156,15 @@ def test_missing_chunks_are_an_error_if_asked_for():
         bad.result()
 
 
-def test_bounds_and_limits_are_errors_at_once():
+def test_bounds_are_errors_at_once_and_limits_of_their_read():
     array = make_array((100,), (1,), limits=Limits(chunks_per_request=50))
     with Batch() as batch:
         with pytest.raises(OutOfBoundsError):
             read_in_batch(replace(array, shape=(90,)), whole(array), batch)
-        with pytest.raises(LimitError, match="chunks_per_request"):
-            read_in_batch(array, whole(array), batch)
+        large = read_in_batch(array, whole(array), batch)
         future = read_in_batch(array, whole(array)[:50], batch)
+    with pytest.raises(LimitError, match="chunks_per_request"):
+        large.result()
     assert future.result().shape == (50,)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore import crop_plan
+from gpustore import crop_plan, piece_plan
 from gpustore.codecs.chain import CodecChain
 from gpustore.crop_plan import check_starts
 from gpustore.errors import (
@@ -25,6 +25,7 @@ from gpustore.errors import (
 )
 from gpustore.index_space import IndexTransform
 from gpustore.limits import Limits
+from gpustore.pipelines import read as read_module
 from gpustore.pipelines import read_many as module
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
@@ -130,6 +131,14 @@ def test_crops_are_those_that_single_reads_give(data, view):
         patch.setattr(crop_plan, "PIECE_NS", data.draw(st.sampled_from([0, 10**9])))
         patch.setattr(module, "BLOCK_NBYTES", data.draw(st.sampled_from([64, 1000, 10**6])))
         patch.setattr(module, "ELEMENTWISE", data.draw(st.sampled_from([0, 8, 10**6])))
+        # Windows, groups of blocks and fetches of one chunk, of some, and of all; many tasks.
+        patch.setattr(piece_plan, "WINDOW_CHUNKS", data.draw(st.sampled_from([1, 3, 10**6])))
+        patch.setattr(module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
+        patch.setattr(read_module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
+        if data.draw(st.booleans()):
+            patch.setattr(module, "QUICK_S", 0)
+            patch.setattr(module, "SPLIT_S", 1e-12)
+            patch.setattr(module, "SMALL_ROWS", 0)
         found = view.read_many(starts, extent, order=order).result()
     expected = np.empty((count, *extent), view.dtype.numpy_dtype)
     for i, start in enumerate(starts.tolist()):
