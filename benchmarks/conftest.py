@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.formats import FORMATS, SHAPE
+from benchmarks.formats import FORMATS, READ_FORMATS, SHAPE
 from benchmarks.peers import PEERS, TensorStorePeer
 from gpustore.cli.volume import make_volume
 
@@ -31,6 +31,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("peer", names, indirect=True)
     if "array_format" in metafunc.fixturenames:
         metafunc.parametrize("array_format", FORMATS, ids=str)
+    if "read_format" in metafunc.fixturenames:
+        metafunc.parametrize("read_format", READ_FORMATS, ids=str)
 
 
 @pytest.fixture

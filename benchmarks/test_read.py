@@ -1,18 +1,23 @@
 """Reading: everything, random crops, one element."""
 
 import numpy as np
+import pytest
 
 from benchmarks.conftest import random_boxes
 
 
-def test_full_read(measure, peer, array_format, stored, volume):
-    handle = peer.open(stored(array_format), array_format)
+def test_full_read(measure, peer, read_format, stored, volume):
+    if peer.name == "zarrs" and read_format.version == 2 and read_format.layout == "F":
+        pytest.skip("zarrs 0.2 refuses Zarr v2 in F order")
+    handle = peer.open(stored(read_format), read_format)
     result = measure(lambda: peer.read(handle, ...), nbytes=volume.nbytes)
     assert np.array_equal(result, volume)
 
 
-def test_crop_reads(measure, peer, array_format, stored, volume):
-    handle = peer.open(stored(array_format), array_format)
+def test_crop_reads(measure, peer, read_format, stored, volume):
+    if peer.name == "zarrs" and read_format.version == 2 and read_format.layout == "F":
+        pytest.skip("zarrs 0.2 refuses Zarr v2 in F order")
+    handle = peer.open(stored(read_format), read_format)
     boxes = random_boxes(volume.shape, (16, 64, 64), 20)
     expected = [volume[box] for box in boxes]
     result = measure(

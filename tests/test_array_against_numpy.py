@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import gpustore
+from gpustore.backends.host import HostBackend
 from gpustore.errors import MismatchError
 
 FORMATS = ("zarr2 C", "zarr2 F", "zarr3 raw", "zarr3 gzip", "zarr3 big")
@@ -382,3 +383,38 @@ def test_parts_of_large_blosc_chunks(order, cname):
             index.append(a if rng.random() < 0.3 else whole)
         found = store[tuple(index)].read().result()
         assert np.array_equal(found, model[tuple(index)]), index
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "order", "dtype"),
+    [
+        ((40, 70, 100), (32, 64, 64), "F", "<u2"),
+        ((40, 70, 100), (32, 64, 64), "F", ">u2"),
+        ((600, 90), (512, 64), "F", "|u1"),
+        ((3, 9, 70, 40), (2, 8, 64, 32), "F", "<c16"),
+        ((40, 70, 100), (32, 64, 64), "C", "<u2"),
+    ],
+)
+def test_transposing_copies(shape, chunks, order, dtype, monkeypatch):
+    metadata = {"chunks": chunks, "compressor": None, "order": order, "dtype": dtype}
+    spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata}
+    store = gpustore.open(spec, create=True, shape=shape).result()
+    rng = np.random.default_rng(0)
+    model = rng.integers(0, 200, shape).astype(np.dtype(dtype).newbyteorder("="))
+    store[...] = model
+    spread = []
+    spread_ = HostBackend._spread
+    monkeypatch.setattr(
+        HostBackend, "_spread", lambda self, *args: spread.append(args[1]) or spread_(self, *args)
+    )
+    for view, expected in (
+        (store, model),
+        (store.T, model.T),
+        (store[::-1], model[::-1]),
+        (store[..., 1::2], model[..., 1::2]),
+        (store[..., 3:], model[..., 3:]),
+    ):
+        for result_order in "CF":
+            found = view.read(order=result_order).result()
+            assert np.array_equal(found, expected)
+    assert spread, "some of them are spread"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
@@ -73,6 +74,12 @@ def _memory(array: NDArray[Any]) -> HostMemory:
     return HostMemory(array, flat, array.ctypes.data - low, array.strides)
 
 
+_GAP_NBYTES = 64
+_CONFLICTING_NBYTES = 512
+_CONFLICTING_LINES = 16
+"""Lines at multiples of 512 bytes from each other share 8 of the 64 sets of a first-level cache."""
+
+
 class _Scratch(threading.local):
     """One decode buffer a thread, kept across calls: a fresh large one costs page faults."""
 
@@ -93,6 +100,7 @@ class HostBackend:
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
+        self._spread_scratch = _Scratch()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> HostMemory:
         """A new NumPy array of undefined contents.
@@ -166,6 +174,9 @@ class HostBackend:
             and all(stride >= 0 for stride in src_stride)
         )
         scratch = None if chain.is_view else self._scratch.take(nbytes)
+        pitch = (
+            0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
+        )
         view = flat.data
         for i, value in enumerate(values):
             start, first = base + dst_start[i], src_start[i]
@@ -191,8 +202,13 @@ class HostBackend:
                         decoded = chain.decode(value, scratch)
                 else:
                     decoded = chain.decode(value, scratch)
+                strides = src_stride
+                if pitch and chain.layout.nbytes <= 4 * math.prod(shapes[i]) * stored.itemsize:
+                    decoded = self._spread(decoded, pitch)
+                    first = _spread_offset(first, pitch)
+                    strides = tuple([_spread_offset(stride, pitch) for stride in src_stride])
                 np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = np.ndarray(
-                    shapes[i], stored, decoded, first, src_stride
+                    shapes[i], stored, decoded, first, strides
                 )
             except GpustoreError as error:
                 errors[i] = error
@@ -211,6 +227,16 @@ class HostBackend:
             return
         for first in range(lo, hi, _PIECES_LISTED):
             _cut_some(block, pieces, slice(first, min(first + _PIECES_LISTED, hi)), out)
+
+    def _spread(self, decoded: Buffer, pitch: int) -> memoryview:
+        """A copy of decoded bytes in which a gap follows every `pitch` of them."""
+        lines = len(decoded) // pitch
+        spread = self._spread_scratch.take(lines * (pitch + _GAP_NBYTES))
+        strides = (pitch + _GAP_NBYTES, 1)
+        np.ndarray((lines, pitch), np.uint8, spread, 0, strides)[...] = np.ndarray(
+            (lines, pitch), np.uint8, decoded
+        )
+        return spread
 
     def gather(
         self,
@@ -267,6 +293,33 @@ def _cut_some(
         np.ndarray(shape, dtype, memory.flat, there, dst_stride[target])[...] = np.ndarray(
             shape, dtype, flat, base + src, src_stride[target]
         )
+
+
+def _pitch(rows: PlanWindow, shapes: Sequence[tuple[int, ...]], layout: ChunkBytes) -> int:
+    """Distance in a chunk of what lie side by side in the array, if such a distance is a bad one.
+
+    A transposing copy reads one element after the other at this distance. If it is a multiple of a
+    large power of two these share a few lines of the CPU's cache and push each other out: chunks of
+    32 x 128 x 128 in F order were copied at 0.76 GB/s, and at 2.8 with gaps (Zen 5, one thread).
+    """
+    steps = [abs(step) for step in rows.dst_stride]
+    wide = [d for d, step in enumerate(steps) if step and any(shape[d] > 1 for shape in shapes)]
+    if not wide:
+        return 0
+    inner = min(wide, key=steps.__getitem__)
+    pitch = abs(rows.src_stride[inner])
+    if pitch % _CONFLICTING_NBYTES or pitch not in layout.strides:
+        return 0
+    if any(abs(stride) > pitch and stride % pitch for stride in rows.src_stride):
+        return 0
+    return pitch if any(shape[inner] > _CONFLICTING_LINES for shape in shapes) else 0
+
+
+def _spread_offset(offset: int, pitch: int) -> int:
+    """Where a byte stands, or how far bytes are apart, once gaps follow every `pitch` bytes."""
+    lines, rest = divmod(abs(offset), pitch)
+    spread = lines * (pitch + _GAP_NBYTES) + rest
+    return spread if offset >= 0 else -spread
 
 
 def _offsets(
