@@ -59,15 +59,20 @@ def open(
         ``write=False``, is read-only.
     open, create, delete_existing, assume_metadata, assume_cached_metadata, open_mode
         Whether to open what is there (the default), to create it, or both; any of them replaces
-        the spec's open mode.
+        the spec's open mode. The last two open without any I/O: the metadata are those that
+        creating the array would write. With `assume_metadata` they are never read, and resizing
+        is not possible.
     context : Context, optional
         Shares caches, thread pools and limits. By default each call has its own.
     batch : Batch, optional
         Opening begins when this is submitted.
     kvstore : KvStore.Spec or KvStore, optional
         Where the bytes lie, if the spec does not say.
-    recheck_cached_metadata, recheck_cached_data, recheck_cached
-        When cached data are checked again.
+    recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float, optional
+        When what was read before is checked again: True, by each operation; False, never;
+        ``"open"``, if it is older than this call; a number, if it is older than that time, in
+        seconds since the Unix epoch. Metadata: the default is ``"open"``; where they are checked
+        again, a read or write uses the bounds stored at that time, and fails if they are gone.
     rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
         Constraints: what is opened must fulfil them, what is created is made to.
 

@@ -539,7 +539,7 @@ class TensorStore:
             kvstore = self.kvstore.spec().retaining(self.kvstore.driver)
             driver = dataclasses.replace(cast(Any, driver), kvstore=kvstore)
         context = Context.Spec(self._context_json()) if retain_context or unbind_context else None
-        spec = Spec._make(driver, self._transform, OpenMode(), context)
+        spec = Spec._make(driver, self._transform, self._driver.open_mode, context)
         spec.update(
             open_mode=open_mode,
             open=open,

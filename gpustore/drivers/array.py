@@ -26,7 +26,14 @@ from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
 from gpustore.context import Context
 from gpustore.crop_plan import check_starts
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest, schema_members
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    schema_members,
+)
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
     MetadataError,
@@ -65,6 +72,7 @@ class ArrayDriver:
     codec = None
     fill_value = None
     device = "cpu"
+    open_mode = OpenMode()
 
     @property
     def domain(self) -> IndexDomain:

@@ -86,7 +86,7 @@ class AutoSpec:
     def open(self, request: OpenRequest) -> Opening:
         """Detect the format, then open it."""
         mode = request.mode
-        if mode.delete_existing or (mode.create and not mode.open):
+        if mode.delete_existing or mode.assumes or (mode.create and not mode.open):
             raise MetadataError(
                 "create mode not compatible with format auto-detection; name the format after the "
                 'path, e.g. "x.zarr|zarr3:" or "x.zarr|zarr2:"'

@@ -15,7 +15,7 @@ from gpustore._json import JsonValue, Members
 from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -77,6 +77,11 @@ class OpenMode:
             **{field.name: members.take_bool(field.name, default=False) for field in fields(cls)}
         )
 
+    @property
+    def assumes(self) -> bool:
+        """Whether metadata are taken from the spec, without I/O."""
+        return self.assume_metadata or self.assume_cached_metadata
+
     def to_json(self) -> dict[str, JsonValue]:
         """Only what is set; to open is the default unless it is created."""
         names = [field.name for field in fields(self) if getattr(self, field.name)]
@@ -89,8 +94,6 @@ class OpenMode:
         ------
         MetadataError
             If the flags contradict each other.
-        UnsupportedError
-            If metadata are to be assumed.
         """
         mode = self
         if not (self.open or self.create):
@@ -108,7 +111,6 @@ class OpenMode:
         for name in assumed:
             if not mode.open:
                 raise MetadataError(f"Cannot specify an open mode of `{name}` without `open`")
-            raise UnsupportedError(f"The open mode `{name}` is not supported")
         return mode
 
 
@@ -203,6 +205,10 @@ class Driver(Protocol):
 
     @property
     def writable(self) -> bool: ...
+
+    @property
+    def open_mode(self) -> OpenMode:
+        """What has to be said to open it again in the same way."""
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:

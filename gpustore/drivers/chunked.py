@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from gpustore.batch import Batch
 from gpustore.context import Context
-from gpustore.drivers.base import Driver, DriverSpec
+from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
@@ -24,8 +25,8 @@ from gpustore.errors import (
     NotFoundError,
     prefixing,
 )
-from gpustore.executor import Executor
-from gpustore.future import Future, WriteFutures
+from gpustore.executor import CancelToken, Executor
+from gpustore.future import Future, Promise, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
@@ -133,6 +134,12 @@ class ChunkedDriver:
         What the pipelines need.
     respec : callable
         Makes the unopened spec; with the metadata, or None for a minimal one.
+    assumed : bool
+        Whether the metadata are those of the spec, whatever is stored.
+    recheck : float
+        Metadata read before this time are read again by each operation; infinite for all.
+    read_at : float
+        Time at which the metadata were read or assumed, in seconds since the epoch.
     """
 
     file: MetadataFile
@@ -144,6 +151,9 @@ class ChunkedDriver:
     readable: bool
     writable: bool
     respec: Callable[[Any], DriverSpec]
+    assumed: bool
+    recheck: float
+    read_at: float
 
     @property
     def id(self) -> str:
@@ -177,6 +187,10 @@ class ChunkedDriver:
     def dimension_units(self) -> tuple[Unit | None, ...]:
         return self.description.units
 
+    @property
+    def open_mode(self) -> OpenMode:
+        return OpenMode(assume_metadata=self.assumed)
+
     def spec(self, *, minimal: bool) -> DriverSpec:
         """What would open or create it again."""
         return self.respec(None if minimal else self.metadata)
@@ -185,6 +199,9 @@ class ChunkedDriver:
         self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
+        if self.recheck > self.read_at:
+            start = self._rechecked(transform, partial(read, out=out, order=order))
+            return start() if batch is None else batch._later(start)
         if batch is not None:
             return read_in_batch(self.array, transform, batch, out=out, order=order)
         return read(self.array, transform, out=out, order=order)
@@ -199,24 +216,71 @@ class ChunkedDriver:
         order: str,
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read_many`."""
+        if self.recheck > self.read_at:
+            crops = partial(read_many, starts=starts, extent=shape, out=out, order=order)
+            return self._rechecked(transform, crops)()
         return read_many(self.array, transform, starts, shape, out=out, order=order)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`."""
+        if self.recheck > self.read_at:
+            return self._write_rechecked(transform, source)
         return write(self.array, transform, source)
 
-    def with_metadata(self, metadata: Any) -> ChunkedDriver:
-        """The same array with other metadata."""
+    def _rechecked(
+        self, transform: IndexTransform, begin: Callable[..., Future[Any]]
+    ) -> Callable[[], Future[Any]]:
+        """What starts a read within the bounds that are stored when it runs."""
+
+        def run() -> Future[Any]:
+            driver = self.resolve()
+            return begin(driver.array, IndexTransform(driver.domain)[transform])
+
+        return lambda: self.executor.submit(run)
+
+    def _write_rechecked(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        copied: Promise[None]
+        copied, copy = Promise.new()
+        begun = False
+
+        def run() -> Future[None]:
+            nonlocal begun
+            begun = True
+            try:
+                wanted = CancelToken.current()
+                wanted.check()
+                driver = self.resolve()
+                wanted.check()
+                bounded = IndexTransform(driver.domain)[transform]
+                futures = write(driver.array, bounded, source)
+            except BaseException:
+                copied.set_result(None)
+                raise
+            copied.follow(futures.copy)
+            return futures.commit
+
+        def skipped(_: Future[None]) -> None:
+            if not begun:
+                copied.set_result(None)
+
+        commit: Future[None] = self.executor.submit(run, drain=True)
+        commit.add_done_callback(skipped)
+        return WriteFutures(copy, commit)
+
+    def with_metadata(self, metadata: Any, read_at: float) -> ChunkedDriver:
+        """The same array with other metadata, those of the time `read_at`."""
         description = self.file.format.describe(metadata, limits=self.file.limits)
         array = replace(self.array, shape=description.shape)
-        return replace(self, metadata=metadata, description=description, array=array)
+        return replace(
+            self, metadata=metadata, description=description, array=array, read_at=read_at
+        )
 
     @property
     def executor(self) -> Executor:
         return self.array.executor
 
-    def resolve(self) -> Driver:
-        """Read the metadata again; only the shape may have changed.
+    def resolve(self) -> ChunkedDriver:
+        """Read the metadata again; only the shape may have changed. Assumed ones stay.
 
         Raises
         ------
@@ -225,13 +289,18 @@ class ChunkedDriver:
         MismatchError
             If another array has taken the place of this one.
         """
-        return self.with_metadata(self._current()[0])
+        if self.assumed:
+            return self
+        read_at = time.time()
+        return self.with_metadata(self._current()[0], read_at)
 
-    def _current(self, status: str | None = None) -> tuple[Any, bytes]:
+    def _current(self) -> tuple[Any, bytes]:
         metadata, generation = self.file.load()
         if metadata is None:
             raise NotFoundError(
-                f"Metadata at {self.file.name} does not exist", key=self.file.key, status=status
+                f"Metadata at {self.file.name} does not exist",
+                key=self.file.key,
+                status="FAILED_PRECONDITION",
             )
         shape = self.metadata.shape
         if len(metadata.shape) != len(shape) or metadata.with_shape(shape) != self.metadata:
@@ -249,7 +318,7 @@ class ChunkedDriver:
         Raises
         ------
         MetadataError
-            If the bounds of the domain of `transform` are not resizable.
+            If the bounds of the domain of `transform` are not resizable, or metadata assumed.
         MismatchError
             If it would affect more than `transform` shows, or is not the direction asked for.
         NotFoundError
@@ -257,11 +326,14 @@ class ChunkedDriver:
         """
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
+        if self.assumed:
+            raise MetadataError("Resize not supported because assume_metadata was specified")
         outputs = request.output(transform)
         if outputs is None:
             return self
         for _ in range(_ATTEMPTS):
-            metadata, generation = self._current("FAILED_PRECONDITION")
+            read_at = time.time()
+            metadata, generation = self._current()
             old = tuple(metadata.shape)
             for o, (output, size) in enumerate(zip(outputs, old)):
                 if output.inclusive_min not in (None, 0):
@@ -278,7 +350,7 @@ class ChunkedDriver:
             if new == old or self.file.save(resized, generation):
                 if not request.resize_metadata_only:
                     self._delete_outside(old, new)
-                return self.with_metadata(resized)
+                return self.with_metadata(resized, read_at)
         raise ConflictError(
             f"Error writing {self.file.name}: another writer was faster {_ATTEMPTS} times",
             key=self.file.key,

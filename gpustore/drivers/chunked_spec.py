@@ -1,6 +1,7 @@
 """Opening and creating an array of chunks, from a spec.
 
-1. Open the kvstore and the context resources.
+1. Open the kvstore and the context resources. With `assume_metadata` or `assume_cached_metadata`
+   make the metadata from the constraints and go to 5: nothing is read or written.
 2. With `delete_existing`, delete everything below the array's path.
 3. With `open`, read the metadata and compare them with the constraints; done if there are any.
 4. With `create`, make new metadata from the constraints and store them on condition that there are
@@ -10,6 +11,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, expect_bool, in_member
+from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import select_backend
 from gpustore.context import resource_json
 from gpustore.drivers.base import (
@@ -54,6 +57,11 @@ _RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""
 
 _ATTEMPTS = 10
+
+_END_OF_TIME = 2**63
+"""TensorStore counts seconds in 64 bits; times beyond are always, or never."""
+
+_CREATE = 'Cannot create using specified "metadata" and schema'
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,8 @@ class ChunkedSpec:
             spec = replace(spec, metadata=self.format.no_constraints)
         if options:
             checked = _options(Members(options))
-            spec = replace(spec, options={**spec.options, **checked})
+            kept = {name: value for name, value in spec.options.items() if name not in options}
+            spec = replace(spec, options={**kept, **checked})
         return spec
 
     def open(self, request: OpenRequest) -> Opening:
@@ -175,6 +184,7 @@ class _Steps:
         self.file = MetadataFile(self.format, self.store.driver, key, self.limits, spec.metadata)
 
     def run(self) -> tuple[Driver, IndexTransform]:
+        self.read_at = time.time()
         with prefixing(self.name):
             driver = self._driver(*self._metadata())
             transform = IndexTransform(driver.domain)
@@ -194,6 +204,8 @@ class _Steps:
         return None if domain is None else IndexTransform(domain)
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
+        if self.mode.assumes:
+            return self._new_metadata(_CREATE)
         if self.mode.delete_existing:
             path = self.store.path
             self.store.driver.delete_range(path, prefix_end(path))
@@ -208,7 +220,7 @@ class _Steps:
                     )
             elif self.file.load()[0] is not None:
                 raise self._already_exists()
-            metadata, description = self._new_metadata()
+            metadata, description = self._new_metadata(f"Error writing {self.file.name}: {_CREATE}")
             if self.file.save(metadata, ABSENT):
                 return metadata, description
             if not self.mode.open:
@@ -220,10 +232,8 @@ class _Steps:
     def _already_exists(self) -> AlreadyExistsError:
         return AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
 
-    def _new_metadata(self) -> tuple[Any, ArrayDescription]:
-        with prefixing(
-            f'Error writing {self.file.name}: Cannot create using specified "metadata" and schema'
-        ):
+    def _new_metadata(self, attempt: str) -> tuple[Any, ArrayDescription]:
+        with prefixing(attempt):
             metadata = self.format.create(
                 self.spec.metadata, self.spec.constraints, limits=self.limits
             )
@@ -285,6 +295,9 @@ class _Steps:
             readable=self.request.readable,
             writable=self.request.writable and self.store.driver.can_write,
             respec=respec,
+            assumed=self.mode.assume_metadata,
+            recheck=_bound(options.get("recheck_cached_metadata")),
+            read_at=self.read_at,
         )
 
 
@@ -310,14 +323,8 @@ def _options(members: Members) -> dict[str, JsonValue]:
         options[name] = members.take_bool(name, default=_DEFAULTS[name])
     for name in ("recheck_cached_data", "recheck_cached_metadata"):
         options[name] = members.take_with(name, _recheck, _DEFAULTS[name])
-    if options["recheck_cached_metadata"] is not False and (
-        options["recheck_cached_metadata"] != "open"
-    ):
-        raise UnsupportedError(
-            'recheck_cached_metadata is supported as "open" and false only; call resolve() to see '
-            "a changed shape"
-        )
-    options = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+    # Compared as text: for Python the time 1 equals true.
+    options = {n: value for n, value in options.items() if repr(value) != repr(_DEFAULTS[n])}
     for name in _RESOURCES:
         if name in members:
             options[name] = members.take_with(name, partial(resource_json, name))
@@ -325,9 +332,20 @@ def _options(members: Members) -> dict[str, JsonValue]:
 
 
 def _recheck(value: JsonValue) -> JsonValue:
-    if value == "open" or isinstance(value, int | float):
+    if isinstance(value, bool) or value == "open":
         return value
-    return expect_bool(value)
+    if not isinstance(value, int | float) or value != value:
+        raise MetadataError(f'Expected boolean, number, or "open", but received: {text(value)}')
+    if abs(value) >= _END_OF_TIME:
+        return value > 0
+    return float(value)
+
+
+def _bound(recheck: JsonValue) -> float:
+    """Time before which what was read while opening counts as old."""
+    if isinstance(recheck, bool):
+        return math.inf if recheck else -math.inf
+    return recheck if isinstance(recheck, float) else -math.inf
 
 
 def _directory(spec: KvStore.Spec) -> KvStore.Spec:

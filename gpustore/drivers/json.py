@@ -27,6 +27,7 @@ from gpustore.drivers.base import (
     Driver,
     DriverSpec,
     Opening,
+    OpenMode,
     OpenRequest,
     open_kvstore,
     schema_members,
@@ -71,6 +72,7 @@ class JsonDriver:
     fill_value = None
     dimension_units = ()
     device = "cpu"
+    open_mode = OpenMode()
 
     @property
     def domain(self) -> IndexDomain:

@@ -1,0 +1,361 @@
+"""Modes and options of opening an array of chunks, compared with TensorStore."""
+
+import time
+
+import numpy as np
+import pytest
+
+import gpustore
+from tests.drivers.parity import LIBRARIES, agree, both, check, description, files, outcome
+
+KEYS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
+MODES = ("assume_metadata", "assume_cached_metadata")
+
+
+def opened(library, root, driver, **keywords):
+    return library.open(f"file://{root}/a/|{driver}:", **keywords).result()
+
+
+def created(library, root, driver, **keywords):
+    store = opened(library, root, driver, create=True, dtype="uint8", shape=[6], **keywords)
+    store[...] = np.arange(1, 7, dtype=np.uint8)
+    return store
+
+
+# ---- assumed metadata
+
+ASSUMED = {
+    "whole": {"dtype": "uint8", "shape": [6]},
+    "no dtype": {"shape": [6]},
+    "no domain": {"dtype": "uint8"},
+    "nothing": {},
+    "rank only": {"dtype": "uint8", "rank": 2},
+    "create": {"dtype": "uint8", "shape": [6], "create": True},
+    "open, create": {"dtype": "uint8", "shape": [6], "open": True, "create": True},
+    "open, create, read": {
+        **{"dtype": "uint8", "shape": [6], "open": True, "create": True, "read": True},
+    },
+    "read": {"dtype": "uint8", "shape": [6], "read": True},
+    "not open": {"dtype": "uint8", "shape": [6], "open": False},
+    "delete": {"dtype": "uint8", "shape": [6], "create": True, "delete_existing": True},
+    "fill value": {"dtype": "int16", "shape": [2, 3], "fill_value": 7},
+    "recheck": {"dtype": "uint8", "shape": [6], "recheck_cached_metadata": False},
+}
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("mode", [*MODES, "both"])
+@pytest.mark.parametrize("name", ASSUMED)
+def test_opening_with_assumed_metadata(name, mode, driver, tmp_path):
+    modes = dict.fromkeys(MODES if mode == "both" else [mode], True)
+
+    def run(library, root):
+        store = opened(library, root, driver, **modes, **ASSUMED[name])
+        assert not files(root)
+        return [
+            description(store),
+            repr(store.spec(minimal_spec=True).to_json()),
+            repr(store.spec().open_mode),
+            # Of the other mode TensorStore trusts its cache, where we read.
+            [
+                store.resolve(fix_resizable_bounds=fix).result().domain.to_json()
+                for fix in (False, True)
+                if "assume_metadata" in modes
+            ],
+        ]
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_of_an_array_without_metadata(mode, driver, tmp_path):
+    """Reads and writes work; only the chunks are stored, the same bytes in both libraries."""
+    found = []
+    for library in LIBRARIES:
+        root = tmp_path / library.__name__
+        keywords = {mode: True, "dtype": "uint16", "shape": [5], "fill_value": 9}
+        store = opened(library, root, driver, **keywords)
+        empty = store.read().result().tolist()
+        store[1:3] = [1, 2]
+        again = opened(library, root, driver, **keywords)
+        found.append((empty, again.read().result().tolist(), files(root)))
+    assert found[0] == found[1]
+    assert len(found[0][2]) == 1
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_stored_metadata_are_not_looked_at(mode, driver, tmp_path):
+    def run(library, root):
+        created(library, root, driver)
+        chunks = library.ChunkLayout(chunk_shape=[6])
+        store = opened(
+            library,
+            *(root, driver),
+            **{mode: True, "dtype": "uint8", "shape": [4], "chunk_layout": chunks},
+        )
+        return store.domain, store.read().result()
+
+    check(run, tmp_path)
+
+
+RESIZES = {
+    "larger": {"exclusive_max": [9]},
+    "same": {"exclusive_max": [6]},
+    "nothing": {},
+    "lower bound": {"inclusive_min": [1]},
+}
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("access", [{}, {"read": True}])
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", RESIZES)
+def test_resize_with_assumed_metadata(name, mode, stored, access, driver, tmp_path):
+    stored = stored or name == "nothing"  # Without any bounds we do not look at metadata.
+
+    def run(library, root):
+        if stored:
+            created(library, root, driver)
+        store = opened(library, root, driver, dtype="uint8", shape=[6], **{mode: True}, **access)
+        return store.resize(**RESIZES[name]).result().domain
+
+    check(run, tmp_path)
+
+
+SPECS = {
+    "default": {},
+    "minimal": {"minimal_spec": True},
+    "open": {"open": True},
+    "create": {"create": True},
+    "recheck": {"recheck_cached_metadata": True},
+    "assume_metadata": {"assume_metadata": True},
+}
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SPECS)
+def test_spec_of_assumed_metadata(name, mode, driver, tmp_path):
+    def run(library, root):
+        store = opened(library, root, driver, dtype="uint8", shape=[6], **{mode: True})
+        spec = store.spec(**SPECS[name])
+        return [spec.to_json(), repr(spec.open_mode)]
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_format_is_detected_with_assumed_metadata(mode, tmp_path):
+    def run(library, root):
+        created(library, root, "zarr3")
+        return library.open(f"file://{root}/a/", **{mode: True}).result()
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("driver", ["json", "array"])
+def test_drivers_without_metadata_have_no_such_mode(driver, mode, tmp_path):
+    spec = {"driver": driver}
+    if driver == "json":
+        spec["kvstore"] = "memory://x"
+    else:
+        spec |= {"array": [1, 2], "dtype": "uint8"}
+
+    def run(library, root):
+        return library.Spec({**spec, mode: True}).to_json()
+
+    def keyword(library, root):
+        found = library.Spec(spec)
+        found.update(**{mode: True})
+        return found.to_json()
+
+    check(run, tmp_path)
+    check(keyword, tmp_path)
+
+
+# ---- when metadata are checked again
+
+TIMES = {
+    "default": {},
+    "true": {"recheck_cached_metadata": True},
+    "false": {"recheck_cached_metadata": False},
+    "open": {"recheck_cached_metadata": "open"},
+    "zero": {"recheck_cached_metadata": 0},
+    "one": {"recheck_cached_metadata": 1},
+    "past": {"recheck_cached_metadata": 1.5},
+    "future": {"recheck_cached_metadata": 1e12},
+    "both": {"recheck_cached": True},
+}
+
+VIEWS = {
+    "whole": lambda store: store,
+    "open slice": lambda store: store[1:],
+    "slice inside": lambda store: store[1:3],
+    "slice outside": lambda store: store[3:6],
+    "reversed": lambda store: store[::-1],
+}
+
+OPERATIONS = {
+    "read": lambda view: view.read().result(),
+    "write": lambda view: view.write(5).result(),
+    "write of the old shape": lambda view: view.write(np.zeros(view.shape, np.uint8)).result(),
+}
+
+
+def shrunk(library, root, driver, view, operation, times):
+    store = created(library, root, driver, **times)
+    opened(library, root, driver).resize(exclusive_max=[4]).result()
+    view = VIEWS[view](store)
+    try:
+        result = OPERATIONS[operation](view)
+    finally:
+        assert store.shape == (6,)
+    return result, opened(library, root, driver).read().result()
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operation_after_a_resize_by_another(operation, view, times, driver, tmp_path):
+    """Bounds are those stored now if they are to be checked again, else those of the handle."""
+    check(
+        lambda library, root: shrunk(library, root, driver, view, operation, TIMES[times]),
+        tmp_path,
+    )
+
+
+def removed(path):
+    path.unlink()
+
+
+def not_json(path):
+    path.write_text("{")
+
+
+def another(path):
+    path.write_text(path.read_text().replace("uint8", "int8").replace("|u1", "|i1"))
+
+
+def as_it_was(path):
+    path.write_bytes(path.read_bytes())
+
+
+DAMAGES = {damage.__name__: damage for damage in (removed, not_json, another, as_it_was)}
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("operation", "times"),
+    [
+        *((operation, "true") for operation in ("read", "write", "resolve", "read in a batch")),
+        # Without a recheck TensorStore's `resolve` trusts its cache, where we read.
+        *((operation, "default") for operation in ("read", "write", "read in a batch")),
+    ],
+)
+def test_metadata_that_went_wrong(operation, times, damage, driver, tmp_path):
+    def run(library, root):
+        store = created(library, root, driver, **TIMES[times])
+        DAMAGES[damage](root / "a" / KEYS[driver])
+        if operation == "read":
+            return store.read().result()
+        if operation == "write":
+            return store.write(3).result()
+        if operation == "resolve":
+            return store.resolve().result().domain
+        with library.Batch() as batch:
+            futures = [store[i:].read(batch=batch) for i in range(3)]
+        return [future.result() for future in futures]
+
+    ours, theirs = both(run, tmp_path)
+    if damage == "another" and times == "true":  # The documents are printed differently.
+        ours, theirs = ([kinds, text[:44]] for kinds, text in (ours, theirs))
+        assert "Updated zarr metadata" in ours[1]
+    if damage == "not_json" and times == "true":
+        ours, theirs = ([kinds, text.partition(":")[0]] for kinds, text in (ours, theirs))
+    assert agree(ours, theirs), f"ours: {ours}\ntheirs: {theirs}"
+
+
+@pytest.mark.parametrize("times", ["true", "future"])
+def test_read_many_and_batches_follow_the_bounds(times, tmp_path):
+    store = created(gpustore, tmp_path, "zarr3", **TIMES[times])
+    opened(gpustore, tmp_path, "zarr3").resize(exclusive_max=[8]).result()
+    assert store.read_many([[0], [6]], [2]).result().tolist() == [[1, 2], [0, 0]]
+    with gpustore.Batch() as batch:
+        first, second = store.read(batch=batch), store[2:].read(batch=batch)
+    assert first.result().tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
+    assert second.result().tolist() == [3, 4, 5, 6, 0, 0]
+    opened(gpustore, tmp_path, "zarr3").resize(exclusive_max=[4]).result()
+    with pytest.raises(gpustore.OutOfBoundsError):
+        store.read_many([[0], [4]], [2]).result()
+
+
+def test_a_batch_checks_again_when_it_is_submitted(tmp_path):
+    store = created(gpustore, tmp_path, "zarr3", recheck_cached_metadata=True)
+    with gpustore.Batch() as batch:
+        future = store.read(batch=batch)
+        opened(gpustore, tmp_path, "zarr3").resize(exclusive_max=[2]).result()
+        assert not future.done()
+    assert future.result().tolist() == [1, 2]
+
+
+def test_a_time_that_has_passed_when_the_array_is_opened(tmp_path):
+    created(gpustore, tmp_path, "zarr3")
+    before = time.time() - 1
+    store = opened(gpustore, tmp_path, "zarr3", recheck_cached_metadata=before)
+    later = opened(gpustore, tmp_path, "zarr3", recheck_cached_metadata=time.time() + 1000)
+    opened(gpustore, tmp_path, "zarr3").resize(exclusive_max=[2]).result()
+    assert store.read().result().shape == (6,)
+    assert later.read().result().shape == (2,)
+
+
+def test_cancelled_write_lets_its_source_go(tmp_path):
+    """Whatever it has come to, `copy` gets ready and the stored values are old or new."""
+    store = created(gpustore, tmp_path, "zarr3", recheck_cached_metadata=True)
+    for value in range(20):
+        futures = store.write(np.full(6, value, np.uint8))
+        futures.cancel()
+        try:
+            futures.copy.result(timeout=5)
+        except gpustore.future.CancelledError:
+            pass
+    assert set(store.read().result().tolist()) <= set(range(20))
+
+
+# ---- how times are written
+
+VALUES = [False, True, 0, 1, 1.5, -3, "open", 1e300, float("inf"), float("-inf"), "x", None, []]
+
+
+@pytest.mark.parametrize("name", ["recheck_cached_data", "recheck_cached_metadata"])
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("driver", KEYS)
+def test_time_in_a_spec(driver, value, name, tmp_path):
+    def run(library, root):
+        spec = library.Spec({"driver": driver, "kvstore": "memory://", name: value})
+        return [spec.to_json(), spec.to_json(include_defaults=True)[name]]
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_a_time_beyond_all_numbers_is_always_or_never(value):
+    spec = gpustore.Spec({"driver": "zarr3", "recheck_cached_metadata": value})
+    assert spec.to_json()["recheck_cached_metadata"] is (value > 0)
+
+
+def test_a_keyword_replaces_a_time(tmp_path):
+    def run(library, root):
+        spec = library.Spec({"driver": "zarr3", "recheck_cached_data": False})
+        found = []
+        for value in (1, True, 0, "open", False):
+            spec.update(recheck_cached_data=value)
+            found.append(outcome(spec.to_json))
+        return found
+
+    check(run, tmp_path)
