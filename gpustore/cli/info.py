@@ -18,11 +18,11 @@ from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["describe", "format_codecs", "run"]
+__all__ = ["FORMATS", "chunk_extents", "describe", "format_codecs", "format_shape", "run"]
 
-_FORMATS = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
+FORMATS = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
 _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 
 
@@ -52,13 +52,13 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         ``stored_nbytes`` is None where the kvstore does not tell sizes.
     """
     shape = [int(n) for n in store.shape]
-    chunk = _extents(store.chunk_layout.read_chunk.shape, shape)
-    written = _extents(store.chunk_layout.write_chunk.shape, shape)
+    chunk = chunk_extents(store.chunk_layout.read_chunk.shape, shape)
+    written = chunk_extents(store.chunk_layout.write_chunk.shape, shape)
     spec = store.spec().to_json()
     codec = store.codec.to_json() if store.codec is not None else {}
     nstored, nbytes = _stored(store)
     return {
-        "format": _FORMATS.get(spec["driver"], spec["driver"]),
+        "format": FORMATS.get(spec["driver"], spec["driver"]),
         "kvstore": spec.get("kvstore"),
         "shape": shape,
         "labels": list(store.domain.labels),
@@ -68,18 +68,21 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "codec": {name: value for name, value in codec.items() if name != "driver"},
         "fill_value": _plain(store.fill_value),
         "nbytes": math.prod(shape) * store.dtype.numpy_dtype.itemsize,
-        "values_possible": math.prod(-(-n // max(1, c)) for n, c in zip(shape, written)),
+        "values_possible": math.prod(-(-n // c) for n, c in zip(shape, written)),
         "values_stored": nstored,
         "stored_nbytes": nbytes,
         "device": store.device,
     }
 
 
-def _extents(chunk: Any, shape: list[int]) -> list[int]:
-    """Chunk extents as ints; a dimension without one is not divided."""
-    if chunk is None:
-        return shape
-    return [int(c) if c else n for c, n in zip(chunk, shape)]
+def chunk_extents(chunk: Sequence[int | None] | None, shape: Sequence[int]) -> list[int]:
+    """Chunk extents as ints, at least 1; a dimension without one is not divided.
+
+    >>> chunk_extents((4, None), (10, 7)), chunk_extents(None, (10, 0))
+    ([4, 7], [10, 1])
+    """
+    extents = [None] * len(shape) if chunk is None else chunk
+    return [int(c) if c else max(1, n) for c, n in zip(extents, shape, strict=True)]
 
 
 def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
@@ -126,21 +129,26 @@ def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         stored += f", {format_nbytes(facts['stored_nbytes'])}{ratio}"
     pairs = [
         ("format", facts["format"]),
-        ("shape", _times(facts["shape"]) + named),
+        ("shape", format_shape(facts["shape"]) + named),
         ("type", facts["dtype"]),
         ("decoded size", format_nbytes(facts["nbytes"])),
-        ("chunk", _times(facts["chunk"])),
+        ("chunk", format_shape(facts["chunk"])),
         ("codecs", format_codecs(facts["codec"])),
         ("fill value", "none" if facts["fill_value"] is None else str(facts["fill_value"])),
         ("shards stored" if facts["shard"] else "chunks stored", stored),
         ("read on", facts["device"]),
     ]
     if facts["shard"]:
-        pairs.insert(5, ("shard", _times(facts["shard"])))
+        pairs.insert(5, ("shard", format_shape(facts["shard"])))
     return pairs
 
 
-def _times(extents: list[int]) -> str:
+def format_shape(extents: Sequence[int]) -> str:
+    """Extents for people.
+
+    >>> format_shape([4, 7]), format_shape([])
+    ('4 x 7', 'a single value')
+    """
     return " x ".join(map(str, extents)) if extents else "a single value"
 
 

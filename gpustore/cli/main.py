@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Never
 
 import gpustore
-from gpustore.cli import demo, info
+from gpustore.cli import copy, demo, info
+from gpustore.cli.copy_codec import CODEC_WORDS, codecs_named
 from gpustore.cli.failure import CommandError
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             # Here, because at exit nobody could catch what this raises.
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", 130)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): end quietly, also at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,7 +96,79 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
     command.set_defaults(run=info.run)
+    _add_copy(commands)
     return parser
+
+
+def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser(
+        "copy",
+        help="copy an array, re-chunked or re-encoded",
+        description="Copies an array to another place, with other chunks, codecs or another "
+        "format. What no option names stays as it is in the source. Ctrl-C leaves an array that "
+        "can be read, with the chunks that were copied by then.",
+    )
+    command.add_argument("source", metavar="SOURCE", help="URL or path of the array")
+    command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
+    command.add_argument(
+        "--chunks", type=_extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"
+    )
+    command.add_argument(
+        "--shards",
+        type=_extents,
+        metavar="N,N,...",
+        help="extents of a shard, multiples of those of a chunk; Zarr v3 only "
+        "(default: with --chunks no shards, otherwise as in the source)",
+    )
+    command.add_argument(
+        "--codec",
+        type=_codec,
+        metavar="NAME[:LEVEL]",
+        help=f"how chunks are compressed: {CODEC_WORDS} (default: as in the source)",
+    )
+    command.add_argument(
+        "--checksum",
+        action=argparse.BooleanOptionalAction,
+        help="whether a crc32c stands behind each chunk; Zarr v3 only (default: as in the source)",
+    )
+    command.add_argument(
+        "--zarr-format",
+        type=int,
+        choices=(2, 3),
+        help="(default: as the target's URL says, or as the source)",
+    )
+    command.add_argument(
+        "--memory",
+        type=_integer(1, 1 << 20),
+        default=256,
+        metavar="MIB",
+        help="bound of the decoded regions in memory (default: %(default)s)",
+    )
+    command.add_argument("--overwrite", action="store_true", help="delete the target if it exists")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run=copy.run)
+
+
+def _extents(text: str) -> list[int]:
+    """Argument type: extents of a chunk."""
+    try:
+        extents = [int(word) for word in text.split(",")]
+    except ValueError:
+        extents = [0]
+    if any(not 0 < extent < 2**62 for extent in extents):
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers from 1 with commas between, got {text!r}"
+        )
+    return extents
+
+
+def _codec(text: str) -> str:
+    """Argument type: a word for a codec."""
+    try:
+        codecs_named(text, 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _integer(smallest: int, largest: int) -> Callable[[str], int]:

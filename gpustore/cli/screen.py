@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen", "format_nbytes", "missing_library"]
 
+_LINE_EVERY_S = 10.0
+
 _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -86,11 +88,18 @@ class Screen:
         self._console.print(table)
 
     @contextmanager
-    def step(self, label: str, total_nbytes: int) -> Iterator[Callable[[int], None]]:
-        """A progress bar for one step; call what it gives with the bytes just done."""
+    def step(
+        self, label: str, total_nbytes: int, *, rate: bool = False
+    ) -> Iterator[Callable[[int], None]]:
+        """A progress bar for one step; call what it gives with the bytes just done.
+
+        With `rate`, for steps that may be long, the bar also shows the bytes a second; where there
+        is no terminal a line every ten seconds stands for it.
+        """
         if not self._console.is_terminal:
             begin = time.perf_counter()
-            yield lambda nbytes: None
+            lines = _Lines(self, label, total_nbytes)
+            yield lines.advance if rate else lambda nbytes: None
             self.line(f"{label:<34} {time.perf_counter() - begin:6.2f} s")
             return
         from rich.progress import (
@@ -100,16 +109,36 @@ class Screen:
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
+            TransferSpeedColumn,
         )
 
         columns = (
             SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description:<34}"),
+            TextColumn("{task.description}" if rate else "{task.description:<34}"),
             BarColumn(bar_width=24),
             DownloadColumn(),
+            *((TransferSpeedColumn(),) if rate else ()),
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(label, total=total_nbytes)
             yield lambda nbytes: progress.advance(task, nbytes)
             progress.update(task, completed=total_nbytes)
+
+
+class _Lines:
+    """Progress of a long step where there is no terminal."""
+
+    def __init__(self, screen: Screen, label: str, total_nbytes: int) -> None:
+        self._screen, self._label, self._total = screen, label, total_nbytes
+        self._done = 0
+        self._next = time.perf_counter() + _LINE_EVERY_S
+
+    def advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        now = time.perf_counter()
+        if now >= self._next:
+            self._next = now + _LINE_EVERY_S
+            share = f"{100 * self._done // self._total} %"
+            sizes = f"{format_nbytes(self._done)} of {format_nbytes(self._total)}"
+            self._screen.line(f"{self._label:<10} {share:>5}  {sizes}")

@@ -16,7 +16,9 @@ def test_version(gpustore_command):
     assert (code, out) == (0, f"gpustore {gpustore.__version__}\n")
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["info"]], ids=["", "demo", "info"])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["info"], ["copy"]], ids=["", "demo", "info", "copy"]
+)
 def test_help(gpustore_command, command):
     code, out, err = gpustore_command(*command, "--help")
     assert (code, err) == (0, "")

@@ -31,6 +31,21 @@ def test_a_step_without_a_terminal_is_one_plain_line(capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_a_long_step_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    clock = iter([0, 0, 3, 11, 12, 13, 21.5, 30])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    with Screen().step("copy", 4_000_000, rate=True) as advance:
+        for _ in range(5):
+            advance(500_000)
+    lines = [line.split() for line in capsys.readouterr().out.split("\n")]
+    assert lines == [
+        "copy 25 % 1.00 MB of 4.00 MB".split(),
+        "copy 62 % 2.50 MB of 4.00 MB".split(),
+        "copy 30.00 s".split(),
+        [],
+    ]
+
+
 def test_a_step_on_a_terminal_shows_a_bar(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

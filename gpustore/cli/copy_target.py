@@ -1,0 +1,279 @@
+"""What the target of ``gpustore copy`` is to be: metadata from the source and the options.
+
+Within a format the source's metadata are taken over as they are written (byte and element order,
+the bits of a NaN, unknown members), but for what an option changes. Between the formats the data
+type, fill value, chunks, compressor and attributes are translated; the rest is the default.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
+from gpustore.cli.failure import CommandError
+from gpustore.cli.info import chunk_extents, format_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Options", "Target", "make_target"]
+
+_FORMATS = {"zarr": 2, "zarr2": 2, "zarr3": 3}
+_DRIVERS = {2: "zarr", 3: "zarr3"}
+_COMPRESSORS_AND_CHECKSUMS = ("blosc", "crc32c", "gzip", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asks for; None: as in the source.
+
+    Attributes
+    ----------
+    chunks, shards : list of int, optional
+        Extents. With `chunks` and without `shards` there are no shards.
+    codec : str, optional
+        A word of :data:`gpustore.cli.copy_codec.CODEC_WORDS`.
+    checksum : bool, optional
+        Whether a crc32c stands behind each chunk.
+    zarr_format : int, optional
+        2 or 3.
+    """
+
+    chunks: Sequence[int] | None = None
+    shards: Sequence[int] | None = None
+    codec: str | None = None
+    checksum: bool | None = None
+    zarr_format: int | None = None
+
+
+@dataclass(slots=True)
+class Target:
+    """What is to be made.
+
+    Attributes
+    ----------
+    driver : str
+    kvstore : dict
+        JSON of the place.
+    metadata : dict
+        Zarr metadata, whole or in part.
+    schema : dict
+        Keywords of :func:`gpustore.open` for what `metadata` leave open.
+    attributes : bytes, optional
+        Contents of ``.zattrs``, which Zarr v2 has beside its metadata.
+    notes : list of str
+        What is not kept.
+    """
+
+    driver: str
+    kvstore: dict[str, Any]
+    metadata: dict[str, Any]
+    schema: dict[str, Any] = field(default_factory=dict)
+    attributes: bytes | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def make(self, *, delete_existing: bool) -> gpustore.TensorStore:
+        """Make the array."""
+        store = self._open(self.kvstore, delete_existing=delete_existing)
+        if self.attributes is not None and store.kvstore is not None:
+            store.kvstore.write(".zattrs", self.attributes).result()
+        return store
+
+    def check(self) -> None:
+        """Make the array in memory: what cannot be made is known before a disk is touched."""
+        self._open("memory://", context=gpustore.Context())
+
+    def _open(self, kvstore: Any, **keywords: Any) -> gpustore.TensorStore:
+        return gpustore.open(
+            {"driver": self.driver, "kvstore": kvstore, "metadata": self.metadata},
+            create=True,
+            device="cpu",
+            **self.schema,
+            **keywords,
+        ).result()
+
+
+def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Target:
+    """Say what the target is to be.
+
+    Parameters
+    ----------
+    source : TensorStore
+        The array to copy, as a whole.
+    name : str
+        URL or path of the target.
+    options : Options
+
+    Raises
+    ------
+    CommandError
+        The options contradict each other, or do not fit the array.
+    GpustoreError
+        The array cannot be stored so, for instance because the format lacks its data type.
+    """
+    read = source.spec().to_json()
+    before = _FORMATS.get(str(read["driver"]))
+    if before is None:
+        raise CommandError(f"the source is {read['driver']}: only Zarr arrays can be copied")
+    place = gpustore.Spec(name).to_json()
+    after = _chosen_format(options.zarr_format, str(place["driver"]), before)
+    metadata: Any = read["metadata"]
+    _check(options, source.rank, after)
+
+    target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
+    if before == after:
+        target.metadata = dict(metadata)
+    else:
+        fill = {} if source.fill_value is None else {"fill_value": source.fill_value}
+        target.schema = {"dtype": source.dtype, "shape": source.shape, **fill}
+    (_fill_v3 if after == 3 else _fill_v2)(target, source, metadata, options)
+    _take_attributes(target, source, metadata)
+    target.check()
+    return target
+
+
+def _chosen_format(asked: int | None, driver: str, before: int) -> int:
+    """The target's format: what is asked for, or its URL says, or the source has."""
+    named = _FORMATS.get(driver)
+    if named is None and driver != "auto":
+        raise CommandError(f"the target's format is {driver}: only Zarr arrays can be made")
+    if named and asked and asked != named:
+        raise CommandError(
+            f"--zarr-format {asked} contradicts the target's URL, which says {named}"
+        )
+    return asked or named or before
+
+
+def _check(options: Options, rank: int, after: int) -> None:
+    """What is wrong whatever the chunks of the source are."""
+    for option, extents in (("--chunks", options.chunks), ("--shards", options.shards)):
+        if extents is not None and len(extents) != rank:
+            raise CommandError(
+                f"{option} has {len(extents)} extents, but the array has {rank} dimensions"
+            )
+    if after == 2 and options.shards is not None:
+        raise CommandError("Zarr v2 has no shards: leave out --shards, or add --zarr-format 3")
+    if after == 2 and options.checksum:
+        raise CommandError("Zarr v2 has no checksums: leave out --checksum, or add --zarr-format 3")
+
+
+def _fill_v3(
+    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any], options: Options
+) -> None:
+    """Set chunk grid and codecs of Zarr v3 metadata, unless they stay as they are."""
+    before = metadata.get("codecs")
+    asked = (options.chunks, options.shards, options.codec, options.checksum)
+    if before is not None and asked == (None,) * 4:
+        return
+    chunk, shard = _chunk_and_shard(source, options)
+    itemsize = source.dtype.numpy_dtype.itemsize
+    sharding: dict[str, Any] = {}
+    if before is None:
+        codecs, target.notes[:] = codecs_of(metadata.get("compressor"), itemsize)
+    else:
+        codecs, sharding, lost = _innermost(before)
+        if lost:
+            target.notes.append("shards in shards and codecs around shards are not kept")
+    checksum = options.checksum
+    if checksum is None:
+        checksum = any(codec["name"] == "crc32c" for codec in codecs)
+    if options.codec is not None:
+        kept = [codec for codec in codecs if codec["name"] not in _COMPRESSORS_AND_CHECKSUMS]
+        codecs = kept + codecs_named(options.codec, itemsize)
+        target.notes = [note for note in target.notes if "takes its place" not in note]
+    codecs = [codec for codec in codecs if codec["name"] != "crc32c"]
+    codecs += [{"name": "crc32c"}] * checksum
+    if shard is not None:
+        configuration = {**sharding, "chunk_shape": chunk, "codecs": codecs}
+        codecs = [{"name": "sharding_indexed", "configuration": configuration}]
+    grid = {"name": "regular", "configuration": {"chunk_shape": shard or chunk}}
+    target.metadata |= {"chunk_grid": grid, "codecs": codecs}
+
+
+def _innermost(
+    codecs: list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
+    """The codecs of the chunks inside shards, the sharding, and whether there are others."""
+    for codec in codecs:
+        if codec["name"] == "sharding_indexed":
+            sharding = codec["configuration"]
+            inner, deeper, _ = _innermost(sharding["codecs"])
+            return inner, deeper or sharding, bool(deeper) or len(codecs) > 1
+    return codecs, {}, False
+
+
+def _chunk_and_shard(
+    source: gpustore.TensorStore, options: Options
+) -> tuple[list[int], list[int] | None]:
+    """Chunk and shard extents; without options those of the source."""
+    layout, chunk, shard = source.chunk_layout, options.chunks, options.shards
+    if chunk is None:
+        chunk = chunk_extents(layout.read_chunk.shape, source.shape)
+        if shard is None:
+            written = chunk_extents(layout.write_chunk.shape, source.shape)
+            shard = written if written != chunk else None
+    if shard is not None and any(s % c for s, c in zip(shard, chunk, strict=True)):
+        raise CommandError(
+            f"shards of {format_shape(shard)} are not whole multiples of chunks of "
+            f"{format_shape(chunk)}: change --shards or --chunks"
+        )
+    return list(chunk), None if shard is None else list(shard)
+
+
+def _fill_v2(
+    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any], options: Options
+) -> None:
+    """Set chunks and compressor of Zarr v2 metadata, unless they stay as they are."""
+    converted = "codecs" in metadata
+    if converted or options.chunks is not None:
+        layout = source.chunk_layout.read_chunk.shape
+        chunk = options.chunks or chunk_extents(layout, source.shape)
+        target.metadata["chunks"] = list(chunk)
+    if options.codec is not None:
+        codecs = codecs_named(options.codec, source.dtype.numpy_dtype.itemsize)
+        target.metadata |= {"compressor": compressor_of(codecs)[0], "filters": None}
+    elif converted:
+        compressor, notes = compressor_of(_innermost(metadata["codecs"])[0])
+        target.metadata |= {"compressor": compressor, "filters": None}
+        target.notes += notes
+    if not converted:
+        return
+    if source.dtype.numpy_dtype.isbuiltin == 2:  # registered by ml_dtypes
+        target.notes.append(
+            f"{source.dtype.name} is no data type of the Zarr v2 specification: TensorStore and "
+            "gpustore read it, others may not"
+        )
+    if source.chunk_layout.read_chunk.shape != source.chunk_layout.write_chunk.shape:
+        target.notes.append("Zarr v2 has no shards: each chunk is a file of its own")
+    if any(metadata.get("dimension_names") or ()):
+        target.notes.append("Zarr v2 has no names of dimensions: they are not kept")
+    if any(source.dimension_units):
+        target.notes.append(
+            'Zarr v2 has no units of dimensions: only the attribute "dimension_units" tells them'
+        )
+
+
+def _take_attributes(
+    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]
+) -> None:
+    """The user's attributes; Zarr v2 has them in a file of their own."""
+    if "codecs" in metadata:
+        if target.driver == "zarr" and metadata.get("attributes"):
+            target.attributes = json.dumps(metadata["attributes"], indent=2).encode()
+        return
+    stored = source.kvstore.read(".zattrs").result() if source.kvstore is not None else None
+    if stored is None or stored.state != "value":
+        return
+    if target.driver == "zarr":
+        target.attributes = stored.value
+        return
+    try:
+        attributes = json.loads(stored.value)
+    except ValueError:
+        attributes = None
+    if not isinstance(attributes, dict):
+        raise CommandError(f"{source.url}: .zattrs is not a JSON object: repair or remove it")
+    target.metadata["attributes"] = attributes

@@ -1,0 +1,249 @@
+"""Ctrl-C and memory of ``gpustore copy``, in processes of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorstore
+
+import gpustore
+from gpustore.cli.copy_plan import Plan
+from gpustore.cli.copy_transfer import first_interrupt, transfer
+
+# A shell may have told its background jobs to ignore Ctrl-C.
+COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gpustore.cli.main import main
+raise SystemExit(main())
+"""
+PEAK = """
+import resource, sys
+import rich.progress
+from gpustore.cli.main import main
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+code = main()
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * 1024)
+raise SystemExit(code)
+"""
+SHAPE = (1024, 1024)
+NCHUNKS = 1024
+
+
+def start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def create(path, shape, chunk, codecs=(), dtype="uint16"):
+    return gpustore.open(
+        f"file://{path}/|zarr3:",
+        create=True,
+        dtype=dtype,
+        shape=shape,
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=chunk),
+        codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": list(codecs)}),
+        context=gpustore.Context({"file_io_sync": False}),
+    ).result()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """An array of ones: a chunk that is cut short or missing in part would show."""
+    path = tmp_path_factory.mktemp("interrupt") / "a"
+    create(path, SHAPE, (256, 256))[...] = 1
+    return path
+
+
+def stored(path):
+    """Number of chunks, and names of files that are nobody's chunks."""
+    names = [name for _, _, names in os.walk(path / "c") for name in names]
+    others = [name for name in names if not name.isdecimal()]
+    return len(names) - len(others), others
+
+
+def wait_for(copy, target, nchunks):
+    """Return once that much of the copy is there."""
+    deadline = time.monotonic() + 30
+    while copy.poll() is None and time.monotonic() < deadline:
+        if (nchunks == 0 and (target / "zarr.json").exists()) or stored(target)[0] >= nchunks > 0:
+            return
+        time.sleep(0.001)
+
+
+def check_usable(target):
+    """Chunks are whole, for gpustore and for TensorStore; returns how many hold ones."""
+    found = gpustore.open(str(target)).result().read().result()
+    chunks = found.reshape(SHAPE[0] // 32, 32, SHAPE[1] // 32, 32)
+    assert (chunks == chunks[:, :1, :, :1]).all()
+    kvstore = {"driver": "file", "path": f"{target}/"}
+    peer = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
+    np.testing.assert_array_equal(peer, found)
+    return int(chunks[:, 0, :, 0].sum())
+
+
+# Regions of 64 KiB, eight of which are on their way at a time.
+MOMENTS = [
+    pytest.param(0, ""),
+    pytest.param(150, ""),
+    *(
+        pytest.param(n, options, marks=pytest.mark.slow)
+        for n in (1, 70, 400, 700)
+        for options in ("", "--quiet", "--shards 256,256")
+    ),
+]
+
+
+@pytest.mark.parametrize(("nchunks", "options"), MOMENTS)
+def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
+    target = tmp_path / "b"
+    arguments = ["copy", source, target, "--chunks", "32,32", "--memory", "1", *options.split()]
+    if options.startswith("--shards"):
+        nchunks //= 64
+    with start(COMMAND, *arguments) as copy:
+        wait_for(copy, target, nchunks)
+        sent = time.monotonic()
+        os.kill(copy.pid, signal.SIGINT)
+        out, err = copy.communicate(timeout=30)
+    assert time.monotonic() - sent < 5
+    assert (copy.returncode, err.count("\n")) == (130, 1), err
+    assert err.startswith(f"gpustore: interrupted: {target} opens and its chunks are whole, but")
+    assert err.endswith("of 2.10 MB were copied: copy again with --overwrite, or remove it\n")
+    assert "Copied" not in out
+    count, others = stored(target)
+    assert others == []
+    assert check_usable(target) == count * (64 if options.startswith("--shards") else 1) < NCHUNKS
+    with start(COMMAND, *arguments, "--overwrite", "--quiet") as copy:
+        assert copy.communicate(timeout=60) == ("", "")
+    assert check_usable(target) == NCHUNKS
+
+
+@pytest.mark.parametrize("shards", [None, "512,512"], ids=["chunks", "shards"])
+def test_memory_is_bounded(tmp_path, shards):
+    """The array has 134 MB; beside the regions each thread has a few chunks."""
+    create(tmp_path / "a", (8192, 8192), (8192, 32))[:, ::512] = 1
+    arguments = ["copy", tmp_path / "a", tmp_path / "b", "--chunks", "64,512", "--quiet"]
+    if shards:
+        arguments += ["--shards", shards]
+    with start(PEAK, *arguments, "--memory", 8) as copy:
+        out, err = copy.communicate(timeout=60)
+    assert (copy.returncode, err) == (0, "")
+    assert int(out) < (8 + 32) << 20
+
+
+# --------------------------------------------------------------------------- in this process
+
+
+def test_the_first_interrupt_is_a_wish_and_the_second_is_not():
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with first_interrupt() as stopped:
+            assert not stopped()
+            signal.raise_signal(signal.SIGINT)
+            assert stopped()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with first_interrupt() as stopped:
+            signal.raise_signal(signal.SIGINT)
+            assert not stopped()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_leave_signals_alone():
+    found = []
+
+    def work():
+        with first_interrupt() as stopped:
+            found.append(stopped())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def rows(store, nrows, in_flight=3):
+    return Plan(
+        store.shape, (nrows, store.shape[1]), store.dtype.numpy_dtype.itemsize, in_flight, 1
+    )
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_domains_may_begin_anywhere(in_flight):
+    data = np.arange(60).reshape(10, 6)
+    source = gpustore.array(data).translate_to[-3, 100]
+    target = gpustore.array(np.zeros_like(data)).translate_to[7, 0]
+    advanced = []
+    plan = rows(source, 3, in_flight)
+    transfer(source, target, plan, advance=advanced.append, stopped=lambda: False)
+    np.testing.assert_array_equal(target.read().result(), data)
+    assert advanced == [144, 144, 144, 48]
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_what_was_stored_before_the_wish_is_counted(tmp_path, after):
+    """Regions are stored in order, and none is begun once it is stopped."""
+    source = gpustore.array(np.ones((40, 8), "u2"))
+    target = create(tmp_path / "b", (40, 8), (2, 8))
+    advanced = []
+    transfer(
+        source,
+        target,
+        rows(source, 2),
+        advance=advanced.append,
+        stopped=lambda: len(advanced) >= after,
+    )
+    found = target.read().result()
+    assert after <= len(advanced) < after + 3
+    assert (found[: 2 * len(advanced)] == 1).all()
+    assert (found[2 * len(advanced) :] == 0).all()
+
+
+def test_a_failed_region_lets_the_others_be_finished(tmp_path):
+    source = create(tmp_path / "a", (8, 8), (2, 8), [{"name": "crc32c"}])
+    source[...] = 1
+    chunk = tmp_path / "a" / "c" / "2" / "0"
+    chunk.write_bytes(bytes(len(chunk.read_bytes())))
+    target = create(tmp_path / "b", (8, 8), (2, 8))
+    with pytest.raises(gpustore.CorruptChunkError, match="c/2/0"):
+        transfer(
+            source, target, rows(source, 2), advance=lambda nbytes: None, stopped=lambda: False
+        )
+    found = target.read().result()
+    assert (found[:4] == 1).all()
+    assert stored(tmp_path / "b")[1] == []
+
+
+def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
+    """The limit of a file's size stands for it."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000,) * 2)\n{COMMAND}"
+    target = tmp_path / "b"
+    with start(limit, "copy", source, target, "--chunks", "256,32", "--quiet") as copy:
+        out, err = copy.communicate(timeout=30)
+    assert (copy.returncode, out, err.count("\n")) == (1, "", 1)
+    assert str(target / "c") in err
+    assert "only 0 B of 2.10 MB were copied" in err
+    assert stored(target) == (0, [])
