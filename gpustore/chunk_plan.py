@@ -70,6 +70,10 @@ class ChunkPlan:
         Shape of the transform's domain, and so of the array read or written.
     key_prefix, key_separator : str
         A key is the prefix and the cell indices joined by the separator.
+    key_rank : int
+        How many array dimensions a key has; the others are inside each stored element.
+    dense : bool
+        Whether a row that has all elements of a chunk has all of its bytes.
     key_ratio : tuple of int, one an array dimension
         Cells along each dimension that share a key: 1, or the inner chunks of a shard.
     pointed : frozenset of int
@@ -83,6 +87,8 @@ class ChunkPlan:
     key_prefix: str
     key_separator: str
     key_ratio: tuple[int, ...]
+    key_rank: int
+    dense: bool
     pointed: frozenset[int] = frozenset()
 
     @cached_property
@@ -185,7 +191,7 @@ class ChunkPlan:
         cells = [0] * len(self.key_ratio)
         count = [1 if d in self.pointed else size for d, size in enumerate(self.input_shape)]
         src_start = dst_start = 0
-        whole = True
+        whole = self.dense
         for table in self.tables:
             src_start += int(table.src_start[0])
             dst_start += int(table.dst_start[0])
@@ -194,7 +200,7 @@ class ChunkPlan:
                 count[table.input_dimension] = int(table.count[0])
             for dimension, column in zip(table.output_dimensions, table.cells):
                 cells[dimension] = int(column[0])
-        parts = [str(cell // ratio) for cell, ratio in zip(cells, self.key_ratio)]
+        parts = [str(cell // r) for cell, r in zip(cells[: self.key_rank], self.key_ratio)]
         return PlanWindow(
             cells=tuple([[cell] for cell in cells]),
             src_start=[src_start],
@@ -259,6 +265,8 @@ class ChunkPlan:
     def _whole(
         self, index: list[Any], n: int, *, scalar: bool
     ) -> Sequence[bool] | NDArray[np.bool_]:
+        if not self.dense:
+            return [False] * n
         if scalar:
             taken = [[table.whole[i] for i in rows] for table, rows in zip(self.tables, index)]
             return [all(row) for row in zip(*taken)] if taken else [True] * n
@@ -275,7 +283,7 @@ class ChunkPlan:
             for dimension, cells in zip(table.output_dimensions, table.cells):
                 lead = self.key_separator if dimension else ""
                 found[dimension] = (position, cells, self.key_ratio[dimension], lead)
-        return [found[dimension] for dimension in sorted(found)]
+        return [found[dimension] for dimension in sorted(found) if dimension < self.key_rank]
 
     @cached_property
     def _key_parts(self) -> list[list[str] | None]:
@@ -345,6 +353,8 @@ def plan_chunks(
     key_separator: str,
     max_chunks: int,
     key_ratio: Sequence[int] | None = None,
+    key_rank: int | None = None,
+    dense: bool = True,
 ) -> ChunkPlan:
     """Plan which chunks `transform` touches.
 
@@ -365,6 +375,10 @@ def plan_chunks(
         Limit ``chunks_per_request``.
     key_ratio : sequence of int, length output_rank, optional
         Cells along each dimension that share a key; by default each has its own.
+    key_rank : int, optional
+        Dimensions in a key; by default all.
+    dense : bool, optional
+        Whether all bytes of a chunk are elements of the array; otherwise no row covers a chunk.
 
     Returns
     -------
@@ -421,6 +435,8 @@ def plan_chunks(
         key_prefix,
         key_separator,
         tuple(key_ratio or (1,) * len(shape)),
+        len(shape) if key_rank is None else key_rank,
+        dense,
         pointed,
     )
     _check_rows(len(plan), max_chunks)

@@ -61,6 +61,8 @@ class Block:
     key_ratio : tuple of int
         Chunks along each dimension that share a key: 1, or the inner chunks of a shard. It divides
         `factor` or the other way round.
+    key_rank : int
+        How many dimensions a key has; the others are inside each stored element.
     key_prefix, key_separator : str
         A key is the prefix and the indices joined by the separator.
     chunk_stride : tuple of int
@@ -75,6 +77,7 @@ class Block:
     chunk_shape: tuple[int, ...]
     factor: tuple[int, ...]
     key_ratio: tuple[int, ...]
+    key_rank: int
     key_prefix: str
     key_separator: str
     chunk_stride: tuple[int, ...]
@@ -106,9 +109,10 @@ class Block:
 
     def keys(self, cells: Sequence[Integers], count: int) -> list[str]:
         """The key of each of `count` chunks."""
-        if not cells:
+        if not self.key_rank:
             return [self.key_prefix] * count
-        columns = [(cell // ratio).tolist() for cell, ratio in zip(cells, self.key_ratio)]
+        ratios = self.key_ratio[: self.key_rank]
+        columns = [(cell // ratio).tolist() for cell, ratio in zip(cells, ratios)]
         join = self.key_separator.join
         return [self.key_prefix + join(map(str, index)) for index in zip(*columns)]
 

@@ -68,10 +68,13 @@ class RawBytesRefiner:
     ----------
     nbytes, itemsize : int
         Of a decoded chunk and of one of its elements.
+    offset : int
+        First byte of the first element.
     """
 
     nbytes: int
     itemsize: int
+    offset: int = 0
 
     def probe(self, rows: PlanWindow) -> Probe | None:
         """Nothing: the offsets of raw bytes are known from the shape alone."""
@@ -91,8 +94,8 @@ class RawBytesRefiner:
         src_start, _, shapes = rows.rows()
         starts, stops, offsets = [], [], []
         narrowed = False
-        for row, (first, shape) in enumerate(zip(src_start, shapes)):
-            base = 0
+        for row, (start, shape) in enumerate(zip(src_start, shapes)):
+            base, first = 0, start + self.offset
             if rows.byte_start is not None and rows.byte_stop is not None:
                 base = rows.byte_start[row]
                 self._check_length(rows, row, rows.byte_stop[row] - base)

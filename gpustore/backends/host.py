@@ -169,6 +169,7 @@ class HostBackend:
         # Same strides and type: a chunk that is covered whole is one run of bytes in `out`.
         in_place = (
             not chain.is_raw
+            and chain.layout.is_dense
             and stored == dtype
             and src_stride == dst_stride
             and all(stride >= 0 for stride in src_stride)
@@ -180,13 +181,19 @@ class HostBackend:
         view = flat.data
         for i, value in enumerate(values):
             start, first = base + dst_start[i], src_start[i]
+            if not rows.narrowed:
+                first += chain.layout.offset
             try:
                 if rows.points is not None:
                     decoded = None if value is None else chain.decode(value, scratch)
-                    _scatter_points(rows, i, decoded, stored, fill_value, out)
+                    _scatter_points(rows, i, decoded, chain.layout, fill_value, out)
                     continue
                 if value is None:
-                    np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = fill_value
+                    np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = (
+                        _of_record(fill_value, chain.layout, first, shapes[i], src_stride)
+                        if _is_record(fill_value, chain.layout)
+                        else fill_value
+                    )
                     continue
                 if rows.narrowed:
                     decoded = chain.check(value)
@@ -194,7 +201,7 @@ class HostBackend:
                     chain.decode(value, view[start : start + nbytes])
                     continue
                 elif chain.decodes_parts and scratch is not None:
-                    low, high = rows.span(src_start[i], shapes[i], stored.itemsize)
+                    low, high = rows.span(first, shapes[i], stored.itemsize)
                     if high - low <= nbytes // 2:
                         decoded, begin = chain.decode_part(value, low, high, scratch)
                         first -= begin
@@ -251,6 +258,7 @@ class HostBackend:
         """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
         src_start, dst_start, shapes = rows.rows()
         layout, dtype = chain.layout, source.array.dtype
+        element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
             chunk = np.empty(layout.nbytes, np.uint8)
@@ -261,16 +269,16 @@ class HostBackend:
                     raise error.prefixed(
                         f'Error reading "{rows.keys[i]}"', key=rows.keys[i]
                     ) from error
-            elif shapes[i] != layout.shape:
-                np.ndarray(layout.shape, layout.dtype, chunk, 0, layout.strides)[...] = fill_value
+            elif shapes[i] != layout.shape or not layout.is_dense:
+                chunk.view(element)[...] = fill_value
             if rows.points is not None:
-                _gather_points(rows, i, chunk.view(layout.dtype), source)
+                _gather_points(rows, i, chunk, layout, source)
             else:
-                there = source.offset + dst_start[i]
-                np.ndarray(shapes[i], layout.dtype, chunk, src_start[i], rows.src_stride)[...] = (
+                there, first = source.offset + dst_start[i], src_start[i] + layout.offset
+                np.ndarray(shapes[i], layout.dtype, chunk, first, rows.src_stride)[...] = (
                     np.ndarray(shapes[i], dtype, source.flat, there, rows.dst_stride)
                 )
-            if not keep_fill and _equals_fill(chunk, layout.dtype, fill_value):
+            if not keep_fill and _equals_fill(chunk, element, fill_value):
                 encoded.append(None)
             else:
                 encoded.append(chain.encode(chunk.data))
@@ -349,17 +357,21 @@ def _scatter_points(
     rows: PlanWindow,
     i: int,
     decoded: Buffer | None,
-    stored: np.dtype[Any],
+    layout: ChunkBytes,
     fill_value: Any,
     out: HostMemory,
 ) -> None:
     """Place the elements that an index array selects, one by one."""
     src, dst = _elements(rows, i, base=out.offset)
+    src += layout.offset
     dtype = out.array.dtype
+    if decoded is None and _is_record(fill_value, layout):
+        decoded = fill_value.tobytes()
+        src %= layout.record
     if decoded is None:
         values = np.broadcast_to(np.asarray(fill_value, dtype), src.shape)
     else:
-        values = np.frombuffer(decoded, stored)[src // stored.itemsize].astype(dtype, copy=False)
+        values = _taken(np.frombuffer(decoded, np.uint8), src, layout).astype(dtype, copy=False)
     if all(stride % dtype.itemsize == 0 for stride in out.strides):
         out.flat.view(dtype)[dst // dtype.itemsize] = values
     else:  # A field of records: its elements are no whole steps apart.
@@ -367,11 +379,48 @@ def _scatter_points(
         out.flat[dst[:, None] + steps] = values[:, None].view(np.uint8)
 
 
-def _gather_points(rows: PlanWindow, i: int, chunk: NDArray[Any], source: HostMemory) -> None:
+def _taken(chunk: NDArray[np.uint8], src: NDArray[np.int64], layout: ChunkBytes) -> NDArray[Any]:
+    """The elements at these byte offsets."""
+    itemsize = layout.dtype.itemsize
+    if not layout.record:
+        return chunk.view(layout.dtype)[src // itemsize]
+    # Inside records elements are no whole steps apart.
+    taken: NDArray[Any] = chunk[src[:, None] + np.arange(itemsize)].view(layout.dtype)
+    return taken.reshape(len(src))
+
+
+def _is_record(fill_value: NDArray[Any], layout: ChunkBytes) -> bool:
+    """Whether a fill value is the bytes of a stored element, and not one of the elements shown."""
+    return fill_value.dtype.type is np.void and fill_value.dtype.itemsize == layout.record
+
+
+def _of_record(
+    record: NDArray[Any],
+    layout: ChunkBytes,
+    first: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> NDArray[Any]:
+    """What the elements of a row are if every stored element is `record`."""
+    nbytes = layout.record
+    inside = tuple([stride % nbytes if stride >= 0 else -(-stride % nbytes) for stride in strides])
+    part: NDArray[Any] = np.ndarray(shape, layout.dtype, record.tobytes(), first % nbytes, inside)
+    return part
+
+
+def _gather_points(
+    rows: PlanWindow, i: int, chunk: NDArray[np.uint8], layout: ChunkBytes, source: HostMemory
+) -> None:
     """Lay the elements over a chunk one by one; of those for one place the last one stays."""
     src, dst = _elements(rows, i, base=source.offset)
+    src += layout.offset
     itemsize = source.array.dtype.itemsize
-    chunk[src // itemsize] = source.flat.view(source.array.dtype)[dst // itemsize]
+    values = source.flat.view(source.array.dtype)[dst // itemsize]
+    if not layout.record:
+        chunk.view(layout.dtype)[src // itemsize] = values
+        return
+    stored = values.astype(layout.dtype)[:, None].view(np.uint8)
+    chunk[src[:, None] + np.arange(itemsize)] = stored
 
 
 def _too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:

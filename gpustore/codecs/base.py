@@ -16,8 +16,9 @@ Three things carry the word:
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -34,6 +35,7 @@ from gpustore._json import (
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
+from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import json_equal
 
 __all__ = [
@@ -76,12 +78,19 @@ class ChunkBytes:
         Bytes between neighbours along each array dimension.
     nbytes : int
         Bytes of a whole chunk.
+    offset : int
+        First byte of the first element.
+    record : int
+        Bytes of a stored element, if that is a record, a string or raw bytes of which `dtype` is
+        a part; 0 if it is what `dtype` says.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     nbytes: int
+    offset: int = 0
+    record: int = 0
 
     @classmethod
     def contiguous(
@@ -101,6 +110,29 @@ class ChunkBytes:
             nbytes *= size
         return cls(dtype, shape, tuple(strides if order == "F" else reversed(strides)), nbytes)
 
+    @classmethod
+    def of_component(
+        cls, component: Component, shape: tuple[int, ...], *, order: str = "C"
+    ) -> ChunkBytes:
+        """A component of contiguous stored elements; `shape` is without its inner dimensions."""
+        if component.is_element:
+            return cls.contiguous(component.stored, shape, order=order)
+        outer = cls.contiguous(np.dtype(f"V{component.nbytes}"), shape, order=order)
+        inner = cls.contiguous(component.stored, component.shape)
+        return cls(
+            component.stored,
+            (*shape, *component.shape),
+            (*outer.strides, *inner.strides),
+            outer.nbytes,
+            component.offset,
+            component.nbytes,
+        )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all bytes of a chunk are elements."""
+        return math.prod(self.shape) * self.dtype.itemsize == self.nbytes
+
     def transposed(self, order: Sequence[int]) -> ChunkBytes:
         """The same bytes with dimension i as dimension ``order[i]``.
 
@@ -111,7 +143,8 @@ class ChunkBytes:
         """
         where = sorted(range(len(order)), key=order.__getitem__)
         shape = tuple(self.shape[i] for i in where)
-        return ChunkBytes(self.dtype, shape, tuple(self.strides[i] for i in where), self.nbytes)
+        strides = tuple(self.strides[i] for i in where)
+        return replace(self, shape=shape, strides=strides)
 
 
 class BytesCodec(abc.ABC):

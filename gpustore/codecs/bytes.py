@@ -31,7 +31,7 @@ from gpustore.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 
-__all__ = ["CODEC", "checker", "normalizer"]
+__all__ = ["CODEC", "checker", "in_records", "normalizer"]
 
 # The bits that count. ml_dtypes holds the value there and zeros above, also for negative ones.
 _MASKS: Final = {
@@ -58,6 +58,28 @@ def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
     """The part of :func:`checker` that encoding needs too: unused bits are stored as zeros."""
     mask = _MASKS.get(dtype)
     return None if mask is None else partial(_clear_unused_bits, mask)
+
+
+def in_records(
+    layout: ChunkBytes, check: Callable[[Buffer], Buffer] | None
+) -> Callable[[Buffer], Buffer] | None:
+    """A check of elements, for whole chunks of records that those are a part of."""
+    if check is None or not layout.record:
+        return check
+
+    def check_part(decoded: Buffer) -> Buffer:
+        there = np.ndarray(layout.shape, np.uint8, decoded, layout.offset, layout.strides)
+        elements = there.tobytes()
+        checked = check(elements)
+        if checked is elements:
+            return decoded
+        changed = np.array(np.frombuffer(decoded, np.uint8))
+        np.ndarray(layout.shape, np.uint8, changed, layout.offset, layout.strides)[...] = (
+            np.frombuffer(checked, np.uint8).reshape(layout.shape)
+        )
+        return changed.data
+
+    return check_part
 
 
 def _check_bools(decoded: Buffer) -> Buffer:

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from gpustore._json import JsonValue, in_member, text
 from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
-from gpustore.codecs.bytes import checker, normalizer
+from gpustore.codecs.bytes import checker, in_records, normalizer
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.merge import (
     ChainSpec,
@@ -34,9 +31,10 @@ from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 
-__all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3"]
+__all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3", "v2_inner_order"]
 
 
 _PARTED_NBYTES = 96 << 10
@@ -83,6 +81,8 @@ class CodecChain:
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
         Whether decoding without `out` copies nothing.
+    reads_parts : bool
+        Whether a part of the decoded bytes can be checked by itself.
     decodes_parts : bool
         Whether decoding a part of a chunk takes less time than all of it.
     decode_s : float
@@ -101,6 +101,7 @@ class CodecChain:
         "is_raw",
         "is_view",
         "layout",
+        "reads_parts",
         "stages",
     )
 
@@ -120,8 +121,11 @@ class CodecChain:
         ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
         self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
-        self._check: Callable[[Buffer], Buffer] | None = checker(layout.dtype)
-        self._normalize: Callable[[Buffer], Buffer] | None = normalizer(layout.dtype)
+        self._check: Callable[[Buffer], Buffer] | None = in_records(layout, checker(layout.dtype))
+        self._normalize: Callable[[Buffer], Buffer] | None = in_records(
+            layout, normalizer(layout.dtype)
+        )
+        self.reads_parts = self._check is None or not layout.record
         steps = []
         bound, exact = layout.nbytes, True
         for stage in self.stages:
@@ -131,7 +135,11 @@ class CodecChain:
         self.encoded_bound = bound
         self._steps = tuple(reversed(steps))
         first = self.stages[:1]
-        self.decodes_parts = layout.nbytes >= _PARTED_NBYTES and any(s.decodes_parts for s in first)
+        self.decodes_parts = (
+            self.reads_parts
+            and layout.nbytes >= _PARTED_NBYTES
+            and any(stage.decodes_parts for stage in first)
+        )
 
     def decode(self, encoded: Buffer, out: memoryview | None = None) -> Buffer:
         """Decode one whole chunk.
@@ -322,10 +330,16 @@ def resolve_chain(
     return CodecChain(layout, stages, json, inner_order=inner_order)
 
 
+def v2_inner_order(rank: int, inner_rank: int, order: str) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest: `rank` chunked ones, then the inner ones."""
+    dims = tuple(range(rank))
+    return (dims[::-1] if order == "F" else dims) + tuple(range(rank, rank + inner_rank))
+
+
 def resolve_v2(
     compressor: Mapping[str, JsonValue] | None,
     filters: Sequence[Mapping[str, JsonValue]] | None,
-    stored_dtype: np.dtype[Any],
+    component: Component,
     chunk_shape: Sequence[int],
     order: str,
     *,
@@ -339,12 +353,12 @@ def resolve_v2(
         As stored.
     filters : sequence of mapping or None
         Must be empty: filters are not built yet.
-    stored_dtype : numpy.dtype
-        Of the elements, with the stored byte order; a structured one for records.
+    component : Component
+        Of the stored elements.
     chunk_shape : sequence of int
-        Elements of a chunk along each dimension.
+        Stored elements of a chunk along each chunked dimension.
     order : str
-        ``"C"``, or ``"F"`` if the first dimension is innermost.
+        ``"C"``, or ``"F"`` if the first dimension is innermost; not of the inner dimensions.
     limits : Limits, optional
         ``chunk_nbytes`` counts.
 
@@ -357,14 +371,13 @@ def resolve_v2(
         with in_member("filters"):
             names = [one.get("id") for one in filters]
             raise UnsupportedError(f"filters are not supported yet, but received: {text(names)}")
-    layout = ChunkBytes.contiguous(stored_dtype, tuple(chunk_shape), order=order)
-    dims = tuple(range(len(chunk_shape)))
-    inner_order = dims[::-1] if order == "F" else dims
+    layout = ChunkBytes.of_component(component, tuple(chunk_shape), order=order)
+    inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     choice = choose_v2(compressor, stored=True)
     if choice is None:
         json: JsonValue = {"compressor": None, "filters": None}
         return CodecChain(layout, (), json, inner_order=inner_order)
-    stage = choice.face.prepare(choice.options, stored_dtype.itemsize)
+    stage = choice.face.prepare(choice.options, component.nbytes)
     json = {"compressor": {"id": choice.codec.name, **choice.options}, "filters": None}
     return CodecChain(layout, (stage,), json, inner_order=inner_order)

@@ -41,7 +41,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 
-__all__ = ["ChunkedDriver", "MetadataFile"]
+__all__ = ["ChunkedDriver", "MetadataFile", "described"]
 
 _ATTEMPTS = 100
 
@@ -60,6 +60,13 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 def _remembered(decode: Callable[..., Any], data: bytes, limits: Limits) -> Any:
     """The metadata in `data`: arrays are opened again and again, and checking takes time."""
     return decode(data, where="", limits=limits)
+
+
+@lru_cache(maxsize=64)
+def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
+    """The array that `metadata` describe; those remembered are described once."""
+    description: ArrayDescription = format_.describe(metadata, limits=limits)
+    return description
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +276,7 @@ class ChunkedDriver:
 
     def with_metadata(self, metadata: Any, read_at: float) -> ChunkedDriver:
         """The same array with other metadata, those of the time `read_at`."""
-        description = self.file.format.describe(metadata, limits=self.file.limits)
+        description = described(self.file.format, metadata, self.file.limits)
         array = replace(self.array, shape=description.shape)
         return replace(
             self, metadata=metadata, description=description, array=array, read_at=read_at
@@ -331,6 +338,12 @@ class ChunkedDriver:
         outputs = request.output(transform)
         if outputs is None:
             return self
+        if not self.array.chain.layout.is_dense and not request.resize_tied_bounds:
+            raise MismatchError(
+                "Resize operation would affect other fields but `resize_tied_bounds` was not "
+                "specified",
+                status="FAILED_PRECONDITION",
+            )
         for _ in range(_ATTEMPTS):
             read_at = time.time()
             metadata, generation = self._current()

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import select_backend
+from gpustore.codecs.base import ChunkBytes
 from gpustore.context import resource_json
 from gpustore.drivers.base import (
     Driver,
@@ -32,7 +33,7 @@ from gpustore.drivers.base import (
     open_kvstore,
     schema_members,
 )
-from gpustore.drivers.chunked import ChunkedDriver, MetadataFile
+from gpustore.drivers.chunked import ChunkedDriver, MetadataFile, described
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import (
     AlreadyExistsError,
@@ -100,6 +101,11 @@ class ChunkedSpec:
     def url(self) -> str:
         if self.kvstore is None:
             raise MetadataError("Invalid kvstore spec")
+        for name in self.format.selection:
+            what = "selected_field" if name == "field" else name
+            raise UnsupportedError(
+                f"{self.format.id} URL syntax not supported with {what} specified"
+            )
         if "metadata_key" in self.options:
             raise UnsupportedError(
                 f"{self.format.id} URL syntax not supported with non-default metadata_key",
@@ -108,7 +114,7 @@ class ChunkedSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Members of the driver."""
-        members: dict[str, JsonValue] = dict(self.options)
+        members: dict[str, JsonValue] = {**self.options, **self.format.selection}
         if include_defaults:
             members = {**_DEFAULTS, **members}
         if self.kvstore is not None:
@@ -245,7 +251,7 @@ class _Steps:
         if constraints is not self.format.no_constraints:
             self.format.validate(constraints, metadata)
         with self.file.blamed(), prefixing(f"Error reading {self.file.name}"):
-            description = self.format.describe(metadata, limits=self.limits)
+            description = described(self.format, metadata, self.limits)
         description.check(self.spec.constraints, self.format.words)
         return description
 
@@ -254,19 +260,24 @@ class _Steps:
         options = self.spec.options
         fill = description.fill_value
         dtype = description.dtype.array_dtype
+        missing = _missing(description)
+        # What a missing part of a record reads as depends on where in the chunk it lies.
+        narrows = chain.is_raw and chain.reads_parts and missing is not description.blank
         array = ChunkedArray(
             store=self.store.driver,
             key_prefix=self.store.path + description.key_prefix,
             key_separator=description.key_separator,
             shape=description.shape,
             chunk_shape=description.read_shape,
+            inner_rank=description.inner_rank,
             dtype=dtype,
-            fill_value=np.zeros((), dtype) if fill is None else fill,
+            fill_value=missing,
+            blank=missing if description.blank is None else description.blank,
             chain=chain,
             levels=description.levels,
             refiners=(
                 *(ShardRefiner(level) for level in description.levels),
-                *([RawBytesRefiner(chain.layout.nbytes, dtype.itemsize)] if chain.is_raw else []),
+                *([_raw_bytes(chain.layout)] if narrows else []),
             ),
             fill_missing=bool(options.get("fill_missing_data_reads", True)),
             keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
@@ -278,12 +289,15 @@ class _Steps:
         # References to resources of one context mean nothing in another.
         options = {name: value for name, value in options.items() if name not in _RESOURCES}
 
+        opened = metadata
+
         def respec(metadata: Any) -> DriverSpec:
             schema = Schema(dtype=description.dtype, rank=len(description.shape))
-            stored = spec.format.no_constraints
+            format_ = spec.format.naming_field(opened)
+            stored = format_.no_constraints
             if metadata is not None:
-                stored = spec.format.constraints_of(metadata)
-            return ChunkedSpec(spec.format, store.spec(), schema, stored, options)
+                stored = format_.constraints_of(metadata)
+            return ChunkedSpec(format_, store.spec(), schema, stored, options)
 
         return ChunkedDriver(
             file=self.file,
@@ -299,6 +313,23 @@ class _Steps:
             recheck=_bound(options.get("recheck_cached_metadata")),
             read_at=self.read_at,
         )
+
+
+def _missing(description: ArrayDescription) -> Any:
+    """What missing chunks read as: one element, or a stored one where those in it differ."""
+    dtype, fill = description.dtype.array_dtype, description.fill_value
+    if fill is None:
+        return np.zeros((), dtype)
+    if fill.ndim == 0:
+        return fill
+    elements = np.unique(np.asarray(fill).reshape(-1, 1).view(f"V{dtype.itemsize}"))
+    return (
+        np.asarray(fill).reshape(-1)[0:1].reshape(()) if len(elements) == 1 else description.blank
+    )
+
+
+def _raw_bytes(layout: ChunkBytes) -> RawBytesRefiner:
+    return RawBytesRefiner(layout.nbytes, layout.dtype.itemsize, layout.offset)
 
 
 def _checked_mode(request: OpenRequest) -> OpenMode:
@@ -371,12 +402,13 @@ class ChunkedKind:
             with in_member("kvstore"):
                 spec = KvStore.Spec(kvstore)
             spec = _directory(spec / path if path else spec)
-        constraints = self.format.take_constraints(members)
+        format_ = self.format.selecting(members)
+        constraints = format_.take_constraints(members)
         options = _options(members)
-        options.update(self.format.take_options(members))
-        if constraints is not self.format.no_constraints or not schema.is_empty:
-            self.format.constrained(constraints, schema)  # Raises on contradictions.
-        return ChunkedSpec(self.format, spec, schema, constraints, options)
+        options.update(format_.take_options(members))
+        if constraints is not format_.no_constraints or not schema.is_empty:
+            format_.constrained(constraints, schema)  # Raises on contradictions.
+        return ChunkedSpec(format_, spec, schema, constraints, options)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
         """``<base>|<id>:path``."""

@@ -6,7 +6,8 @@ all the chunked driver knows. Adding a format is one such translation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
+from gpustore.schema.fill_value import check_broadcast
 from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
@@ -31,9 +33,10 @@ __all__ = [
     "SchemaWords",
     "check_codec_chunk",
     "check_dtype",
+    "check_rank",
     "created_domain",
     "merge_codec",
-    "refuse_fields",
+    "take_selection",
     "with_zarr_domain",
 ]
 
@@ -82,9 +85,9 @@ class ArrayDescription:
     shape, chunk_shape : tuple of int
         In elements.
     dtype : dtype
-    fill_value : ndarray of shape (), or None
-        None if the format leaves it undefined; missing chunks then read as zero, and chunks of
-        zeros are stored.
+    fill_value : ndarray, or None
+        Of shape (), or of that of the inner dimensions. None if the format leaves it undefined;
+        missing chunks then read as zero, and chunks of zeros are stored.
     read_shape : tuple of int
         Of the innermost chunks: `chunk_shape`, unless those are shards.
     levels : tuple of ShardLevel
@@ -99,6 +102,12 @@ class ArrayDescription:
     units : tuple of Unit or None
     codec_json : JsonValue
         The codec spec.
+    inner_rank : int
+        How many of the dimensions, the last ones, lie inside each stored element.
+    blank : ndarray of shape (), or None
+        Bytes ``V<n>`` of a stored element that was never written, where elements are parts of it.
+    domain : IndexDomain
+        Origin zero, upper bounds implicit (resizable) but for inner dimensions.
     """
 
     shape: tuple[int, ...]
@@ -114,19 +123,20 @@ class ArrayDescription:
     labels: tuple[str, ...]
     units: tuple[Unit | None, ...]
     codec_json: JsonValue
+    inner_rank: int = 0
+    blank: Any = None
+    domain: IndexDomain = field(init=False)
+
+    def __post_init__(self) -> None:
+        outer = len(self.shape) - self.inner_rank
+        implicit = [True] * outer + [False] * self.inner_rank
+        domain = IndexDomain(shape=self.shape, labels=self.labels, implicit_upper_bounds=implicit)
+        object.__setattr__(self, "domain", domain)
 
     @property
     def codec(self) -> CodecSpec:
         """The codec spec; made when asked for, because most opened arrays never are."""
         return CodecSpec(self.codec_json)
-
-    @property
-    def domain(self) -> IndexDomain:
-        """Origin zero, upper bounds implicit (resizable)."""
-        rank = len(self.shape)
-        return IndexDomain(
-            shape=self.shape, labels=self.labels, implicit_upper_bounds=[True] * rank
-        )
 
     @property
     def chunk_layout(self) -> ChunkLayout:
@@ -188,13 +198,9 @@ class ArrayDescription:
         if wanted is None:
             return
         found = None if self.fill_value is None else np.asarray(self.fill_value)
-        if wanted.shape != ():
-            shape = ", ".join(map(str, wanted.shape))
-            raise MetadataError(
-                f"Cannot broadcast array of shape {{{shape}}} to target shape {{}}: the fill_value "
-                f"must be a scalar"
-            )
-        cast = wanted.astype(self.dtype.array_dtype)
+        inner = self.shape[len(self.shape) - self.inner_rank :]
+        check_broadcast(wanted.shape, inner)
+        cast = np.broadcast_to(wanted.astype(self.dtype.array_dtype), inner)
         if found is None or cast.tobytes() != found.tobytes():
             raise MismatchError(
                 f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
@@ -218,8 +224,10 @@ def created_domain(schema: Schema) -> IndexDomain:
     return domain
 
 
-def with_zarr_domain(schema: Schema, words: SchemaWords) -> Schema:
+def with_zarr_domain(schema: Schema, words: SchemaWords, inner_rank: int = 0) -> Schema:
     """The schema with the bounds a Zarr array has: from zero, to where it is resized.
+
+    The last `inner_rank` dimensions are not.
 
     Raises
     ------
@@ -237,7 +245,7 @@ def with_zarr_domain(schema: Schema, words: SchemaWords) -> Schema:
         domain=IndexDomain(
             inclusive_min=domain.inclusive_min,
             exclusive_max=domain.exclusive_max,
-            implicit_upper_bounds=[True] * rank,
+            implicit_upper_bounds=[True] * (rank - inner_rank) + [False] * inner_rank,
             labels=domain.labels,
         )
     )
@@ -260,6 +268,13 @@ def check_codec_chunk(layout: ChunkLayout) -> None:
         raise MetadataError("codec_chunk_shape not supported")
 
 
+def check_rank(rank: int) -> int:
+    """`rank`, with inner dimensions, if an array can have it."""
+    if rank > 32:
+        raise MetadataError(f"Rank {rank} is outside valid range [0, 32]")
+    return rank
+
+
 def check_dtype(dtype: dtype_) -> None:
     """Refuse data types whose elements are no plain numbers: no Zarr array holds them yet."""
     if dtype.name not in V3_DATA_TYPES:
@@ -269,13 +284,19 @@ def check_dtype(dtype: dtype_) -> None:
         )
 
 
-def refuse_fields(members: Members) -> None:
-    """Take the members that open structured data types; they are not supported."""
-    for name in ("field", "open_as_void"):
-        if members.take(name, None) not in (None, False):
-            raise UnsupportedError(
-                f'The member "{name}" is not supported: structured data types are not'
-            )
+def take_selection(members: Members) -> tuple[str, bool]:
+    """Take ``field``, empty if none is named, and ``open_as_void``.
+
+    Raises
+    ------
+    MetadataError
+        If both are there.
+    """
+    field = members.take_str("field", "")
+    as_void = members.take_bool("open_as_void", default=False)
+    if field and as_void:
+        raise MetadataError('"field" and "open_as_void" are mutually exclusive')
+    return field, as_void
 
 
 class Format(Protocol):
@@ -296,13 +317,27 @@ class Format(Protocol):
     no_constraints: Any
     """What :meth:`constraints` makes of an empty object."""
 
+    def __hash__(self) -> int:
+        """Equal formats describe metadata alike, which is remembered."""
+
+    def selecting(self, members: Members) -> Format:
+        """The same format for the part of each element that the members of a spec select."""
+
+    @property
+    def selection(self) -> Mapping[str, JsonValue]:
+        """Those members, as far as they differ from their default."""
+
+    def naming_field(self, metadata: Any) -> Format:
+        """The same format, with the field named that these metadata have as their only one."""
+
     def constraints(self, value: JsonValue) -> Any:
         """Parse the ``metadata`` member of a spec."""
 
     def constraints_of(self, metadata: Any) -> Any:
         """Constraints that only these metadata fulfil."""
 
-    def decode(self, data: Any, *, where: str, limits: Limits) -> Any:
+    @staticmethod
+    def decode(data: Any, *, where: str, limits: Limits) -> Any:
         """Parse a stored document."""
 
     def describe(self, metadata: Any, *, limits: Limits) -> ArrayDescription:

@@ -10,10 +10,13 @@ Source: Zarr v2 specification; TensorStore's zarr2 driver page.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-from gpustore._json import JsonValue, Members
-from gpustore.codecs.chain import resolve_v2
+import numpy as np
+
+from gpustore._json import JsonValue, Members, text
+from gpustore.codecs.chain import resolve_v2, v2_inner_order
 from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
@@ -21,14 +24,17 @@ from gpustore.drivers.format import (
     SchemaWords,
     check_codec_chunk,
     check_dtype,
+    check_rank,
     created_domain,
     merge_codec,
-    refuse_fields,
+    take_selection,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
+from gpustore.metadata.component import Component, is_opaque, select
+from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.zarr2 import (
     UNSET,
     Unset,
@@ -41,12 +47,25 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.schema.fill_value import check_broadcast
 
 __all__ = ["DRIVER", "Zarr2Format"]
 
 
+@dataclass(frozen=True, slots=True)
 class Zarr2Format:
-    """Translates ``.zarray``."""
+    """Translates ``.zarray``.
+
+    Attributes
+    ----------
+    field : str
+        Of a structured data type, the field to open; empty if none is named.
+    as_void : bool
+        Whether to open the bytes of the stored elements.
+    """
+
+    field: str = ""
+    as_void: bool = False
 
     id = "zarr2"
     json_id = "zarr"
@@ -60,6 +79,25 @@ class Zarr2Format:
     )
     metadata_key = ".zarray"
     no_constraints = Zarr2Constraints()
+
+    def selecting(self, members: Members) -> Zarr2Format:
+        """``field`` and ``open_as_void``."""
+        selection = take_selection(members)
+        return Zarr2Format(*selection) if any(selection) else self
+
+    @property
+    def selection(self) -> dict[str, JsonValue]:
+        """``field`` or ``open_as_void``, if given."""
+        if self.as_void:
+            return {"open_as_void": True}
+        return {"field": self.field} if self.field else {}
+
+    def naming_field(self, metadata: Zarr2Metadata) -> Zarr2Format:
+        """A field that need not be named is."""
+        return dataclasses.replace(self, field=self._component(metadata.dtype).name)
+
+    def _component(self, dtype: np.dtype[Any]) -> Component:
+        return select(dtype, self.field, as_void=self.as_void)
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
         """Parse the ``metadata`` member of a spec."""
@@ -76,7 +114,8 @@ class Zarr2Format:
         """Constraints that only these metadata fulfil."""
         return self.constraints(metadata.to_json())
 
-    def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:
+    @staticmethod
+    def decode(data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:
         """Parse a stored ``.zarray``."""
         return Zarr2Metadata.decode(data, where=where, limits=limits)
 
@@ -90,36 +129,44 @@ class Zarr2Format:
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """``metadata_key``."""
-        refuse_fields(members)
         key = members.take_str("metadata_key", default=self.metadata_key)
         return {} if key == self.metadata_key else {"metadata_key": key}
 
     def describe(self, metadata: Zarr2Metadata, *, limits: Limits) -> ArrayDescription:
         """The array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
+        component = self._component(metadata.dtype)
+        check_rank(rank + component.rank)
         chain = resolve_v2(
             metadata.compressor,
             metadata.filters,
-            metadata.dtype,
+            component,
             metadata.chunks,
             metadata.order,
             limits=limits,
         )
-        order = tuple(range(rank))
+        chunk_shape = metadata.chunks + component.shape
+        fill, blank = metadata.fill_value, None
+        if not _is_plain(component, metadata.dtype):
+            element = _element(fill, metadata.dtype)
+            fill = None if fill is None else component.of(element)
+            blank = None if component.is_element else element
         return ArrayDescription(
-            shape=metadata.shape,
-            chunk_shape=metadata.chunks,
-            dtype=metadata.data_type,
-            fill_value=metadata.fill_value,
-            read_shape=metadata.chunks,
+            shape=metadata.shape + component.shape,
+            chunk_shape=chunk_shape,
+            dtype=component.dtype,
+            fill_value=fill,
+            read_shape=chunk_shape,
             levels=(),
             chain=chain,
-            inner_order=order if metadata.order == "C" else order[::-1],
+            inner_order=chain.inner_order,
             key_prefix=encoding.prefix if rank else encoding.scalar_key,
             key_separator=encoding.separator,
-            labels=("",) * rank,
-            units=(None,) * rank,
+            labels=("",) * len(chunk_shape),
+            units=(None,) * len(chunk_shape),
             codec_json={"driver": self.json_id, **chain.to_json()},
+            inner_rank=component.rank,
+            blank=blank,
         )
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
@@ -140,30 +187,47 @@ class Zarr2Format:
     def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:
         """`schema` with what `constraints` say merged in."""
         merged = schema.copy()
-        if constraints.data_type is not None:
-            merged.set_dtype(constraints.data_type)
-        if merged.dtype is not None:
+        stored = constraints.dtype
+        inner: tuple[int, ...] = ()
+        fill: Any = constraints.fill_value
+        if not isinstance(stored, Unset):
+            component = self._component(stored)
+            inner = component.shape
+            merged.set_dtype(component.dtype)
+            if isinstance(fill, np.ndarray) and not _is_plain(component, stored):
+                fill = component.of(_element(fill, stored))
+            _constrain_shape(constraints, merged, inner)
+        elif merged.dtype is not None and not self.selection and merged.dtype.name not in _OPAQUE:
             check_dtype(merged.dtype)
-        if merged.dtype is not None:
-            # A data type may add dimensions: without one not even the rank is known.
-            _constrain_shape(constraints, merged)
-        if not isinstance(constraints.fill_value, Unset) and constraints.fill_value is not None:
-            merged.update(fill_value=constraints.fill_value)
+            _constrain_shape(constraints, merged, inner)
+        # Otherwise the data type may add dimensions: not even the rank is known.
+        if not isinstance(fill, Unset) and fill is not None:
+            merged.update(fill_value=fill)
         if isinstance(constraints.compressor, Unset):
             merge_codec(merged, CodecSpec({"driver": "zarr"}))
         else:
             merge_codec(merged, _codec_spec(constraints.compressor))
-        return with_zarr_domain(merged, self.words)
+        return with_zarr_domain(merged, self.words, len(inner))
 
     def create(
         self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits
     ) -> Zarr2Metadata:
         """New metadata that fulfil both."""
+        stored = constraints.dtype
+        if self.selection and isinstance(stored, Unset):
+            name = next(iter(self.selection))
+            raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
         merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError('"dtype" must be specified')
+        if isinstance(stored, Unset):
+            if dtype.name in _OPAQUE:
+                raise MetadataError(f"Data type not supported: {dtype.name}")
+            stored = dtype.array_dtype
+        component = self._component(stored)
         domain = created_domain(merged)
+        rank = domain.rank - component.rank
         if merged.dimension_units is not None and any(merged.dimension_units):
             raise MetadataError("Dimension units not supported by zarr driver")
         layout = merged.chunk_layout
@@ -180,23 +244,23 @@ class Zarr2Format:
         )
         order = constraints.order
         if isinstance(order, Unset):
+            c_order, f_order = (v2_inner_order(rank, component.rank, o) for o in "CF")
             inner = layout.inner_order or layout.inner_order_soft_constraint
-            order = "F" if inner == tuple(range(domain.rank))[::-1] and domain.rank > 1 else "C"
-            if layout.inner_order is not None and inner not in (
-                tuple(range(domain.rank)),
-                tuple(range(domain.rank))[::-1],
-            ):
+            order = "F" if inner == f_order and rank > 1 else "C"
+            if layout.inner_order is not None and inner not in (c_order, f_order):
                 axes = ", ".join(map(str, layout.inner_order))
                 raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
-        stored = constraints.dtype
         fill = constraints.fill_value
         if isinstance(fill, Unset):
             fill = merged.fill_value
+            if fill is not None:
+                with prefixing("Invalid fill_value"):
+                    fill = _stored_fill_value(fill, stored, component)
         separator = constraints.dimension_separator
         metadata = Zarr2Metadata(
-            shape=tuple(domain.shape),
-            chunks=chunks,
-            dtype=dtype.array_dtype if isinstance(stored, Unset) else stored,
+            shape=tuple(domain.shape[:rank]),
+            chunks=chunks[:rank],
+            dtype=stored,
             compressor=_compressor(merged.codec),
             fill_value=fill,
             order=order,
@@ -211,22 +275,64 @@ class Zarr2Format:
         return _codec_json(merge_v2(first, second))
 
 
-def _constrain_shape(constraints: Zarr2Constraints, schema: Schema) -> None:
-    """Merge in what the metadata say about rank, domain, chunks and order."""
+_OPAQUE = ("char", "byte")
+"""Data types of which the metadata must say how many make an element."""
+
+
+def _constrain_shape(constraints: Zarr2Constraints, schema: Schema, inner: tuple[int, ...]) -> None:
+    """Merge in what the metadata say about rank, domain, chunks and order; `inner` comes last."""
     if constraints.rank is not None:
-        schema.update(rank=constraints.rank)
+        schema.update(rank=check_rank(constraints.rank + len(inner)))
     if not isinstance(constraints.shape, Unset):
         shape = constraints.shape
-        schema.update(domain=IndexDomain(shape=shape, implicit_upper_bounds=[True] * len(shape)))
+        implicit = [True] * len(shape) + [False] * len(inner)
+        schema.update(domain=IndexDomain(shape=shape + inner, implicit_upper_bounds=implicit))
     rank = schema.rank
     if rank is not None:
+        if rank < len(inner):
+            raise MetadataError(
+                f"Rank specified by schema ({rank}) is less than the {len(inner)} dimensions of "
+                f"the data type"
+            )
         schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+    chunks: tuple[int | None, ...] | None = None
     if not isinstance(constraints.chunks, Unset):
-        schema.update(chunk_layout=ChunkLayout(chunk_shape=constraints.chunks))
+        chunks = constraints.chunks
+    elif inner and rank is not None:
+        chunks = (None,) * (rank - len(inner))
+    if chunks is not None:
+        schema.update(chunk_layout=ChunkLayout(chunk_shape=(*chunks, *inner)))
     if not isinstance(constraints.order, Unset) and rank is not None:
-        order = list(range(rank))
-        order = order if constraints.order == "C" else order[::-1]
+        order = v2_inner_order(rank - len(inner), len(inner), constraints.order)
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
+
+
+def _is_plain(component: Component, stored: np.dtype[Any]) -> bool:
+    """Whether stored elements are the elements shown."""
+    return component.is_element and not is_opaque(stored)
+
+
+def _element(fill: Any, stored: np.dtype[Any]) -> Any:
+    """The bytes ``V<n>`` of a stored element of that fill value, zeros if it is None."""
+    nbytes = stored.itemsize
+    if fill is None:
+        return np.zeros((), f"V{nbytes}")
+    element = fill if is_opaque(stored) else fill.astype(stored)
+    return np.frombuffer(element.tobytes(), f"V{nbytes}").reshape(())
+
+
+def _stored_fill_value(fill: Any, stored: np.dtype[Any], component: Component) -> Any:
+    """A fill value of the schema as that of the stored elements."""
+    if _is_plain(component, stored):
+        return fill
+    if stored.names is not None and len(stored.names) > 1:
+        raise MetadataError(
+            f"Cannot specify fill_value through schema for structured zarr data type "
+            f"{text(v2_dtype_to_json(stored))}"
+        )
+    check_broadcast(np.shape(fill), component.shape)
+    elements = np.broadcast_to(np.asarray(fill).astype(component.stored), component.shape)
+    return np.frombuffer(elements.tobytes(), f"V{component.nbytes}").reshape(())
 
 
 def _codec_json(compressor: Any) -> dict[str, JsonValue]:

@@ -30,10 +30,10 @@ from gpustore.drivers.format import (
     check_dtype,
     created_domain,
     merge_codec,
-    refuse_fields,
+    take_selection,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError, prefixing
+from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -65,6 +65,20 @@ class Zarr3Format:
     metadata_key = "zarr.json"
     no_constraints = Zarr3Constraints()
 
+    def selecting(self, members: Members) -> Zarr3Format:
+        """``field`` and ``open_as_void``."""
+        if any(take_selection(members)):
+            raise UnsupportedError("field")
+        return self
+
+    @property
+    def selection(self) -> dict[str, JsonValue]:
+        """``field`` or ``open_as_void``, if given."""
+        return {}
+
+    def naming_field(self, metadata: Zarr3Metadata) -> Zarr3Format:
+        return self
+
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
         """Parse the ``metadata`` member of a spec."""
         constraints = Zarr3Constraints.from_json(value)
@@ -77,7 +91,8 @@ class Zarr3Format:
         codecs = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
         return Zarr3Constraints.from_json({**metadata.to_json(), "codecs": codecs})
 
-    def decode(self, data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
+    @staticmethod
+    def decode(data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
         """Parse a stored ``zarr.json``."""
         return Zarr3Metadata.decode(data, where=where, limits=limits)
 
@@ -87,7 +102,7 @@ class Zarr3Format:
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """There are none."""
-        refuse_fields(members)
+        del members
         return {}
 
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:

@@ -8,20 +8,34 @@ specification, "Data type encoding"; TensorStore's zarr2 and zarr3 driver pages.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, expect_list, expect_object, expect_str, quote, text
+from gpustore._json import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_int,
+    expect_list,
+    expect_object,
+    expect_str,
+    quote,
+    text,
+)
 from gpustore.dtype import DTYPES, dtype
 from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.metadata.component import is_opaque
 
 __all__ = [
     "V3_DATA_TYPES",
     "data_type_to_json",
     "parse_v2_dtype",
     "parse_v3_data_type",
+    "record",
     "v2_dtype_to_json",
 ]
 
@@ -113,6 +127,8 @@ _V2_BARE: Final = frozenset(
 )
 """TensorStore's extension: little endian, one byte for the types narrower than that."""
 
+_MAX_RECORD_NBYTES: Final = 2**31 - 1
+
 _V2_TYPESTR: Final = re.compile(r"([<>|])([a-zA-Z])([0-9]{0,9})(\[[0-9a-zA-Zμ]{1,20}\])?")
 _V2_ITEMSIZES: Final = {
     "b": ("1",),
@@ -121,8 +137,9 @@ _V2_ITEMSIZES: Final = {
     "f": ("2", "4", "8"),
     "c": ("8", "16"),
 }
-# What NumPy knows and Zarr v2 arrays may have: strings, times, raw bytes, objects, long floats.
-_V2_KNOWN_KINDS: Final = "SUVMmO"
+_V2_OPAQUE_KINDS: Final = "SV"
+# What NumPy knows and Zarr v2 arrays may have: wide strings, times, objects, long floats.
+_V2_KNOWN_KINDS: Final = "UMmO"
 _V2_KNOWN: Final = ("f12", "f16", "c24", "c32")
 
 
@@ -132,21 +149,19 @@ def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
     Returns
     -------
     numpy.dtype
-        With the stored byte order; an ml_dtypes type for TensorStore's bare names.
+        With the stored byte order; an ml_dtypes type for TensorStore's bare names, a packed
+        structured type for a list of fields.
 
     Raises
     ------
     UnsupportedError
-        For a type that exists but cannot be read yet: structures, strings, times, raw bytes,
+        For a type that exists but cannot be read yet: nested structures, wide strings, times,
         objects.
     MetadataError
         For anything else.
     """
-    if isinstance(value, list) and value:
-        raise UnsupportedError(f"Unsupported zarr dtype: {text(value)} (structured data type)")
     if not isinstance(value, str):
-        expect_list(value)
-        raise MetadataError("structured data type without fields")
+        return _v2_record(expect_list(value))
     if value in _V2_BARE:
         return DTYPES[value].numpy_dtype
     message = f"Unsupported zarr dtype: {text(value)}"
@@ -158,9 +173,75 @@ def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
         if order == "|" and itemsize != "1":
             raise MetadataError(f"{message} (a byte order is needed: < or >)")
         return np.dtype("bool" if kind == "b" else f"{order}{kind}{itemsize}")
+    if unit is None and kind in _V2_OPAQUE_KINDS and itemsize:
+        if not int(itemsize):
+            raise UnsupportedError(f"{message} (elements without bytes are not supported)")
+        return np.dtype(f"{kind}{int(itemsize)}")
     if kind in _V2_KNOWN_KINDS or kind + itemsize in _V2_KNOWN:
         raise UnsupportedError(f"{message} (it is known, but not supported yet)")
     raise MetadataError(message)
+
+
+def _v2_record(fields: list[JsonValue]) -> np.dtype[Any]:
+    """Parse a list of fields: name, type, and possibly the shape of a subarray."""
+    if not fields:
+        raise MetadataError("structured data type without fields")
+    parsed: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    nbytes = 0
+    for index, field in enumerate(fields):
+        with at_position(index):
+            parsed.append(_v2_field(field))
+        name, base, shape = parsed[-1]
+        if any(name == other for other, _, _ in parsed[:-1]):
+            raise MetadataError(f"Field name {quote(name)} occurs more than once")
+        nbytes += base.itemsize * math.prod(shape)
+    return record(parsed, nbytes)
+
+
+def _v2_field(field: JsonValue) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    parts = expect_list(field)
+    if len(parts) not in (2, 3):
+        raise MetadataError(f"Expected array of size 2 or 3, but received: {text(field)}")
+    with at_position(0):
+        if not isinstance(parts[0], str) or not parts[0]:
+            raise MetadataError(f"Expected non-empty string, but received: {text(parts[0])}")
+    with at_position(1):
+        if isinstance(parts[1], list) and parts[1]:
+            raise UnsupportedError(
+                f"Expected string, but received: {text(parts[1])} (nested structures are not "
+                f"supported yet)"
+            )
+        base = parse_v2_dtype(expect_str(parts[1]))
+    shape: list[int] = []
+    with at_position(2):
+        for index, extent in enumerate(expect_list(parts[2]) if len(parts) == 3 else []):
+            with at_position(index):
+                shape.append(expect_int(extent, 1, 2**62 - 1))
+    return parts[0], base, tuple(shape)
+
+
+def record(
+    fields: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]], nbytes: int
+) -> np.dtype[Any]:
+    """A packed structured type of `nbytes` bytes.
+
+    Raises
+    ------
+    MetadataError
+        If NumPy has no records so large, or a field has too many dimensions.
+    """
+    for name, _, shape in fields:
+        if len(shape) > 32:
+            raise MetadataError(
+                f"Field {quote(name)} has {len(shape)} dimensions, more than 32 of an array"
+            )
+    if nbytes > _MAX_RECORD_NBYTES:
+        raise MetadataError(
+            f"A record of {nbytes} bytes is too large: at most {_MAX_RECORD_NBYTES} are possible"
+        )
+    return np.dtype(
+        [(name, base, shape) if shape else (name, base) for name, base, shape in fields]
+    )
 
 
 def _hint(value: str) -> str:
@@ -170,12 +251,21 @@ def _hint(value: str) -> str:
     return ""
 
 
-def v2_dtype_to_json(stored: np.dtype[Any]) -> str:
+def v2_dtype_to_json(stored: np.dtype[Any]) -> JsonValue:
     """Return the value of ``dtype`` in Zarr v2 metadata.
 
     >>> v2_dtype_to_json(np.dtype(">u2")), v2_dtype_to_json(np.dtype("bool"))
     ('>u2', '|b1')
     """
+    if stored.names is not None and stored.fields is not None:
+        fields = []
+        for field in stored.names:
+            part = stored.fields[field][0]
+            shape = [list(part.shape)] if part.shape else []
+            fields.append([field, v2_dtype_to_json(part.base), *shape])
+        return fields
+    if is_opaque(stored):
+        return f"|{stored.kind}{stored.itemsize}"
     name = stored.name
     if name in _V2_BARE:
         return name

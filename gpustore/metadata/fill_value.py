@@ -23,6 +23,7 @@ import numpy as np
 from gpustore._json import JsonValue, at_position, expect_bool, expect_int, expect_list, text
 from gpustore.dtype import DTYPES, dtype
 from gpustore.errors import MetadataError
+from gpustore.metadata.component import is_opaque
 
 __all__ = [
     "FillValue",
@@ -157,7 +158,8 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     Returns
     -------
     numpy.ndarray or None
-        Rank 0, read-only, native byte order.
+        Rank 0, read-only, native byte order; of records, strings and raw bytes the bytes as they
+        are stored (``V<n>``).
 
     Raises
     ------
@@ -166,6 +168,9 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     """
     if value is None:
         return None
+    if is_opaque(stored):
+        element = np.frombuffer(_base64_bytes(value, stored.itemsize), f"V{stored.itemsize}")
+        return element.reshape(())
     data_type = _native(stored)
     if data_type.name in _PART:
         if isinstance(value, list):
@@ -184,6 +189,8 @@ def v2_fill_value_to_json(value: FillValue | None, stored: np.dtype[Any]) -> Jso
     """Return the JSON of a fill value; every NaN becomes ``"NaN"``."""
     if value is None:
         return None
+    if is_opaque(stored):
+        return base64.b64encode(value.tobytes()).decode()
     data_type = _native(stored)
     if data_type.name in _PART:
         return [_float_to_json(x) for x in _parts(value, _PART[data_type.name])]
@@ -206,15 +213,18 @@ def _parse_v2_float(value: JsonValue, data_type: dtype) -> FillValue:
     raise MetadataError(f"Invalid floating-point value: {text(value)}")
 
 
-def _from_base64(value: JsonValue, stored: np.dtype[Any]) -> FillValue:
+def _base64_bytes(value: JsonValue, nbytes: int) -> bytes:
     try:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except (TypeError, ValueError):
-        decoded = b""
-    if len(decoded) != stored.itemsize:
-        raise MetadataError(
-            f"Expected {stored.itemsize} base64-encoded bytes, but received: {text(value)}"
-        )
+        decoded = None
+    if decoded is None or len(decoded) != nbytes:
+        raise MetadataError(f"Expected {nbytes} base64-encoded bytes, but received: {text(value)}")
+    return decoded
+
+
+def _from_base64(value: JsonValue, stored: np.dtype[Any]) -> FillValue:
+    decoded = _base64_bytes(value, stored.itemsize)
     return _from_bytes(decoded, ">" if stored.byteorder == ">" else "<", _native(stored))
 
 

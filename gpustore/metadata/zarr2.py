@@ -18,9 +18,9 @@ import numpy as np
 
 from gpustore._json import JsonValue, Members, dump, in_member
 from gpustore.dtype import DTYPES
-from gpustore.dtype import dtype as DataType
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.document import (
     check_chunk_nbytes,
@@ -67,7 +67,8 @@ class Zarr2Metadata:
     compressor : mapping or None
         Configuration with an ``id``, None for none. Not to be changed.
     fill_value : numpy.ndarray of rank 0 or None
-        Value of elements never written, native byte order; None if undefined (read as zero).
+        Value of elements never written, native byte order; of records, strings and raw bytes the
+        stored bytes. None if undefined (read as zero).
     order : {"C", "F"}
         Order of the elements in a chunk.
     filters : tuple of mapping or None
@@ -97,9 +98,9 @@ class Zarr2Metadata:
     def __post_init__(self) -> None:
         with in_member("chunks"):
             check_length(self.chunks, len(self.shape))
-        if self.fill_value is not None:
+        if self.fill_value is not None and not is_opaque(self.dtype):
             # JSON has one NaN only; what is written must be what is compared with.
-            given = fill_value_array(self.fill_value, self.data_type)
+            given = fill_value_array(self.fill_value, DTYPES[self.dtype.name])
             written = v2_fill_value_to_json(given, self.dtype)
             object.__setattr__(self, "fill_value", parse_v2_fill_value(written, self.dtype))
 
@@ -151,11 +152,6 @@ class Zarr2Metadata:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
-
-    @property
-    def data_type(self) -> DataType:
-        """The data type of the elements, without byte order."""
-        return DTYPES[self.dtype.name]
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -247,11 +243,6 @@ class Zarr2Constraints:
             if not isinstance(value, Unset):
                 return len(value)
         return None
-
-    @property
-    def data_type(self) -> DataType | None:
-        """The data type, without byte order, if there is a constraint on it."""
-        return None if isinstance(self.dtype, Unset) else DTYPES[self.dtype.name]
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the ``metadata`` of a spec."""

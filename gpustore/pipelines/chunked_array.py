@@ -41,11 +41,18 @@ class ChunkedArray:
     key_prefix, key_separator : str
         A chunk's key is the prefix and its grid indices joined by the separator.
     shape, chunk_shape : tuple of int
-        In elements; the innermost chunks, if they are in shards.
+        In elements; the innermost chunks, if they are in shards. Inner dimensions, those inside
+        each stored element, come last.
+    inner_rank : int
+        How many of those there are.
     dtype : numpy.dtype
         Of the elements in memory, native byte order.
-    fill_value : ndarray of `dtype`, shape ()
-        Value of the elements of missing chunks.
+    fill_value : ndarray of `dtype`, shape (); or of bytes ``V<n>``
+        Value of the elements of missing chunks. Where those of one stored element differ, the
+        bytes of a stored element.
+    blank : ndarray of shape ()
+        What a new chunk is made of before it is written to: `fill_value`, or where elements are
+        parts of stored ones the bytes of such a one.
     chain : CodecChain
         Decodes a stored chunk; its layout is that of the decoded bytes.
     levels : tuple of ShardLevel
@@ -65,8 +72,10 @@ class ChunkedArray:
     key_separator: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
+    inner_rank: int
     dtype: np.dtype[Any]
     fill_value: Any
+    blank: Any
     chain: CodecChain
     levels: tuple[ShardLevel, ...]
     refiners: tuple[Refiner, ...]
@@ -105,6 +114,8 @@ class ChunkedArray:
             key_separator=self.key_separator,
             max_chunks=self.limits.chunks_per_request,
             key_ratio=self.key_ratio,
+            key_rank=self.key_rank,
+            dense=self.chain.layout.is_dense,
         )
 
     def parts(self, plan: ChunkPlan) -> int:
@@ -138,4 +149,11 @@ class ChunkedArray:
     @property
     def key_ratio(self) -> tuple[int, ...]:
         """Chunks along each dimension that share a key."""
-        return self.levels[0].ratio if self.levels else (1,) * len(self.shape)
+        if not self.levels:
+            return (1,) * len(self.shape)
+        return self.levels[0].ratio + (1,) * self.inner_rank
+
+    @property
+    def key_rank(self) -> int:
+        """Dimensions in a key."""
+        return len(self.shape) - self.inner_rank

@@ -120,6 +120,7 @@ def single_chunks(array: ChunkedArray) -> Block:
         array.chunk_shape,
         (1,) * len(array.shape),
         array.key_ratio,
+        array.key_rank,
         array.key_prefix,
         array.key_separator,
         array.chain.layout.strides,

@@ -230,5 +230,5 @@ def _gather(
     array: ChunkedArray, rows: PlanWindow, present: list[Buffer | None], source: Memory
 ) -> list[Buffer | None]:
     return array.backend.gather(
-        rows, present, array.chain, array.fill_value, source, keep_fill=array.keep_fill
+        rows, present, array.chain, array.blank, source, keep_fill=array.keep_fill
     )

@@ -122,11 +122,49 @@ STRUCTURED = ZARR2 | {
 }
 
 
-def test_structured_data_types_are_refused_by_name():
-    with pytest.raises(gpustore.UnsupportedError, match="structured"):
-        stored("zarr2", STRUCTURED)
-    with pytest.raises(gpustore.UnsupportedError, match='"field" is not supported'):
-        gpustore.Spec({"driver": "zarr2", "kvstore": "memory://", "field": "x"})
+FIELDS = {
+    "x": ([2, 3], "uint16", [[1, 2, 3], [4, 5, 6]]),
+    "y": ([5], "float32", [10.0, 11.0, 12.0, 13.0, 14.0]),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_schema_of_a_field(field):
+    inner, dtype, fill_value = FIELDS[field]
+    spec = {"driver": "zarr2", "kvstore": "memory://", "metadata": STRUCTURED, "field": field}
+    outer = [1000, 2000, 3000]
+    chunk = {"shape": [100, 200, 300, *inner]}
+    compressor = {"blocksize": 0, "clevel": 5, "cname": "lz4", "id": "blosc", "shuffle": 1}
+    expected = {
+        "chunk_layout": {
+            "grid_origin": [0] * (3 + len(inner)),
+            "inner_order": [2, 1, 0, *range(3, 3 + len(inner))],
+            "read_chunk": chunk,
+            "write_chunk": chunk,
+        },
+        "codec": {"compressor": compressor, "driver": "zarr", "filters": None},
+        "domain": {
+            "exclusive_max": [*([size] for size in outer), *inner],
+            "inclusive_min": [0] * (3 + len(inner)),
+        },
+        "dtype": dtype,
+        "fill_value": fill_value,
+        "rank": 3 + len(inner),
+    }
+    assert gpustore.Spec(spec).schema.to_json() == expected
+    assert gpustore.open(spec, create=True).result().schema.to_json() == expected
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_layout_of_a_subarray(order):
+    metadata = {"dtype": [["x", "<u2", [2, 3]]], "shape": [100, 200], "chunks": [100, 200]}
+    found = stored("zarr2", ZARR2 | metadata | {"order": order, "fill_value": None})
+    assert found.domain.to_json() == {
+        "exclusive_max": [[100], [200], 2, 3],
+        "inclusive_min": [0] * 4,
+    }
+    assert found.chunk_layout.write_chunk.shape == (100, 200, 2, 3)
+    assert found.chunk_layout.inner_order == ((0, 1, 2, 3) if order == "C" else (1, 0, 2, 3))
 
 
 CHUNKINGS = {

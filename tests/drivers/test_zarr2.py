@@ -70,7 +70,7 @@ def test_byte_order_of_single_bytes_is_normalised(dtype, tmp_path):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["<M8[s]", "<U3", "|S3", "|V4", [["x", "<u2"]], [["x", "<u2", [2]], ["y", "<f4"]]],
+    ["<M8[s]", "<U3", [["x", "<M8[s]"]]],
 )
 def test_data_types_that_are_not_numbers_are_refused_by_name(dtype, tmp_path):
     with pytest.raises(gpustore.UnsupportedError, match="Unsupported zarr dtype"):

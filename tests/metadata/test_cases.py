@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpustore.errors import GpustoreError
+from gpustore.metadata.component import is_opaque, select
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
 
@@ -147,19 +148,29 @@ def test_tensorstore_agrees_or_the_case_says_otherwise(version, case, oracle):
         if version == "zarr2":
             # The byte order of one byte is read as any of <, > and |, and written as |.
             stored = reply["metadata"]["dtype"]
-            reply["metadata"]["dtype"] = re.sub("[<>](?=[biu]1$)", "|", stored)
+            if isinstance(stored, str):
+                reply["metadata"]["dtype"] = re.sub("[<>](?=[biu]1$)", "|", stored)
         assert again == reply
 
 
 def check_same_values(version, data, reply):
     metadata = CLASSES[version].decode(data)
-    assert metadata.data_type.name == reply["dtype"]
+    fill_value = metadata.fill_value
+    if version == "zarr2":
+        component = select(metadata.dtype, "", as_void=False)
+        name = component.dtype.name
+        if fill_value is not None and is_opaque(metadata.dtype):
+            fill_value = component.of(fill_value)
+    else:
+        name = metadata.data_type.name
+    assert name == reply["dtype"]
     assert list(metadata.shape) == reply["metadata"]["shape"]
-    if metadata.fill_value is None:
+    if fill_value is None:
         assert reply["metadata"]["fill_value"] is None
-    elif not metadata.data_type.name.startswith("int"):
+    elif not name.startswith(("int", "char", "byte")):
+        # Arrays of bytes have no elements in its Python.
         # TensorStore sign-extends int2 and int4 in memory, ml_dtypes does not.
-        assert metadata.fill_value.tobytes().hex() == reply["fill_value"]
+        assert fill_value.tobytes().hex() == reply["fill_value"]
     if version == "zarr3":
         assert list(metadata.labels) == reply["labels"]
         units = [unit if unit is None else unit.to_json() for unit in metadata.dimension_units]

@@ -233,7 +233,7 @@ def check_values(version, metadata, reply):
         skipped |= {"codecs", *metadata.extensions}
     for name in set(written) - skipped:
         assert written[name] == opened[name], name
-    name = metadata.data_type.name
+    name = metadata.dtype.name if version == "zarr2" else metadata.data_type.name
     assert name == reply["dtype"]
     # TensorStore has another exponent bias for e8m0fnu, and sign-extends int2 and int4.
     if metadata.fill_value is not None and name not in ("float8_e8m0fnu", "int2", "int4"):

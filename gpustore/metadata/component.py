@@ -1,0 +1,137 @@
+"""What an opened array shows of each stored element: all of it, one field, or its bytes.
+
+A stored element of Zarr may be a record of named fields, and a field may be an array of its own or
+a string of bytes. TensorStore shows one field at a time; what a field has inside becomes inner
+dimensions behind the chunked ones, always in C order and never resizable.
+
+Source: Zarr v2 specification, "Data type encoding"; TensorStore's zarr2 driver page, "Domain".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import quote, text
+from gpustore.dtype import DTYPES, dtype
+from gpustore.errors import MismatchError
+
+__all__ = ["Component", "is_opaque", "select"]
+
+_STATUS = "FAILED_PRECONDITION"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of each stored element.
+
+    Attributes
+    ----------
+    name : str
+        Of the field, empty for the whole element.
+    dtype : dtype
+        Of the elements shown.
+    stored : numpy.dtype
+        Of one element shown as it is stored, with its byte order.
+    shape : tuple of int
+        Inner dimensions.
+    offset, nbytes : int
+        First byte of the component, and bytes of the stored element.
+    """
+
+    name: str
+    dtype: dtype
+    stored: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def rank(self) -> int:
+        """Number of inner dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_element(self) -> bool:
+        """Whether it is a stored element that is one number."""
+        return not self.shape and self.nbytes == self.stored.itemsize
+
+    def of(self, element: NDArray[Any]) -> NDArray[Any]:
+        """The component of one stored element.
+
+        Parameters
+        ----------
+        element : ndarray of shape ()
+            In the stored byte order if it is a record.
+
+        Returns
+        -------
+        ndarray of shape :attr:`shape`
+            Native byte order, read-only.
+        """
+        part: NDArray[Any] = np.ndarray(self.shape, self.stored, element.tobytes(), self.offset)
+        found = part.astype(self.dtype.array_dtype)
+        found.flags.writeable = False
+        return found
+
+
+def is_opaque(stored: np.dtype[Any]) -> bool:
+    """Whether elements are records, strings or raw bytes, and not numbers."""
+    return stored.type in (np.void, np.bytes_)
+
+
+def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
+    """The component that the members ``field`` and ``open_as_void`` of a spec ask for.
+
+    Parameters
+    ----------
+    stored : numpy.dtype
+        Of the stored elements, with their byte orders.
+    field : str
+        Empty if none is named.
+    as_void : bool
+        Whether to show the bytes of the stored elements.
+
+    Raises
+    ------
+    MismatchError
+        If there is no such field, or one has to be named.
+
+    Examples
+    --------
+    >>> records = np.dtype([("x", "<u2", (2, 3)), ("y", "S5")])
+    >>> select(records, "y", as_void=False)
+    Component(name='y', dtype=dtype("char"), stored=dtype('S1'), shape=(5,), offset=12, nbytes=17)
+    """
+    if as_void:
+        return _component("", np.dtype(f"V{stored.itemsize}"), 0, stored.itemsize)
+    if stored.fields is None or stored.names is None:
+        if field:
+            raise MismatchError(
+                f"Requested field {quote(field)} but dtype does not have named fields",
+                status=_STATUS,
+            )
+        return _component("", stored, 0, stored.itemsize)
+    names = text(list(stored.names))
+    if not field:
+        if len(stored.names) != 1:
+            raise MismatchError(f'Must specify a "field" that is one of: {names}', status=_STATUS)
+        field = stored.names[0]
+    if field not in stored.names:
+        raise MismatchError(
+            f"Requested field {quote(field)} is not one of: {names}", status=_STATUS
+        )
+    part, offset = stored.fields[field][:2]
+    return _component(field, part, offset, stored.itemsize)
+
+
+def _component(name: str, part: np.dtype[Any], offset: int, nbytes: int) -> Component:
+    base, shape = part.base, part.shape
+    if is_opaque(base):
+        kind = "char" if base.type is np.bytes_ else "byte"
+        shape = (*shape, base.itemsize)
+        return Component(name, DTYPES[kind], np.dtype(f"{base.kind}1"), shape, offset, nbytes)
+    return Component(name, DTYPES[base.name], base, shape, offset, nbytes)
