@@ -73,6 +73,8 @@ def open(
         ``"open"``, if it is older than this call; a number, if it is older than that time, in
         seconds since the Unix epoch. Metadata: the default is ``"open"``; where they are checked
         again, a read or write uses the bounds stored at that time, and fails if they are gone.
+        Data are cached only if the context's ``cache_pool`` has a limit; the default is True, which
+        costs a look at each stored chunk.
     rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
         Constraints: what is opened must fulfil them, what is created is made to.
 

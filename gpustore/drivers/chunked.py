@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from gpustore.batch import Batch
+from gpustore.cache import Cache, Entry, Space
 from gpustore.context import Context
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription, Format
@@ -78,30 +79,51 @@ class MetadataFile:
     key: str
     limits: Limits
     constraints: Any
+    cache: Cache | None
 
     @property
     def name(self) -> str:
         """How messages name it."""
         return self.store.describe(self.key)
 
-    def load(self) -> tuple[Any, bytes]:
+    def load(self, bound: float = math.inf) -> tuple[Any, bytes]:
         """Metadata (None if there are none) and their generation.
+
+        Parameters
+        ----------
+        bound : float
+            Cached ones that were stored at this time or later will do, in seconds since the epoch.
 
         Raises
         ------
         MetadataError, UnsupportedError, LimitError, StoreIOError
             Naming the file.
         """
+        if self.cache is None:
+            data, generation = self._read()
+        else:
+            now = time.time()
+            space = Space(self.store.identity, "metadata")
+            [(entry, stamp)] = self.cache.find(space, [self.key], [None])
+            if entry is not None and entry.read_at >= bound:
+                data, generation = entry.value, entry.generation
+            else:
+                data, generation = self._read()
+                if data is not None:
+                    entry = Entry(data, len(data), generation, now)
+                    self.cache.put(space, self.key, None, entry, stamp)
+        if data is None:
+            return None, generation
+        with self.blamed():
+            return self.format.completed(self.constraints, self._decoded(data)), generation
+
+    def _read(self) -> tuple[bytes | None, bytes]:
         columns = self.store.read_many(
             ReadRequest([self.key], max_nbytes=self.limits.metadata_nbytes)
         )
         columns.raise_first()
         data = columns.value[0]
-        if data is None:
-            return None, columns.generation[0]
-        with self.blamed():
-            metadata = self._decoded(bytes(data))
-            return self.format.completed(self.constraints, metadata), columns.generation[0]
+        return None if data is None else bytes(data), columns.generation[0]
 
     def _decoded(self, data: bytes) -> Any:
         if len(data) <= _REMEMBERED_NBYTES:
@@ -122,7 +144,13 @@ class MetadataFile:
 
     def save(self, metadata: Any, generation: bytes) -> bool:
         """Replace the metadata if they still have `generation`; whether that was so."""
-        columns = self.store.write_many(WriteRequest([self.key], [metadata.encode()], [generation]))
+        try:
+            columns = self.store.write_many(
+                WriteRequest([self.key], [metadata.encode()], [generation])
+            )
+        finally:
+            if self.cache is not None:
+                self.cache.forget(Space(self.store.identity, "metadata"), [self.key])
         columns.raise_first()
         return bool(columns.generation[0])
 
@@ -137,8 +165,8 @@ class ChunkedDriver:
     metadata : object
         Of the format's metadata class.
     description : ArrayDescription
-    array : ChunkedArray
-        What the pipelines need.
+    array, reader : ChunkedArray
+        What the pipelines need: to write, and to read.
     respec : callable
         Makes the unopened spec; with the metadata, or None for a minimal one.
     assumed : bool
@@ -153,6 +181,7 @@ class ChunkedDriver:
     metadata: Any
     description: ArrayDescription
     array: ChunkedArray
+    reader: ChunkedArray
     kvstore: KvStore
     resources: Mapping[str, Context.Resource]
     readable: bool
@@ -210,8 +239,8 @@ class ChunkedDriver:
             start = self._rechecked(transform, partial(read, out=out, order=order))
             return start() if batch is None else batch._later(start)
         if batch is not None:
-            return read_in_batch(self.array, transform, batch, out=out, order=order)
-        return read(self.array, transform, out=out, order=order)
+            return read_in_batch(self.reader, transform, batch, out=out, order=order)
+        return read(self.reader, transform, out=out, order=order)
 
     def read_many(
         self,
@@ -226,7 +255,7 @@ class ChunkedDriver:
         if self.recheck > self.read_at:
             crops = partial(read_many, starts=starts, extent=shape, out=out, order=order)
             return self._rechecked(transform, crops)()
-        return read_many(self.array, transform, starts, shape, out=out, order=order)
+        return read_many(self.reader, transform, starts, shape, out=out, order=order)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`."""
@@ -240,8 +269,8 @@ class ChunkedDriver:
         """What starts a read within the bounds that are stored when it runs."""
 
         def run() -> Future[Any]:
-            driver = self.resolve()
-            return begin(driver.array, IndexTransform(driver.domain)[transform])
+            driver = self.resolve(self.recheck)
+            return begin(driver.reader, IndexTransform(driver.domain)[transform])
 
         return lambda: self.executor.submit(run)
 
@@ -256,7 +285,7 @@ class ChunkedDriver:
             try:
                 wanted = CancelToken.current()
                 wanted.check()
-                driver = self.resolve()
+                driver = self.resolve(self.recheck)
                 wanted.check()
                 bounded = IndexTransform(driver.domain)[transform]
                 futures = write(driver.array, bounded, source)
@@ -279,15 +308,22 @@ class ChunkedDriver:
         description = described(self.file.format, metadata, self.file.limits)
         array = replace(self.array, shape=description.shape)
         return replace(
-            self, metadata=metadata, description=description, array=array, read_at=read_at
+            self,
+            metadata=metadata,
+            description=description,
+            array=array,
+            reader=array.reader(),
+            read_at=read_at,
         )
 
     @property
     def executor(self) -> Executor:
         return self.array.executor
 
-    def resolve(self) -> ChunkedDriver:
+    def resolve(self, bound: float = math.inf) -> ChunkedDriver:
         """Read the metadata again; only the shape may have changed. Assumed ones stay.
+
+        Cached ones that were stored at the time `bound` or later will do.
 
         Raises
         ------
@@ -299,10 +335,10 @@ class ChunkedDriver:
         if self.assumed:
             return self
         read_at = time.time()
-        return self.with_metadata(self._current()[0], read_at)
+        return self.with_metadata(self._current(bound)[0], read_at)
 
-    def _current(self) -> tuple[Any, bytes]:
-        metadata, generation = self.file.load()
+    def _current(self, bound: float = math.inf) -> tuple[Any, bytes]:
+        metadata, generation = self.file.load(bound)
         if metadata is None:
             raise NotFoundError(
                 f"Metadata at {self.file.name} does not exist",
@@ -380,7 +416,11 @@ class ChunkedDriver:
         else:
             keys = map(self._key, _cells_outside(before, after))
         while batch := list(itertools.islice(keys, _DELETE_BATCH)):
-            array.store.write_many(WriteRequest(batch, [None] * len(batch))).raise_first()
+            try:
+                array.store.write_many(WriteRequest(batch, [None] * len(batch))).raise_first()
+            finally:
+                if array.cache is not None:
+                    array.cache.forget(batch)
 
     def _key(self, cell: tuple[int, ...]) -> str:
         return self.array.key_prefix + self.array.key_separator.join(map(str, cell))

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import select_backend
+from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
 from gpustore.codecs.base import ChunkBytes
 from gpustore.context import resource_json
 from gpustore.drivers.base import (
@@ -56,6 +57,9 @@ __all__ = ["ChunkedKind", "ChunkedSpec"]
 
 _RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""
+
+_METADATA_POOL = "metadata_cache_pool"
+"""Member for another resource of the type ``cache_pool``, that of the metadata."""
 
 _ATTEMPTS = 10
 
@@ -182,12 +186,23 @@ class _Steps:
             self.resources = {
                 name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
             }
+            metadata_pool = self.resources["cache_pool"]
+            if _METADATA_POOL in spec.options:
+                metadata_pool = context.resource("cache_pool", spec.options[_METADATA_POOL])
             self.limits = self.resources["limits"].value
             self.executor: Executor = self.resources["data_copy_concurrency"].value
             self.backend = select_backend(self.resources["device"].value)
             self.store = open_kvstore(spec.kvstore, context)
         key = self.store.path + str(spec.options.get("metadata_key", self.format.metadata_key))
-        self.file = MetadataFile(self.format, self.store.driver, key, self.limits, spec.metadata)
+        self.file = MetadataFile(
+            self.format,
+            self.store.driver,
+            key,
+            self.limits,
+            spec.metadata,
+            cache_of(metadata_pool.value),
+        )
+        self.cache = cache_of(self.resources["cache_pool"].value)
 
     def run(self) -> tuple[Driver, IndexTransform]:
         self.read_at = time.time()
@@ -214,10 +229,17 @@ class _Steps:
             return self._new_metadata(_CREATE)
         if self.mode.delete_existing:
             path = self.store.path
-            self.store.driver.delete_range(path, prefix_end(path))
+            try:
+                self.store.driver.delete_range(path, prefix_end(path))
+            finally:
+                for cache in (self.cache, self.file.cache):
+                    if cache is not None:
+                        cache.forget_range(self.store.driver.identity, path)
+        recheck = self.spec.options.get("recheck_cached_metadata", "open")
+        bound = math.inf if recheck == "open" else _bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
             if self.mode.open:
-                found, _ = self.file.load()
+                found, _ = self.file.load(bound)
                 if found is not None:
                     return found, self._checked(found)
                 if not self.mode.create:
@@ -284,10 +306,11 @@ class _Steps:
             backend=self.backend,
             executor=self.executor,
             limits=self.limits,
+            cache=self._cache_use(metadata, chain.layout.nbytes),
         )
         spec, store = self.spec, self.store
         # References to resources of one context mean nothing in another.
-        options = {name: value for name, value in options.items() if name not in _RESOURCES}
+        kept = {n: v for n, v in options.items() if n not in (*_RESOURCES, _METADATA_POOL)}
 
         opened = metadata
 
@@ -297,22 +320,33 @@ class _Steps:
             stored = format_.no_constraints
             if metadata is not None:
                 stored = format_.constraints_of(metadata)
-            return ChunkedSpec(format_, store.spec(), schema, stored, options)
+            return ChunkedSpec(format_, store.spec(), schema, stored, kept)
 
         return ChunkedDriver(
             file=self.file,
             metadata=metadata,
             description=description,
             array=array,
+            reader=array.reader(),
             kvstore=self.store,
             resources={**self.store.driver.resources, **self.resources},
             readable=self.request.readable,
             writable=self.request.writable and self.store.driver.can_write,
             respec=respec,
             assumed=self.mode.assume_metadata,
-            recheck=_bound(options.get("recheck_cached_metadata")),
+            recheck=_bound(options.get("recheck_cached_metadata", "open"), -math.inf),
             read_at=self.read_at,
         )
+
+    def _cache_use(self, metadata: Any, nbytes: int) -> CacheUse | None:
+        """How decoded chunks are cached, if there is room for one."""
+        if self.cache is None or nbytes + OVERHEAD_NBYTES > self.cache.limit:
+            return None
+        # Another shape decodes the same values in the same way.
+        meaning = metadata.with_shape((0,) * len(metadata.shape)).encode()
+        recheck = self.spec.options.get("recheck_cached_data", True)
+        space = Space(self.store.driver.identity, meaning)
+        return CacheUse(self.cache, space, _bound(recheck, self.read_at))
 
 
 def _missing(description: ArrayDescription) -> Any:
@@ -356,9 +390,11 @@ def _options(members: Members) -> dict[str, JsonValue]:
         options[name] = members.take_with(name, _recheck, _DEFAULTS[name])
     # Compared as text: for Python the time 1 equals true.
     options = {n: value for n, value in options.items() if repr(value) != repr(_DEFAULTS[n])}
-    for name in _RESOURCES:
+    for name, id in (*zip(_RESOURCES, _RESOURCES), (_METADATA_POOL, "cache_pool")):
         if name in members:
-            options[name] = members.take_with(name, partial(resource_json, name))
+            options[name] = members.take_with(name, partial(resource_json, id))
+            if options[name] == id:
+                del options[name]  # The default one.
     return options
 
 
@@ -372,11 +408,11 @@ def _recheck(value: JsonValue) -> JsonValue:
     return float(value)
 
 
-def _bound(recheck: JsonValue) -> float:
-    """Time before which what was read while opening counts as old."""
+def _bound(recheck: JsonValue, opened: float) -> float:
+    """The time before which what was read counts as old."""
     if isinstance(recheck, bool):
         return math.inf if recheck else -math.inf
-    return recheck if isinstance(recheck, float) else -math.inf
+    return recheck if isinstance(recheck, float) else opened
 
 
 def _directory(spec: KvStore.Spec) -> KvStore.Spec:

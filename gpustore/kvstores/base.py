@@ -34,7 +34,7 @@ from gpustore.kvstores._columns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -115,6 +115,11 @@ class KvStoreDriver(abc.ABC):
     @abc.abstractmethod
     def check_key(self, key: str) -> None:
         """Raise InvalidKeyError unless `key` is legal here. No I/O."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for drivers in which a key names the same value, for caches."""
+        return self
 
     def describe(self, key: str) -> str:
         """How messages name a key, e.g. ``local file "/p/zarr.json"``."""

@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from gpustore._json import quote
@@ -46,7 +47,7 @@ from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -120,6 +121,11 @@ class FileKvStore(KvStoreDriver):
 
     def rooted(self, path: str) -> FileKvStore:
         return FileKvStore(path, spec=self._spec, options=self._options, resources=self._resources)
+
+    @property
+    def identity(self) -> Hashable:
+        # A relative path means another file once the process is elsewhere.
+        return "file", "" if self._root.path.startswith("/") else str(Path.cwd())
 
     def describe(self, key: str) -> str:
         return f"local file {quote(key)}"

@@ -33,7 +33,7 @@ from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -74,6 +74,10 @@ class MemoryKvStore(KvStoreDriver):
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
         return {_RESOURCE: self._resource}
+
+    @property
+    def identity(self) -> Hashable:
+        return self._state.identity
 
     def check_key(self, key: str) -> None:
         """Accept any key."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gpustore.backends.base import Backend
+from gpustore.cache import CacheUse
 from gpustore.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.codecs.chain import CodecChain
 from gpustore.executor import Executor
@@ -16,7 +17,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.limits import Limits
 from gpustore.refiner import Refiner
-from gpustore.shard import ShardLevel
+from gpustore.shard import ShardLevel, ShardRefiner
 
 __all__ = ["ChunkedArray"]
 
@@ -65,6 +66,10 @@ class ChunkedArray:
         Whether chunks that equal the fill value bit for bit are stored all the same.
     backend, executor, limits
         Where arrays live, who works, and what is too large.
+    cache : CacheUse, optional
+        Where decoded chunks are kept.
+    stored : ChunkedArray, optional
+        Of an array of decoded chunks, that which they are decoded from; see :meth:`reader`.
     """
 
     store: KvStoreDriver
@@ -84,6 +89,18 @@ class ChunkedArray:
     backend: Backend
     executor: Executor
     limits: Limits
+    cache: CacheUse | None = None
+    stored: ChunkedArray | None = None
+
+    def reader(self) -> ChunkedArray:
+        """What reads use: with a cache, the same array as if its chunks were stored decoded."""
+        if self.cache is None:
+            return self
+        chain = CodecChain(self.chain.layout, (), None, inner_order=self.chain.inner_order)
+        chain.decode_s = self.chain.decode_s  # How long a chunk takes that is not cached.
+        whole = tuple(one for one in self.refiners if isinstance(one, ShardRefiner))
+        stored = replace(self, refiners=whole, fill_missing=True)
+        return replace(self, chain=chain, refiners=(), stored=stored)
 
     def plan(
         self,

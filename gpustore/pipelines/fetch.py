@@ -72,9 +72,15 @@ def refine(
 
 
 def fetch(
-    array: ChunkedArray, rows: PlanWindow, generations: Mapping[str, bytes], arena: Arena
+    array: ChunkedArray,
+    rows: PlanWindow,
+    generations: Mapping[str, bytes],
+    arena: Arena,
+    seen: dict[str, bytes] | None = None,
 ) -> list[Buffer | None]:
     """The bytes of each row, None where there are none; valid until the arena is reset.
+
+    With `seen`, the generations of the values are put there.
 
     Raises
     ------
@@ -85,7 +91,12 @@ def fetch(
     """
     if rows.byte_start is None or rows.byte_stop is None:
         bound = array.chain.encoded_bound
-        return _read(array, rows.keys, None, None, generations, arena, bound).value
+        columns = _read(array, rows.keys, None, None, generations, arena, bound)
+        if seen is not None:
+            seen.update(zip(rows.keys, columns.generation))
+        return columns.value
+    if seen is not None:
+        seen.update(generations)  # They are a condition of what is read below.
     wanted = [row for row in range(len(rows)) if rows.absent is None or not rows.absent[row]]
     _check_lengths(array, rows, wanted)
     requests = _merged(rows, wanted)

@@ -4,6 +4,7 @@
 2. Split the plan among the threads; each task works through its part window by window.
 3. Refine the window (:mod:`gpustore.pipelines.fetch`): stages that can read parts of a chunk narrow
    its rows.
+   With a cache, steps 3 and 4 are for what is not in it (:mod:`gpustore.pipelines.cached`).
 4. Fetch its values batch by batch, on condition that they are still the ones that were probed; if
    one changed in between, refine the rest again, at most ``ATTEMPTS`` times in a row.
 5. Decode and scatter (:class:`gpustore.backends.base.Backend`). A missing chunk is the fill value.
@@ -20,26 +21,22 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan
-from gpustore.errors import ConflictError, GpustoreError, NotFoundError
-from gpustore.executor import CancelToken
+from gpustore.errors import GpustoreError
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import Arena, Buffer
+from gpustore.kvstores.base import Buffer
+from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
-__all__ = ["ATTEMPTS", "batches", "check_rows", "contiguous", "read"]
-
-ATTEMPTS = 5
-"""How often a window is refined anew because a writer replaced its values meanwhile."""
+__all__ = ["PLANNED_ROWS", "SMALL_ROWS", "SMALL_S", "check_rows", "contiguous", "read"]
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
@@ -48,9 +45,6 @@ SMALL_S = 300e-6
 TINY_ROWS = 3
 TINY_S = 60e-6
 """One so small does so even while an earlier one still waits to be asked for."""
-
-BATCH_NBYTES = 1 << 20
-"""Decoded bytes fetched at once by one task, so that they are still in cache when decoded."""
 
 PLANNED_ROWS = 4096
 """Rows written down at once by one task: keys and columns of this many stay small."""
@@ -139,7 +133,7 @@ def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
     """About how long decoding takes: of raw chunks, only the span that is wanted."""
     seconds = len(plan) * array.chain.decode_s
     nbytes = array.chain.layout.nbytes
-    if not array.chain.is_raw or not nbytes:
+    if array.stored is not None or not array.chain.is_raw or not nbytes:
         return seconds
     return seconds * min(1.0, plan.span(array.chain.layout.dtype.itemsize) / nbytes)
 
@@ -151,65 +145,12 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
     return tuple(strides if order == "F" else reversed(strides))
 
 
-_ARENA = threading.local()
-
-
-def _arena() -> Arena:
-    """The arena of the calling thread; pieces are valid until its next batch."""
-    try:
-        arena: Arena = _ARENA.value
-    except AttributeError:
-        arena = _ARENA.value = Arena()
-    return arena
-
-
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     for planned in plan.windows(part, parts, PLANNED_ROWS):
         for _, rows, values in batches(array, planned):
             errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)
             check_rows(array, rows, values, errors)
-
-
-def batches(
-    array: ChunkedArray, planned: PlanWindow
-) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    """Refine a window once, then fetch it batch by batch.
-
-    Yields
-    ------
-    int, PlanWindow, list of buffer or None
-        The first of some rows of `planned`, those rows refined, and their values, which are valid
-        until the next batch.
-    """
-    arena = _arena()
-    batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
-    wanted = CancelToken.current()
-    done = attempts = 0
-    while done < len(planned):
-        arena.reset()
-        try:
-            rows, generations = refine(array, planned.part(done, len(planned)), arena)
-            for first in range(0, len(rows), batch):
-                wanted.check()  # After Ctrl-C the threads stop here.
-                arena.reset()
-                some = rows.part(first, first + batch)
-                values = fetch(array, some, generations, arena)
-                if not array.fill_missing:
-                    _refuse_missing(array, some, values)
-                yield done, some, values
-                done += len(some)
-                attempts = 0
-        except Changed as change:
-            attempts += 1
-            STATISTICS.add(retries=1)
-            if attempts == ATTEMPTS:
-                raise ConflictError(
-                    f"Error reading {array.store.describe(change.key)}: it was replaced {ATTEMPTS} "
-                    f"times while being read; retry when its writer is done",
-                    key=change.key,
-                ) from None
-    arena.reset()
 
 
 def check_rows(
@@ -224,17 +165,7 @@ def check_rows(
         raise error.prefixed(f"Error reading {array.store.describe(key)}", key=key) from error
     STATISTICS.add(
         chunks_missing=values.count(None),
-        bytes_fetched=sum(len(value) for value in values if value is not None),
+        bytes_fetched=0
+        if array.stored is not None
+        else sum(len(value) for value in values if value is not None),
     )
-
-
-def _refuse_missing(array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None]) -> None:
-    for row, value in enumerate(values):
-        if value is None:
-            cell = ", ".join(str(column[row]) for column in rows.cells)
-            key = rows.keys[row]
-            raise NotFoundError(
-                f"chunk {{{cell}}} stored at {array.store.describe(key)} is missing; pass "
-                f"fill_missing_data_reads=True to read it as the fill value",
-                key=key,
-            )

@@ -24,15 +24,10 @@ from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.piece_plan import Block, PiecePlan
+from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
-from gpustore.pipelines.read import (
-    BATCH_NBYTES,
-    SMALL_ROWS,
-    SMALL_S,
-    batches,
-    check_rows,
-    contiguous,
-)
+from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous
+from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]

@@ -8,8 +8,9 @@
    chunks of a shard that are not touched are copied as they are encoded.
 4. Gather and encode (:class:`gpustore.backends.base.Backend`). A chunk that equals the fill value
    bit for bit is deleted instead, unless told otherwise.
-5. Write. A chunk that was read first is written on condition that it still has the generation
-   that was read; if another writer was faster, steps 3 to 5 are repeated for it.
+5. Write, and forget what was cached of it. A chunk that was read first is written on condition
+   that it still has the generation that was read; if another writer was faster, steps 3 to 5 are
+   repeated for it.
 
 ``copy`` is ready when the source may be reused, ``commit`` when everything is stored.
 """
@@ -30,7 +31,8 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import Buffer, WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetch_whole
-from gpustore.pipelines.read import BATCH_NBYTES, PLANNED_ROWS
+from gpustore.pipelines.read import PLANNED_ROWS
+from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.plan_window import PlanWindow
 from gpustore.shard import pack, unpack
 from gpustore.statistics import STATISTICS
@@ -131,7 +133,7 @@ def _write_shard(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     CancelToken.current().check()
     if all(rows.whole) and len(rows) == _inner_chunks(array, rows):
         value = _encoded(array, rows, None, source)
-        columns = array.store.write_many(WriteRequest(keys=rows.keys[:1], values=[value]))
+        columns = _store(array, WriteRequest(keys=rows.keys[:1], values=[value]))
         _raise_first(array, rows, columns)
         STATISTICS.add(bytes_stored=0 if value is None else len(value))
     else:
@@ -152,7 +154,7 @@ def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
 def _write_whole(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     nothing: list[Buffer | None] = [None] * len(rows)
     values = _gather(array, rows, nothing, source)
-    columns = array.store.write_many(WriteRequest(keys=rows.keys, values=values))
+    columns = _store(array, WriteRequest(keys=rows.keys, values=values))
     _raise_first(array, rows, columns)
     STATISTICS.add(bytes_stored=sum(len(value) for value in values if value is not None))
 
@@ -167,7 +169,7 @@ def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> Non
     for _ in range(ATTEMPTS):
         present = fetch_whole(array, [key])
         value = _encoded(array, rows, present.value[0], source)
-        columns = array.store.write_many(WriteRequest([key], [value], present.generation))
+        columns = _store(array, WriteRequest([key], [value], present.generation))
         _raise_first(array, rows, columns)
         if columns.generation[0]:
             STATISTICS.add(bytes_stored=0 if value is None else len(value))
@@ -213,6 +215,14 @@ def _encoded(
         for at, some in members.items():
             chunks[at] = _encoded(array, rows.take(some), chunks[at], source, depth + 1)
     return pack(chunks, level.index)
+
+
+def _store(array: ChunkedArray, request: WriteRequest) -> WriteColumns:
+    try:
+        return array.store.write_many(request)
+    finally:
+        if array.cache is not None:
+            array.cache.forget(request.keys)
 
 
 def _raise_first(array: ChunkedArray, rows: PlanWindow, columns: WriteColumns) -> None:

@@ -25,12 +25,15 @@ class MemoryState:
         What the kvstore keeps for each key. After a fork the child has a copy.
     lock : threading.Lock
         To be held while `entries` is changed.
+    identity : object
+        Stands for these values where they should not be kept alive.
     """
 
-    __slots__ = ("__weakref__", "entries", "lock")
+    __slots__ = ("__weakref__", "entries", "identity", "lock")
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
+        self.identity = object()
         self.after_fork()
         reset_after_fork(self)
 

@@ -359,3 +359,120 @@ def test_a_keyword_replaces_a_time(tmp_path):
         return found
 
     check(run, tmp_path)
+
+
+# ---- caches
+
+POOLS = {"none": 0, "large": 10**7}
+RECHECKS = [True, False, "open", 1.0, 1e12]
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("recheck", RECHECKS)
+def test_data_changed_by_another(recheck, pool, driver, tmp_path):
+    """Who sees what after a write through another context, as in TensorStore."""
+
+    def run(library, root):
+        keywords = {
+            "context": library.Context({"cache_pool": {"total_bytes_limit": POOLS[pool]}}),
+            "recheck_cached_data": recheck,
+        }
+        store = created(library, root, driver, **keywords)
+        seen = [store.read().result()]
+        opened(library, root, driver).write(2).result()
+        seen.append(store.read().result())
+        again = opened(library, root, driver, **keywords)
+        seen += [again.read().result(), store.read().result()]
+        opened(library, root, driver)[2:4].write(3).result()
+        store[:2].write(7).result()
+        seen += [store.read().result(), again.read().result()]
+        return [found.tolist() for found in seen]
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", KEYS)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("recheck", RECHECKS)
+def test_metadata_changed_by_another(recheck, pool, own, driver, tmp_path):
+    """What opening once more finds; with a pool of the metadata's own, or that of the data."""
+
+    def run(library, root):
+        limit = {"total_bytes_limit": POOLS[pool]}
+        json = {"cache_pool#mine": limit} if own else {"cache_pool": limit}
+        context = library.Context(json)
+        spec = {"driver": driver, "kvstore": f"file://{root}/a/"}
+        if own:
+            spec["metadata_cache_pool"] = "cache_pool#mine"
+
+        def open(**keywords):
+            options = {"context": context, "recheck_cached_metadata": recheck}
+            return library.open(spec, **options, **keywords).result()
+
+        open(create=True, dtype="uint8", shape=[6])
+        open()
+        opened(library, root, driver).resize(exclusive_max=[9]).result()
+        seen = [open().shape]
+        open().resize(exclusive_max=[4]).result()
+        seen.append(open().shape)
+        opened(library, root, driver, create=True, delete_existing=True, dtype="uint8", shape=[2])
+        return [*seen, open().shape]
+
+    check(run, tmp_path)
+
+
+POOL_JSON = [
+    *({}, {"total_bytes_limit": 5}, {"total_bytes_limit": 5.0}, {"total_bytes_limit": -1}),
+    *("cache_pool", "cache_pool#a", "metadata_cache_pool", {"x": 1}, 3),
+]
+
+
+@pytest.mark.parametrize("name", ["cache_pool", "metadata_cache_pool"])
+@pytest.mark.parametrize("value", POOL_JSON, ids=repr)
+def test_pool_in_a_spec(value, name, tmp_path):
+    def run(library, root):
+        spec = library.Spec({"driver": "zarr3", "kvstore": "memory://", name: value})
+        json = spec.to_json()
+        context = library.Context({"cache_pool#a": {"total_bytes_limit": 77}})
+        store = library.open(spec, context=context, create=True, dtype="uint8", shape=[3]).result()
+        return [json, store.spec().to_json()]
+
+    ours, theirs = both(run, tmp_path)
+    if isinstance(theirs, str):
+        assert ours == theirs
+    else:
+        assert ours[0] == theirs[0]
+
+
+@pytest.mark.parametrize("recheck", [True, False])
+def test_metadata_cache_follows_own_changes(recheck, tmp_path):
+    """Created, resized and made anew through one context: what is opened is what is stored."""
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**6}})
+    keywords = {"context": context, "recheck_cached_metadata": recheck}
+    store = opened(gpustore, tmp_path, "zarr3", create=True, dtype="uint8", shape=[6], **keywords)
+    assert opened(gpustore, tmp_path, "zarr3", **keywords).shape == (6,)
+    store.resize(exclusive_max=[4]).result()
+    assert opened(gpustore, tmp_path, "zarr3", **keywords).shape == (4,)
+    new = {"create": True, "delete_existing": True, "dtype": "int8", "shape": [2]}
+    opened(gpustore, tmp_path, "zarr3", **new, **keywords)
+    assert opened(gpustore, tmp_path, "zarr3", **keywords).dtype.name == "int8"
+
+
+def test_an_array_of_another_kind_does_not_use_the_chunks(tmp_path):
+    """The same key, decoded in another way."""
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**6}})
+    store = created(gpustore, tmp_path, "zarr3", context=context, recheck_cached_data=False)
+    assert store.read().result().tolist() == [1, 2, 3, 4, 5, 6]
+    other = opened(
+        gpustore,
+        *(tmp_path, "zarr3"),
+        assume_metadata=True,
+        dtype="int16",
+        shape=[3],
+        context=context,
+        recheck_cached_data=False,
+    )
+    expected = np.array([1, 2, 3, 4, 5, 6], np.uint8).view("<i2")
+    assert other.read().result().tolist() == expected.tolist()

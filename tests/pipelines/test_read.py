@@ -24,7 +24,8 @@ from gpustore.executor import Executor
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import WriteRequest
 from gpustore.limits import Limits
-from gpustore.pipelines.read import ATTEMPTS, SMALL_ROWS, read
+from gpustore.pipelines.read import SMALL_ROWS, read
+from gpustore.pipelines.stored import ATTEMPTS
 from gpustore.pipelines.write import write
 from gpustore.refiner import Probe
 from gpustore.statistics import STATISTICS

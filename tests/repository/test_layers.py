@@ -40,6 +40,7 @@ LAYERS = {
     "gpustore.crop_plan": 3,
     "gpustore.joined_plan": 3,
     "gpustore.batch": 3,
+    "gpustore.cache": 3,
     "gpustore.refiner": 3,
     "gpustore.shard_index": 3,
     "gpustore.shard": 3,

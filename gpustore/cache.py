@@ -1,0 +1,204 @@
+"""Caches bounded in bytes: a policy over opaque entries, the least recently used go first.
+
+Each :class:`~gpustore.resources.cache_pool.CachePool` has one :class:`Cache`, which all arrays
+opened with that pool share. An entry is known by the :class:`Space` of its array, the key of the
+stored value, and which part of that value it is. It says which generation it was made from and when
+that was known to be the stored one; whether it is still good enough is for its user to decide.
+
+Writers forget what they change. A reader that fetched a value before such a change must not store
+it after: it takes a stamp first, and an entry is not taken if its stamp has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from gpustore.executor import reset_after_fork
+from gpustore.resources.cache_pool import CachePool
+
+__all__ = ["OVERHEAD_NBYTES", "Cache", "CacheUse", "Entry", "Space", "cache_of"]
+
+OVERHEAD_NBYTES: Final = 512
+"""Counted for an entry beside its value: an entry without a value takes memory, too."""
+
+_STAMPS: Final = 1024
+"""Values that share a stamp now and then only cost a fetch."""
+
+Part = tuple[int, ...] | None
+Key = tuple["Space", str, Part]
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is cached.
+
+    Attributes
+    ----------
+    value : object
+        Immutable.
+    nbytes : int
+        Memory of the value.
+    generation : bytes
+        Of the stored value it was made from; ``b""`` if unknown.
+    read_at : float
+        Latest time at which that was known to be stored, in seconds since the epoch.
+    """
+
+    value: Any
+    nbytes: int
+    generation: bytes
+    read_at: float
+
+
+class Space(NamedTuple):
+    """Whose entries they are: values of one store, seen in one way.
+
+    Attributes
+    ----------
+    store : hashable
+        Identity of the kvstore.
+    meaning : hashable
+        What makes an entry out of a stored value: readers for whom it differs share nothing.
+    """
+
+    store: Hashable
+    meaning: Hashable
+
+
+class Cache:
+    """Entries of at most `limit` bytes; any number of threads may use it at once.
+
+    Parameters
+    ----------
+    limit : int
+        In bytes, :data:`OVERHEAD_NBYTES` for each entry included.
+
+    Examples
+    --------
+    >>> cache, space = Cache(2000), Space("store", "array")
+    >>> [(entry, stamp)] = cache.find(space, ["a"], [None])
+    >>> cache.put(space, "a", None, Entry("value", 5, b"1", 0.0), stamp)
+    >>> cache.find(space, ["a"], [None])[0][0].value
+    'value'
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_lock", "_nbytes", "_parts", "_stamps", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start empty: a thread of the parent may have been in the middle of a change."""
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._parts: dict[tuple[Space, str], set[Part]] = {}
+        self._stamps = [0] * _STAMPS
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken now, never more than the limit."""
+        return self._nbytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(
+        self, space: Space, names: Sequence[str], parts: Sequence[Part]
+    ) -> list[tuple[Entry | None, int]]:
+        """The entry of each part of a value, None where there is none, and the value's stamp."""
+        found: list[tuple[Entry | None, int]] = []
+        with self._lock:
+            for name, part in zip(names, parts):
+                key = (space, name, part)
+                entry = self._entries.get(key)
+                if entry is not None:
+                    self._entries.move_to_end(key)
+                found.append((entry, self._stamps[hash((space, name)) % _STAMPS]))
+        return found
+
+    def put(self, space: Space, name: str, part: Part, entry: Entry, stamp: int) -> None:
+        """Keep an entry, unless it is too large or its value was changed since `stamp`."""
+        nbytes = entry.nbytes + OVERHEAD_NBYTES
+        if nbytes > self.limit:
+            return
+        key = (space, name, part)
+        with self._lock:
+            if self._stamps[hash((space, name)) % _STAMPS] != stamp:
+                return
+            self._remove(key)
+            while self._nbytes + nbytes > self.limit:
+                self._remove(next(iter(self._entries)))
+            self._entries[key] = entry
+            self._parts.setdefault((space, name), set()).add(part)
+            self._nbytes += nbytes
+
+    def forget(self, space: Space, names: Iterable[str]) -> None:
+        """Drop all parts of some values: they were, or may have been, changed."""
+        with self._lock:
+            for name in names:
+                self._stamps[hash((space, name)) % _STAMPS] += 1
+                for part in list(self._parts.get((space, name), ())):
+                    self._remove((space, name, part))
+
+    def forget_range(self, store: Hashable, prefix: str) -> None:
+        """Drop all values of a store whose keys start with `prefix`."""
+        with self._lock:
+            self._stamps = [stamp + 1 for stamp in self._stamps]
+            for key in list(self._entries):
+                if key[0].store == store and key[1].startswith(prefix):
+                    self._remove(key)
+
+    def _remove(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self._nbytes -= entry.nbytes + OVERHEAD_NBYTES
+        space, name, part = key
+        parts = self._parts[space, name]
+        parts.discard(part)
+        if not parts:
+            del self._parts[space, name]
+
+
+_caches: WeakKeyDictionary[CachePool, Cache] = WeakKeyDictionary()
+
+
+def cache_of(pool: CachePool) -> Cache | None:
+    """The cache of a pool; None if it is to keep nothing."""
+    if not pool.total_bytes_limit:
+        return None
+    cache = _caches.get(pool)
+    if cache is None:
+        # `setdefault` is one step: whoever comes first makes it.
+        cache = _caches.setdefault(pool, Cache(pool.total_bytes_limit))
+    return cache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How one array uses a cache.
+
+    Attributes
+    ----------
+    cache : Cache
+    space : Space
+    bound : float
+        Entries known to be the stored ones at this time or later are good, in seconds since the
+        epoch; others are checked. Infinite if each use checks.
+    """
+
+    cache: Cache
+    space: Space
+    bound: float
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Drop what was made from some values: they were, or may have been, changed."""
+        self.cache.forget(self.space, names)

@@ -1,0 +1,110 @@
+"""The values of the rows of a window, batch by batch, through the cache of decoded chunks.
+
+An array with a cache is read as if its chunks were stored decoded
+(:meth:`gpustore.pipelines.chunked_array.ChunkedArray.reader`):
+
+1. Look up the chunks. Of shards, each innermost chunk is an entry.
+2. Entries not known to be good at the time the array asks for are compared with the generation that
+   is stored now, all keys in one request.
+3. Chunks that are not there, or have changed, are fetched and decoded whole, and kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from gpustore.cache import CacheUse, Entry
+from gpustore.errors import GpustoreError
+from gpustore.executor import CancelToken
+from gpustore.kvstores.base import Buffer, ReadRequest
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
+from gpustore.plan_window import PlanWindow
+from gpustore.statistics import STATISTICS
+
+__all__ = ["batches"]
+
+
+def batches(
+    array: ChunkedArray, planned: PlanWindow
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
+    """What :func:`gpustore.pipelines.stored.stored_batches` yields, from the cache if there is one.
+
+    The values belong to ``array.chain``.
+    """
+    if array.cache is None or array.stored is None:
+        return stored_batches(array, planned)
+    return _cached_batches(array, array.stored, array.cache, planned)
+
+
+def _cached_batches(
+    array: ChunkedArray, stored: ChunkedArray, use: CacheUse, planned: PlanWindow
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
+    batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
+    wanted = CancelToken.current()
+    for first in range(0, len(planned), batch):
+        wanted.check()
+        rows = planned.part(first, first + batch)
+        values = _values(stored, use, rows)
+        if not array.fill_missing:
+            refuse_missing(array, rows, values)
+        yield first, rows, values
+
+
+def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffer | None]:
+    """The decoded chunk of each row."""
+    now = time.time()
+    parts: Sequence[tuple[int, ...] | None] = [None] * len(rows)
+    if stored.levels:
+        cells = rows.cells[: stored.key_rank]
+        parts = list(zip(*(map(int, column) for column in cells))) or [()] * len(rows)
+    found = use.cache.find(use.space, rows.keys, parts)
+    entries = [entry for entry, _ in found]
+    _check(stored, use, rows, entries, now)
+    missing = [row for row, entry in enumerate(entries) if entry is None]
+    STATISTICS.add(cache_hits=len(rows) - len(missing))
+    if missing:
+        seen: dict[str, bytes] = {}
+        nbytes = stored.chain.layout.nbytes
+        for first, some, values in stored_batches(stored, rows.take(missing), seen):
+            for row, key, value in zip(missing[first:], some.keys, values):
+                decoded = None if value is None else _decoded(stored, key, value)
+                entry = Entry(decoded, 0 if value is None else nbytes, seen.get(key, b""), now)
+                use.cache.put(use.space, key, parts[row], entry, found[row][1])
+                entries[row] = entry
+    return [None if entry is None else entry.value for entry in entries]
+
+
+def _check(
+    stored: ChunkedArray, use: CacheUse, rows: PlanWindow, entries: list[Entry | None], now: float
+) -> None:
+    """Replace by None the entries whose values are not the stored ones any more."""
+    old = [(row, e) for row, e in enumerate(entries) if e is not None and e.read_at < use.bound]
+    if not old:
+        return
+    keys = list(dict.fromkeys(rows.keys[row] for row, _ in old))
+    # What cannot be read has no generation: fetching it tells why.
+    columns = stored.store.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
+    current = dict(zip(keys, columns.generation))
+    for row, entry in old:
+        generation = current[rows.keys[row]]
+        if generation and generation == entry.generation:
+            entry.read_at = max(entry.read_at, now)
+        else:
+            entries[row] = None
+
+
+def _decoded(stored: ChunkedArray, key: str, value: Buffer) -> Buffer:
+    """A decoded chunk in memory of its own, which nobody changes."""
+    STATISTICS.add(bytes_fetched=len(value))
+    chain = stored.chain
+    try:
+        if chain.is_raw:
+            return bytes(chain.decode(value))
+        memory = np.empty(chain.layout.nbytes, np.uint8).data
+        return memoryview(chain.decode(value, memory)).toreadonly()
+    except GpustoreError as error:
+        raise error.prefixed(f"Error reading {stored.store.describe(key)}", key=key) from error

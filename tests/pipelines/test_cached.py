@@ -1,0 +1,332 @@
+"""Reads through the cache of decoded chunks: the same as without, and fewer of them."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpustore
+from gpustore.cache import OVERHEAD_NBYTES, cache_of
+from gpustore.statistics import STATISTICS
+
+BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
+CHAINS = {
+    "raw": [BYTES],
+    "gzip": [BYTES, "gzip"],
+    "checksum": [BYTES, "crc32c"],
+    "transposed": [{"name": "transpose", "configuration": {"order": [1, 0]}}, BYTES, "zstd"],
+    "shards": [
+        {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [2, 3],
+                "codecs": [BYTES, "gzip"],
+                "index_codecs": [{"name": "bytes"}, "crc32c"],
+            },
+        }
+    ],
+}
+LIMITS = {"none": 0, "less than a chunk": 100, "some chunks": 2000, "all": 10**7}
+
+
+def pair(limit, chain="gzip", url="memory://a|zarr3:", **options):
+    """The same array twice: with a cache of its own, and without."""
+    values = gpustore.Context()
+    cached, plain = (
+        gpustore.Context({"cache_pool": {"total_bytes_limit": limit}}, values)
+        for limit in (limit, 0)
+    )
+    # The values of the memory kvstore are those of the common parent.
+    values["memory_key_value_store"]
+    spec = {**gpustore.Spec(url).to_json(), **options}
+    metadata = {
+        "data_type": "int16",
+        "shape": [9, 10],
+        "fill_value": 7,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
+        "codecs": CHAINS[chain],
+    }
+    new = gpustore.open(
+        {**spec, "metadata": metadata}, context=plain, create=True, delete_existing=True
+    ).result()
+    return gpustore.open(spec, context=cached).result(), new
+
+
+def cache(store):
+    return cache_of(store._driver.resources["cache_pool"].value)
+
+
+def interval(size):
+    return st.tuples(st.integers(0, size - 1), st.integers(1, size)).map(
+        lambda pair: slice(min(pair), max(pair) + (pair[0] >= pair[1]))
+    )
+
+
+BOXES = st.tuples(interval(9), interval(10))
+READS = ("read", "read many", "batch", "index array", "strided")
+OWN = ("write", "resize")
+OTHERS = ("write elsewhere", "delete elsewhere", "resize elsewhere")
+
+
+def inside(store, box):
+    """The box, cut at the bounds of the store."""
+    return tuple(slice(min(b.start, n), min(b.stop, n)) for b, n in zip(box, store.shape))
+
+
+def read(store, what, box):
+    box = inside(store, box)
+    part = store[box]
+    if what == "batch":
+        with gpustore.Batch() as batch:
+            futures = [store[box].read(batch=batch), store.read(batch=batch)]
+        return [future.result() for future in futures]
+    if what == "read many" and part.size:
+        starts = [part.origin, (0, 0), part.origin]
+        extent = [min(2, size) for size in part.shape]
+        return [store.read_many(starts, extent).result()]
+    if what == "index array" and part.size:
+        rows, columns = part.origin
+        return [store.oindex[[rows, 0, rows], [columns, columns, 0]].read().result()]
+    if what == "strided":
+        return [store[box][::2, ::-1].read(order="F").result()]
+    return [part.read().result()]
+
+
+def steps(changes):
+    """Some reads, then a change, and so on."""
+    kinds = st.tuples(st.sampled_from(READS), st.sampled_from(changes))
+    return st.lists(st.tuples(kinds, BOXES, BOXES), min_size=1, max_size=5)
+
+
+def check_steps(cached, plain, steps):
+    """After each step the arrays are equal, whole and in the part that was read."""
+    for value, ((kind, changed), box, changed_box) in enumerate(steps):
+        for what in (kind, "read", kind):
+            found, expected = (read(store, what, box) for store in (cached, plain))
+            for one, other in zip(found, expected, strict=True):
+                assert np.array_equal(one, other)
+        cached, plain = change(cached, plain, changed, changed_box, value)
+        assert np.array_equal(cached.read().result(), plain.read().result())
+        held = cache(cached)
+        assert held is None or held.nbytes <= held.limit
+
+
+def change(cached, plain, what, box, value):
+    """Both stores, with bounds as they are stored then."""
+    if what.startswith("resize"):
+        store = cached if what == "resize" else plain
+        bounds = [max(1, size.stop) for size in box]
+        store.resize(exclusive_max=bounds).result()
+    elif what == "delete elsewhere":
+        for key in plain.kvstore.list().result():
+            if key != b"zarr.json" and sum(key) % 2 == value % 2:
+                del plain.kvstore[key]
+    else:
+        store = cached if what == "write" else plain
+        part = store[inside(store, box)]
+        elements = np.arange(part.size, dtype=np.int16) % 3 + value
+        part.write(elements.reshape(part.shape)).result()
+    return cached.resolve().result(), plain.resolve().result()
+
+
+@settings(max_examples=250)
+@given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
+def test_reads_are_those_without_a_cache(steps, limit, chain):
+    cached, plain = pair(LIMITS[limit], chain)
+    plain.write(np.arange(90, dtype=np.int16).reshape(9, 10)).result()
+    check_steps(cached, plain, steps)
+
+
+@settings(max_examples=200)
+@given(steps(OWN), st.sampled_from(["some chunks", "all"]), st.sampled_from(list(CHAINS)))
+def test_own_changes_are_seen_without_rechecks(steps, limit, chain):
+    """Nobody else writes: a cache that is never compared with what is stored is right, too."""
+    cached, plain = pair(LIMITS[limit], chain, recheck_cached_data=False)
+    check_steps(cached, plain, steps)
+
+
+def counted(function):
+    before = STATISTICS.snapshot()
+    function()
+    after = STATISTICS.snapshot()
+    names = ("cache_hits", "bytes_fetched", "chunks_missing")
+    return [after.get(name, 0) - before.get(name, 0) for name in names]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("recheck", [True, False])
+def test_second_read_fetches_nothing(chain, recheck):
+    cached, plain = pair(10**7, chain, recheck_cached_data=recheck)
+    plain[:6] = 1
+    chunks, empty = (6, 2) if chain != "shards" else (20, 8)
+    hits, fetched, missing = counted(lambda: cached.read().result())
+    assert (hits, missing) == (0, empty)
+    assert fetched > 0
+    assert len(cache(cached)) == chunks + 1  # The metadata are one.
+    assert counted(lambda: cached.read().result()) == [chunks, 0, empty]
+    assert counted(lambda: cached[0, 0].read().result()) == [1, 0, 0]
+    plain[0, 0] = 2  # Of a shard, all chunks are checked by the one generation.
+    stale = 0 if not recheck else 1 if chain != "shards" else 4
+    assert counted(lambda: cached.read().result())[0] == chunks - stale
+
+
+def test_missing_chunks_are_entries():
+    cached, plain = pair(10**7)
+    assert (cached.read().result() == 7).all()
+    assert counted(lambda: cached.read().result()) == [6, 0, 6]
+    plain[...] = 1
+    assert (cached.read().result() == 1).all()
+
+
+def test_missing_chunk_that_must_not_be():
+    cached, plain = pair(10**7, fill_missing_data_reads=False)
+    plain[:4, :6] = 1
+    for _ in range(2):
+        assert (cached[:4, :6].read().result() == 1).all()
+        with pytest.raises(gpustore.NotFoundError, match=r'chunk \{0, 1\} stored at "a/c/0/1"'):
+            cached.read().result()
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_damaged_chunk_is_the_error_it_is_without_a_cache(chain):
+    cached, plain = pair(10**7, chain)
+    plain[...] = 1
+    cached.read().result()
+    for damage in (b"", b"x", plain.kvstore["c/1/1"][:-1]):
+        plain.kvstore["c/1/1"] = damage
+        errors = []
+        for store in (cached, plain):
+            with pytest.raises(gpustore.CorruptChunkError) as caught:
+                store.read().result()
+            errors.append((str(caught.value), caught.value.key))
+        assert errors[0] == errors[1]
+    assert (cached[:4].read().result() == 1).all()
+
+
+def test_a_chunk_larger_than_the_cache_is_read_as_without_one():
+    """In parts, if it is not compressed."""
+    nbytes = 2 * 4 * 6
+    for limit, whole in ((nbytes + OVERHEAD_NBYTES - 1, False), (nbytes + OVERHEAD_NBYTES, True)):
+        cached, plain = pair(limit, "raw")
+        plain[...] = 1
+        fetched = counted(lambda store=cached: store[0, 0].read().result())[1]
+        assert fetched == (nbytes if whole else 2)
+
+
+def test_stores_of_one_pool_share_their_chunks():
+    context = gpustore.Context({"cache_pool#big": {"total_bytes_limit": 10**7}})
+    spec = {"driver": "zarr3", "kvstore": "memory://x", "cache_pool": "cache_pool#big"}
+    new = {"create": True, "open": True, "dtype": "uint8", "shape": [4]}
+    first, second = (gpustore.open(spec, context=context, **new).result() for _ in range(2))
+    other = gpustore.open({**spec, "cache_pool": {}}, context=context).result()
+    first.read().result()
+    assert counted(lambda: second.read().result())[0] == 1
+    assert counted(lambda: other.read().result())[0] == 0
+    assert cache(other) is None
+
+
+def test_stores_in_memory_with_equal_keys_are_told_apart():
+    """One pool, two sets of values."""
+    context = gpustore.Context(
+        {
+            "cache_pool": {"total_bytes_limit": 10**7},
+            "memory_key_value_store#a": {},
+            "memory_key_value_store#b": {},
+        }
+    )
+    for value, name in enumerate("ab"):
+        kvstore = {
+            "driver": "memory",
+            "path": "x/",
+            "memory_key_value_store": f"memory_key_value_store#{name}",
+        }
+        store = gpustore.open(
+            {"driver": "zarr3", "kvstore": kvstore, "recheck_cached_data": False},
+            context=context,
+            create=True,
+            dtype="uint8",
+            shape=[4],
+        ).result()
+        store[...] = value
+        assert store.read().result().tolist() == [value] * 4
+        assert store.read().result().tolist() == [value] * 4
+
+
+def test_relative_paths_mean_other_files_elsewhere(tmp_path, monkeypatch):
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    for value in (1, 2):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        store = gpustore.open(
+            {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x/"}},
+            context=context,
+            create=True,
+            dtype="uint8",
+            shape=[4],
+            recheck_cached_data=False,
+        ).result()
+        store[...] = value
+        store.read().result()
+        assert store.read().result().tolist() == [value] * 4
+
+
+def test_an_array_made_anew_has_none_of_the_old_chunks():
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    new = {"create": True, "delete_existing": True, "dtype": "uint8", "shape": [4]}
+    keywords = {"context": context, "recheck_cached": False}
+    old = gpustore.open("memory://x|zarr3:", **new, **keywords).result()
+    old[...] = 1
+    old.read().result()
+    store = gpustore.open("memory://x|zarr3:", **new, **keywords).result()
+    assert store.read().result().tolist() == [0] * 4
+
+
+def test_write_during_a_read_is_not_lost():
+    """A value fetched before a write and decoded after it does not stay."""
+    cached, _ = pair(10**7, recheck_cached_data=False)
+    cached[...] = 1
+    store = cached._driver.array.store
+    fetched, written = threading.Event(), threading.Event()
+    original = type(store).read_many
+
+    def slow(self, request):
+        columns = original(self, request)
+        if threading.current_thread().name == "reader":
+            fetched.set()
+            assert written.wait(5)
+        return columns
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store), "read_many", slow)
+        thread = threading.Thread(target=lambda: cached[0, 0].read().result(), name="reader")
+        thread.start()
+        assert fetched.wait(5)
+        cached[...] = 2
+        written.set()
+        thread.join()
+    assert (cached.read().result() == 2).all()
+
+
+def test_a_write_that_fails_is_forgotten(tmp_path):
+    """Some of its chunks are new, nobody knows which."""
+    cached, _ = pair(10**7, url=f"file://{tmp_path}/a|zarr3:", recheck_cached_data=False)
+    cached[...] = 1
+    cached.read().result()
+    (tmp_path / "a/c/1/0").unlink()
+    (tmp_path / "a/c/1/0").mkdir()
+    with pytest.raises(gpustore.StoreIOError):
+        cached.write(2).result()
+    plain = gpustore.open(f"file://{tmp_path}/a|zarr3:").result()
+    for rows in (slice(4), slice(8, 9)):
+        assert np.array_equal(cached[rows].read().result(), plain[rows].read().result())
+
+
+def test_files_replaced_by_another_process_are_seen(tmp_path):
+    cached, plain = pair(10**7, "raw", url=f"file://{tmp_path}/a|zarr3:")
+    for value in range(50):
+        plain[0, 0] = value
+        assert cached[0, 0].read().result() == value
+        assert cached[0, 0].read().result() == value
