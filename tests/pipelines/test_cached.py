@@ -330,3 +330,39 @@ def test_files_replaced_by_another_process_are_seen(tmp_path):
         plain[0, 0] = value
         assert cached[0, 0].read().result() == value
         assert cached[0, 0].read().result() == value
+
+
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}], ids=str)
+def test_fields_of_records_share_their_chunks(compressor):
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    plain = gpustore.Context({"cache_pool": {}}, context)
+    context["memory_key_value_store"]
+    spec = {
+        "driver": "zarr",
+        "kvstore": "memory://r",
+        "metadata": {
+            "dtype": [["x", "<i2"], ["b", "|b1"], ["y", ">f4", [2]]],
+            "shape": [5, 3],
+            "chunks": [2, 2],
+            "compressor": compressor,
+            "fill_value": None,
+        },
+    }
+
+    def open(field, context, **keywords):
+        return gpustore.open({**spec, "field": field}, context=context, **keywords).result()
+
+    x = open("x", context, create=True, recheck_cached_data=False)
+    x[:4] = np.arange(12, dtype=np.int16).reshape(4, 3)
+    b, y = (open(field, context, recheck_cached_data=False) for field in "by")
+    hits = [counted(lambda store=store: store.read().result())[0] for store in (x, b, y, y)]
+    assert hits == [0, 6, 6, 6]
+    y[1:3, :, 1] = 2.5
+    b[1] = True
+    for field, store in (("x", x), ("b", b), ("y", y)):
+        for index in (..., np.s_[1:, ::-1], np.s_[0]):
+            expected = open(field, plain)[index].read().result()
+            for _ in range(2):
+                assert np.array_equal(store[index].read().result(), expected)
+        picked = store.oindex[[3, 1, 3]].read().result()
+        assert np.array_equal(picked, open(field, plain).oindex[[3, 1, 3]].read().result())
