@@ -155,8 +155,11 @@ class ShardRefiner:
         return replace(rows, byte_start=begin, byte_stop=end, absent=absent)
 
 
-def unpack(shard: Buffer, form: ShardIndexFormat) -> list[Buffer | None]:
+def unpack(shard: Buffer, form: ShardIndexFormat, inner_bound: int) -> list[Buffer | None]:
     """The encoded inner chunks of a whole shard in C order, None where there is none.
+
+    They may overlap; each may be so long as `inner_bound`, in bytes, or all together could become
+    far more than the shard when they are written again.
 
     Raises
     ------
@@ -166,6 +169,13 @@ def unpack(shard: Buffer, form: ShardIndexFormat) -> list[Buffer | None]:
     view = memoryview(shard)
     low, high = form.byte_range
     index = form.decode(view[low:high], total=len(view))
+    longest = int(index.nbytes.max(initial=0))
+    if longest > inner_bound:
+        raise CorruptChunkError(
+            f"Invalid shard index entry: an inner chunk has {longest} bytes, no legal encoding of "
+            f"it has more than {inner_bound}",
+            codec="sharding_indexed",
+        )
     return [
         None if offset < 0 else view[offset : offset + nbytes]
         for offset, nbytes in zip(index.offset.tolist(), index.nbytes.tolist())

@@ -180,7 +180,7 @@ class HostBackend:
         )
         view = flat.data
         for i, value in enumerate(values):
-            start, first = base + dst_start[i], src_start[i]
+            start, first, begin = base + dst_start[i], src_start[i], 0
             if not rows.narrowed:
                 first += chain.layout.offset
             try:
@@ -210,7 +210,8 @@ class HostBackend:
                 else:
                     decoded = chain.decode(value, scratch)
                 strides = src_stride
-                if pitch and chain.layout.nbytes <= 4 * math.prod(shapes[i]) * stored.itemsize:
+                lines = pitch and begin % pitch == len(decoded) % pitch == 0
+                if lines and nbytes <= 4 * math.prod(shapes[i]) * stored.itemsize:
                     decoded = self._spread(decoded, pitch)
                     first = _spread_offset(first, pitch)
                     strides = tuple([_spread_offset(stride, pitch) for stride in src_stride])

@@ -191,7 +191,7 @@ def take_blocks(
     Raises
     ------
     CorruptChunkError
-        If streams of these blocks do not lie within the frame.
+        If streams of these blocks do not lie within the frame, or lie in each other.
     """
     blocks = -(-header.nbytes // header.blocksize)
     first, last = start // header.blocksize, -(-stop // header.blocksize)
@@ -205,6 +205,9 @@ def take_blocks(
         _INT32.pack_into(taken, _HEADER.size + 4 * i, len(taken))
         for position, length, _ in _streams(frame, header, block):
             taken += frame[position - 4 : position + length]
+        if len(taken) > header.cbytes:
+            # A few bytes that all blocks share would become many times as many.
+            raise invalid(f"block {block} lies in another one")
     begin = first * header.blocksize
     nbytes = min(last * header.blocksize, header.nbytes) - begin
     _HEADER.pack_into(

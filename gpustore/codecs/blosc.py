@@ -84,6 +84,9 @@ _MAX_TYPESIZE: Final = 255
 # Below this a new bytes object that is then copied costs less than numcodecs' checks of `out`.
 _SMALL_NBYTES: Final = 32 << 10
 
+# Smaller blocks are decompressed in less time than it takes to find them.
+_PART_NBYTES: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class _Blosc(BytesCodec):
@@ -136,6 +139,8 @@ class _Blosc(BytesCodec):
         header = _header(encoded, nbytes, exact=True)
         if header.is_stored or header.nbytes == 0:
             return memoryview(encoded)[HEADER_NBYTES + start : HEADER_NBYTES + stop], start
+        if header.blocksize < _PART_NBYTES:
+            return self._decode(encoded, header, nbytes, exact=True, out=out), 0
         frame, begin = take_blocks(memoryview(encoded), header, start, stop)
         part = read_header(frame)
         return self._decode(frame, part, part.nbytes, exact=True, out=out[: part.nbytes]), begin

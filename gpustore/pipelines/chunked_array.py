@@ -157,11 +157,16 @@ class ChunkedArray:
     @property
     def object_bound(self) -> int:
         """Most bytes one stored value may have: a chunk, or a shard with gaps in it."""
+        return self.inner_bound(0) + ((1 << 20) if self.levels else 0)
+
+    def inner_bound(self, depth: int) -> int:
+        """Most bytes a chunk or shard below `depth` levels of sharding may have."""
         bound = self.chain.encoded_bound
-        if not self.levels:
+        levels = self.levels[depth:]
+        if not levels:
             return bound
-        indices = sum(level.index.nbytes for level in self.levels)
-        return 2 * math.prod(self.key_ratio) * (bound + indices) + (1 << 20)
+        indices = sum(level.index.nbytes for level in levels)
+        return 2 * math.prod(levels[0].ratio) * (bound + indices)
 
     @property
     def key_ratio(self) -> tuple[int, ...]:

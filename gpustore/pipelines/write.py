@@ -197,7 +197,7 @@ def _encoded(
     chunks: list[Buffer | None] = [None] * level.index.count
     if present is not None:
         try:
-            chunks = unpack(present, level.index)
+            chunks = unpack(present, level.index, array.inner_bound(depth + 1))
         except CorruptChunkError as error:
             key = rows.keys[0]
             where = f"Error reading {array.store.describe(key)}: shard index"

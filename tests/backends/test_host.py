@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import math
 import re
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpustore
 from gpustore.backends.host import BACKEND
 from gpustore.chunk_plan import plan_chunks
 from gpustore.codecs.base import ChunkBytes
@@ -387,3 +389,24 @@ def test_sources_that_do_not_fit_are_refused(source, text):
 def test_unsafe_casts_are_refused(source):
     with pytest.raises(TypeError, match="according to the rule 'safe'"):
         BACKEND.source(source, IndexDomain(shape=[2]), np.dtype("i4"))
+
+
+@pytest.mark.parametrize("blocksize", [70_000, 100_000])
+def test_part_of_a_blosc_chunk_that_does_not_begin_with_a_line(blocksize):
+    """Lines are copied apart only if whole ones were decoded."""
+    shape = (32, 128, 100)  # Lines of 8 KiB.
+    compressor = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0, "blocksize": blocksize}
+    members = {"shape": list(shape), "chunks": list(shape), "dtype": "<u2", "order": "F"}
+    store = gpustore.open(
+        {
+            "driver": "zarr2",
+            "kvstore": "memory://",
+            "metadata": {**members, "compressor": compressor},
+        },
+        create=True,
+    ).result()
+    written = (np.arange(math.prod(shape)).reshape(shape) // 7).astype("u2")
+    store[...] = written
+    for start in range(0, 70, 3):
+        part = np.s_[:, :, start : start + 30]
+        assert np.array_equal(store[part].read().result(), written[part])

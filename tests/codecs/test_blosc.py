@@ -1,6 +1,7 @@
 """Blosc against numcodecs and TensorStore, frames made by hand, and every kind of damage."""
 
 import struct
+import tracemalloc
 
 import numcodecs.blosc
 import numpy as np
@@ -197,3 +198,20 @@ def test_a_part_leaves_other_blocks_alone():
     assert (begin, bytes(part)) == (50_000, payload[50_000:51_000])
     with pytest.raises(CorruptChunkError):
         codec.decode_part(frame, 100_000, 500, 600, out)
+
+
+def test_blocks_that_lie_in_each_other_are_refused():
+    """Taken one by one they would become many times as long as the frame."""
+    nbytes, blocksize = 1 << 20, 1024
+    blocks, stream = nbytes // blocksize, bytes(100_000)
+    first = 16 + 4 * blocks
+    body = struct.pack(f"<{blocks}i", *[first] * blocks) + struct.pack("<i", len(stream)) + stream
+    sizes = {"typesize": 1, "nbytes": nbytes, "blocksize": blocksize, "cbytes": 16 + len(body)}
+    frame = header(flags=0x31, **sizes) + body
+    out = memoryview(bytearray(nbytes))
+    tracemalloc.start()
+    with pytest.raises(CorruptChunkError, match="lies in another one"):
+        stage("blosc").decode_part(frame, nbytes, 0, nbytes // 2, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
