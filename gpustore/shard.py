@@ -25,6 +25,7 @@ from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.json_array import shape_text
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
+from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe
@@ -220,7 +221,7 @@ class ResolvedCodecs:
 
 def resolve_codecs(
     codecs: Sequence[NamedConfiguration],
-    dtype: DataType,
+    dtype: DataType | Component,
     chunk_shape: Sequence[int],
     *,
     limits: Limits,
@@ -231,7 +232,8 @@ def resolve_codecs(
     ----------
     codecs : sequence of NamedConfiguration
         As stored: everything must be said.
-    dtype : dtype
+    dtype : dtype or Component
+        Of the stored elements.
     chunk_shape : sequence of int
         Of the outermost chunks, in elements.
     limits : Limits
@@ -248,7 +250,7 @@ def resolve_codecs(
 
 def _resolve(
     codecs: tuple[NamedConfiguration, ...],
-    dtype: DataType,
+    dtype: DataType | Component,
     chunk_shape: tuple[int, ...],
     limits: Limits,
     depth: int,
@@ -281,11 +283,12 @@ def _resolve(
         )
         for below in inner.levels
     )
+    every = order + tuple(range(rank, len(inner.chain.inner_order)))
     chain = CodecChain(
-        inner.chain.layout.transposed(order),
+        inner.chain.layout.transposed(every),
         inner.chain.stages,
         {"codecs": [named.to_json() for named in spec.named]},
-        inner_order=tuple(order[d] for d in inner.chain.inner_order),
+        inner_order=tuple(every[d] for d in inner.chain.inner_order),
     )
     return ResolvedCodecs(chain, _to_array(order, inner.chunk_shape), (level, *deeper))
 

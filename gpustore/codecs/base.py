@@ -32,10 +32,10 @@ from gpustore._json import (
     expect_int,
     expect_str,
 )
-from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
+from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import json_equal
 
 __all__ = [
@@ -400,7 +400,8 @@ class LayoutCodec:
         Name in Zarr v3. Zarr v2 has no such codecs.
     options : tuple of Option
     layout : callable
-        ``layout(options, dtype, shape)`` from complete options.
+        ``layout(options, component, shape)`` from complete options; the shape is without the
+        inner dimensions of the component.
     complete : callable
         ``complete(options, itemsize)`` fills in the defaults of a new array.
     """
@@ -408,7 +409,7 @@ class LayoutCodec:
     kind: ClassVar[str] = "array -> bytes"
     name: str
     options: tuple[Option, ...]
-    layout: Callable[[Options, np.dtype[Any], tuple[int, ...]], ChunkBytes]
+    layout: Callable[[Options, Component, tuple[int, ...]], ChunkBytes]
     complete: Callable[[Options, int], dict[str, JsonValue]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
@@ -461,7 +462,7 @@ class ShardCodec:
     kind: ClassVar[str] = "array -> bytes"
     name: str
     options: tuple[Option, ...]
-    complete: Callable[[Options, DataType, int, tuple[int, ...] | None], dict[str, JsonValue]]
+    complete: Callable[[Options, V3DataType, int, tuple[int, ...] | None], dict[str, JsonValue]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
         """Validate options: those of stored metadata (strict), or constraints."""

@@ -30,6 +30,7 @@ from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Option
 from gpustore.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
+from gpustore.metadata.component import Component
 
 __all__ = ["CODEC", "checker", "in_records", "normalizer"]
 
@@ -108,15 +109,19 @@ def _complete(options: Options, itemsize: int) -> dict[str, JsonValue]:
     return {"endian": options.get("endian", sys.byteorder)}
 
 
-def _layout(options: Options, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ChunkBytes:
-    if dtype.itemsize == 1:
-        return ChunkBytes.contiguous(dtype, shape)
+def _layout(options: Options, component: Component, shape: tuple[int, ...]) -> ChunkBytes:
+    if component.stored.itemsize == 1:
+        return ChunkBytes.of_component(component, shape)
     endian = options.get("endian")
+    if endian is None and component.name:
+        endian = "little"  # Of records zarr-python does not say it.
     if endian is None:
         raise MetadataError(
-            f'"bytes" codec requires that "endian" option is specified for data type {dtype.name}'
+            f'"bytes" codec requires that "endian" option is specified for data type '
+            f"{component.dtype.name}"
         )
-    return ChunkBytes.contiguous(dtype.newbyteorder("<" if endian == "little" else ">"), shape)
+    ordered = component.with_byteorder("<" if endian == "little" else ">")
+    return ChunkBytes.of_component(ordered, shape)
 
 
 CODEC = LayoutCodec(

@@ -271,7 +271,7 @@ class CodecChain:
 
 def resolve_v3(
     codecs: Sequence[NamedConfiguration],
-    dtype: DataType,
+    dtype: DataType | Component,
     chunk_shape: Sequence[int],
     *,
     limits: Limits = DEFAULT_LIMITS,
@@ -282,10 +282,10 @@ def resolve_v3(
     ----------
     codecs : sequence of NamedConfiguration
         As stored: everything must be said.
-    dtype : dtype
-        Of the elements.
+    dtype : dtype or Component
+        Of the stored elements.
     chunk_shape : sequence of int
-        Elements of a chunk along each dimension.
+        Stored elements of a chunk along each dimension.
     limits : Limits, optional
         ``codecs`` and ``chunk_nbytes`` count.
 
@@ -303,9 +303,10 @@ def resolve_v3(
 
 
 def resolve_chain(
-    spec: ChainSpec, dtype: DataType, chunk_shape: Sequence[int], *, limits: Limits
+    spec: ChainSpec, dtype: DataType | Component, chunk_shape: Sequence[int], *, limits: Limits
 ) -> CodecChain:
     """As :func:`resolve_v3`, for codecs that are parsed already."""
+    component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     assert spec.layout is not None  # Stored chains have one.
     if not isinstance(spec.layout.codec, LayoutCodec):
         # Only the index of a shard comes here so: it must have a fixed size.
@@ -318,11 +319,12 @@ def resolve_chain(
     stored_shape = tuple(chunk_shape[dim] for dim in inner_order)
     with resolving(spec.layout.named):
         options = spec.layout.options
-        stored = spec.layout.codec.layout(options, dtype.array_dtype, stored_shape)
+        stored = spec.layout.codec.layout(options, component, stored_shape)
+    inner_order += tuple(range(rank, rank + component.rank))
     layout = stored.transposed(inner_order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     stages = []
-    itemsize: int | None = dtype.itemsize
+    itemsize: int | None = component.nbytes
     for stage in spec.stages:
         stages.append(stage.face.prepare(stage.options, itemsize))
         itemsize = None

@@ -22,10 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
-from gpustore.dtype import dtype as DataType
 from gpustore.errors import (
     GpustoreError,
     MetadataError,
@@ -33,6 +34,8 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
+from gpustore.metadata.component import is_opaque
+from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration
 
 __all__ = [
@@ -355,7 +358,7 @@ def _cannot_merge(a: JsonValue, b: JsonValue, reason: str = "") -> MismatchError
 
 def complete_v3(
     codecs: Sequence[NamedConfiguration] | None,
-    dtype: DataType,
+    dtype: V3DataType,
     rank: int,
     *,
     inner_order: Sequence[int] | None = None,
@@ -406,14 +409,21 @@ def complete_v3(
         arrays.append(ArrayChoice(transpose, {"order": list(rest)}))
     first = spec.layout or LayoutChoice(registry.find("codecs", _V3_DEFAULT), {})
     assert isinstance(first.codec, LayoutCodec)
-    layout = LayoutChoice(first.codec, first.codec.complete(first.options, dtype.itemsize))
+    itemsize: int | None = 1 if _is_bytes(dtype) else dtype.itemsize
+    layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
     stages = []
-    itemsize: int | None = dtype.itemsize
     for stage in spec.stages:
         with resolving(stage.named):
             stages.append(stage.completed(itemsize))
         itemsize = None
     return ChainSpec(tuple(arrays), layout, tuple(stages)).named
+
+
+def _is_bytes(dtype: V3DataType) -> bool:
+    """Whether elements are made of parts of one byte each, which have no byte order."""
+    if not isinstance(dtype, np.dtype) or dtype.names is None:
+        return isinstance(dtype, np.dtype) and is_opaque(dtype)
+    return all(_is_bytes(dtype[name]) or dtype[name].itemsize == 1 for name in dtype.names)
 
 
 def refuse_stages(spec: ChainSpec) -> None:

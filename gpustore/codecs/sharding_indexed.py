@@ -34,8 +34,8 @@ from typing import Final
 from gpustore._json import JsonValue, at_position, expect_int, expect_list
 from gpustore.codecs.base import ABSENT, Option, Options, ShardCodec, choice
 from gpustore.codecs.merge import complete_v3, merge_v3, parse_codecs
-from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
+from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration
 
 __all__ = ["CODEC"]
@@ -69,7 +69,7 @@ def _merge_codecs(a: JsonValue, b: JsonValue) -> JsonValue:
 
 
 def _complete(
-    options: Options, dtype: DataType, rank: int, inner_order: tuple[int, ...] | None
+    options: Options, dtype: V3DataType, rank: int, inner_order: tuple[int, ...] | None
 ) -> dict[str, JsonValue]:
     codecs = NamedConfiguration.list_from_json(options.get("codecs", []))
     index = options.get("index_codecs")

@@ -35,7 +35,7 @@ from gpustore.drivers.base import (
     schema_members,
 )
 from gpustore.drivers.chunked import ChunkedDriver, MetadataFile, described
-from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.drivers.format import ArrayDescription, Format, Selection
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -105,7 +105,7 @@ class ChunkedSpec:
     def url(self) -> str:
         if self.kvstore is None:
             raise MetadataError("Invalid kvstore spec")
-        for name in self.format.selection:
+        for name in self.format.selection.to_json():
             what = "selected_field" if name == "field" else name
             raise UnsupportedError(
                 f"{self.format.id} URL syntax not supported with {what} specified"
@@ -118,7 +118,7 @@ class ChunkedSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Members of the driver."""
-        members: dict[str, JsonValue] = {**self.options, **self.format.selection}
+        members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
             members = {**_DEFAULTS, **members}
         if self.kvstore is not None:
@@ -316,7 +316,10 @@ class _Steps:
 
         def respec(metadata: Any) -> DriverSpec:
             schema = Schema(dtype=description.dtype, rank=len(description.shape))
-            format_ = spec.format.naming_field(opened)
+            # A field that need not be named is.
+            name = spec.format.component(opened).name
+            selection = replace(spec.format.selection, field=name)
+            format_ = spec.format.selecting(selection)
             stored = format_.no_constraints
             if metadata is not None:
                 stored = format_.constraints_of(metadata)
@@ -438,7 +441,7 @@ class ChunkedKind:
             with in_member("kvstore"):
                 spec = KvStore.Spec(kvstore)
             spec = _directory(spec / path if path else spec)
-        format_ = self.format.selecting(members)
+        format_ = self.format.selecting(Selection.from_members(members))
         constraints = format_.take_constraints(members)
         options = _options(members)
         options.update(format_.take_options(members))

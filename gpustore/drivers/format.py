@@ -6,18 +6,18 @@ all the chunked driver knows. Adding a format is one such translation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members
+from gpustore._json import JsonValue, Members, text
 from gpustore.codecs.chain import CodecChain
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
+from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -28,6 +28,7 @@ from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
 __all__ = [
+    "NO_SELECTION",
     "ArrayDescription",
     "Format",
     "SchemaWords",
@@ -36,7 +37,11 @@ __all__ = [
     "check_rank",
     "created_domain",
     "merge_codec",
-    "take_selection",
+    "Selection",
+    "fill_of_component",
+    "fill_to_element",
+    "is_shown",
+    "stored_element",
     "with_zarr_domain",
 ]
 
@@ -284,19 +289,91 @@ def check_dtype(dtype: dtype_) -> None:
         )
 
 
-def take_selection(members: Members) -> tuple[str, bool]:
-    """Take ``field``, empty if none is named, and ``open_as_void``.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of each stored element a spec asks for.
+
+    Attributes
+    ----------
+    field : str
+        Of a structured data type, the field to open; empty if none is named.
+    as_void : bool
+        Whether to open the bytes of the stored elements.
+    """
+
+    field: str = ""
+    as_void: bool = False
+
+    @classmethod
+    def from_members(cls, members: Members) -> Selection:
+        """Take ``field`` and ``open_as_void``.
+
+        Raises
+        ------
+        MetadataError
+            If both are there.
+        """
+        name = members.take_str("field", "")
+        as_void = members.take_bool("open_as_void", default=False)
+        if name and as_void:
+            raise MetadataError('"field" and "open_as_void" are mutually exclusive')
+        return cls(name, as_void) if name or as_void else NO_SELECTION
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The member that differs from its default, if any."""
+        if self.as_void:
+            return {"open_as_void": True}
+        return {"field": self.field} if self.field else {}
+
+    def of(self, stored: np.dtype[Any]) -> Component:
+        """The component of elements stored so; see :func:`gpustore.metadata.component.select`."""
+        return select(stored, self.field, as_void=self.as_void)
+
+
+NO_SELECTION = Selection()
+
+
+def is_shown(component: Component, stored: np.dtype[Any]) -> bool:
+    """Whether stored elements are the elements shown."""
+    return component.is_element and not is_opaque(stored)
+
+
+def stored_element(fill: Any, stored: np.dtype[Any]) -> Any:
+    """The bytes ``V<n>`` of a stored element of that fill value, zeros if it is None."""
+    opaque = f"V{stored.itemsize}"
+    if fill is None:
+        return np.zeros((), opaque)
+    is_bytes = fill.dtype.type is np.void and fill.dtype.names is None
+    element = fill if is_bytes else fill.astype(stored)
+    return np.frombuffer(element.tobytes(), opaque).reshape(())
+
+
+def fill_of_component(component: Component, stored: np.dtype[Any], fill: Any) -> tuple[Any, Any]:
+    """The fill value an array shows (None if undefined), and its :attr:`blank`."""
+    if is_shown(component, stored):
+        return fill, None
+    element = stored_element(fill, stored)
+    shown = None if fill is None else component.of(element)
+    return shown, None if component.is_element else element
+
+
+def fill_to_element(fill: Any, stored: np.dtype[Any], component: Component, json: JsonValue) -> Any:
+    """A fill value of the schema as that of the stored elements.
 
     Raises
     ------
     MetadataError
-        If both are there.
+        If it does not broadcast to the inner dimensions, or leaves other fields open.
     """
-    field = members.take_str("field", "")
-    as_void = members.take_bool("open_as_void", default=False)
-    if field and as_void:
-        raise MetadataError('"field" and "open_as_void" are mutually exclusive')
-    return field, as_void
+    if is_shown(component, stored):
+        return fill
+    if stored.names is not None and len(stored.names) > 1 and component.name:
+        raise MetadataError(
+            f"Cannot specify fill_value through schema for structured zarr data type {text(json)}"
+        )
+    check_broadcast(np.shape(fill), component.shape)
+    elements = np.broadcast_to(np.asarray(fill).astype(component.stored), component.shape)
+    return np.frombuffer(elements.tobytes(), f"V{component.nbytes}").reshape(())
 
 
 class Format(Protocol):
@@ -320,15 +397,15 @@ class Format(Protocol):
     def __hash__(self) -> int:
         """Equal formats describe metadata alike, which is remembered."""
 
-    def selecting(self, members: Members) -> Format:
-        """The same format for the part of each element that the members of a spec select."""
-
     @property
-    def selection(self) -> Mapping[str, JsonValue]:
-        """Those members, as far as they differ from their default."""
+    def selection(self) -> Selection:
+        """What it opens of each stored element."""
 
-    def naming_field(self, metadata: Any) -> Format:
-        """The same format, with the field named that these metadata have as their only one."""
+    def selecting(self, selection: Selection) -> Format:
+        """The same format for another part of each stored element."""
+
+    def component(self, metadata: Any) -> Component:
+        """The part of each stored element that is opened, from (native or stored) metadata."""
 
     def constraints(self, value: JsonValue) -> Any:
         """Parse the ``metadata`` member of a spec."""

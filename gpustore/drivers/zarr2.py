@@ -15,25 +15,30 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, text
+from gpustore._json import JsonValue, Members
 from gpustore.codecs.chain import resolve_v2, v2_inner_order
 from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
+    NO_SELECTION,
     ArrayDescription,
     SchemaWords,
+    Selection,
     check_codec_chunk,
     check_dtype,
     check_rank,
     created_domain,
+    fill_of_component,
+    fill_to_element,
+    is_shown,
     merge_codec,
-    take_selection,
+    stored_element,
     with_zarr_domain,
 )
 from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
-from gpustore.metadata.component import Component, is_opaque, select
+from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.zarr2 import (
     UNSET,
@@ -47,7 +52,6 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.schema.fill_value import check_broadcast
 
 __all__ = ["DRIVER", "Zarr2Format"]
 
@@ -58,14 +62,11 @@ class Zarr2Format:
 
     Attributes
     ----------
-    field : str
-        Of a structured data type, the field to open; empty if none is named.
-    as_void : bool
-        Whether to open the bytes of the stored elements.
+    selection : Selection
+        What to open of each stored element.
     """
 
-    field: str = ""
-    as_void: bool = False
+    selection: Selection = NO_SELECTION
 
     id = "zarr2"
     json_id = "zarr"
@@ -80,24 +81,13 @@ class Zarr2Format:
     metadata_key = ".zarray"
     no_constraints = Zarr2Constraints()
 
-    def selecting(self, members: Members) -> Zarr2Format:
-        """``field`` and ``open_as_void``."""
-        selection = take_selection(members)
-        return Zarr2Format(*selection) if any(selection) else self
+    def selecting(self, selection: Selection) -> Zarr2Format:
+        """The same format for another part of each stored element."""
+        return self if selection == self.selection else Zarr2Format(selection)
 
-    @property
-    def selection(self) -> dict[str, JsonValue]:
-        """``field`` or ``open_as_void``, if given."""
-        if self.as_void:
-            return {"open_as_void": True}
-        return {"field": self.field} if self.field else {}
-
-    def naming_field(self, metadata: Zarr2Metadata) -> Zarr2Format:
-        """A field that need not be named is."""
-        return dataclasses.replace(self, field=self._component(metadata.dtype).name)
-
-    def _component(self, dtype: np.dtype[Any]) -> Component:
-        return select(dtype, self.field, as_void=self.as_void)
+    def component(self, metadata: Zarr2Metadata) -> Component:
+        """The part of each stored element that is opened."""
+        return self.selection.of(metadata.dtype)
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
         """Parse the ``metadata`` member of a spec."""
@@ -135,7 +125,7 @@ class Zarr2Format:
     def describe(self, metadata: Zarr2Metadata, *, limits: Limits) -> ArrayDescription:
         """The array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
-        component = self._component(metadata.dtype)
+        component = self.component(metadata)
         check_rank(rank + component.rank)
         chain = resolve_v2(
             metadata.compressor,
@@ -146,11 +136,7 @@ class Zarr2Format:
             limits=limits,
         )
         chunk_shape = metadata.chunks + component.shape
-        fill, blank = metadata.fill_value, None
-        if not _is_plain(component, metadata.dtype):
-            element = _element(fill, metadata.dtype)
-            fill = None if fill is None else component.of(element)
-            blank = None if component.is_element else element
+        fill, blank = fill_of_component(component, metadata.dtype, metadata.fill_value)
         return ArrayDescription(
             shape=metadata.shape + component.shape,
             chunk_shape=chunk_shape,
@@ -191,13 +177,17 @@ class Zarr2Format:
         inner: tuple[int, ...] = ()
         fill: Any = constraints.fill_value
         if not isinstance(stored, Unset):
-            component = self._component(stored)
+            component = self.selection.of(stored)
             inner = component.shape
             merged.set_dtype(component.dtype)
-            if isinstance(fill, np.ndarray) and not _is_plain(component, stored):
-                fill = component.of(_element(fill, stored))
+            if isinstance(fill, np.ndarray) and not is_shown(component, stored):
+                fill = component.of(stored_element(fill, stored))
             _constrain_shape(constraints, merged, inner)
-        elif merged.dtype is not None and not self.selection and merged.dtype.name not in _OPAQUE:
+        elif (
+            merged.dtype is not None
+            and self.selection == NO_SELECTION
+            and merged.dtype.name not in _OPAQUE
+        ):
             check_dtype(merged.dtype)
             _constrain_shape(constraints, merged, inner)
         # Otherwise the data type may add dimensions: not even the rank is known.
@@ -214,8 +204,8 @@ class Zarr2Format:
     ) -> Zarr2Metadata:
         """New metadata that fulfil both."""
         stored = constraints.dtype
-        if self.selection and isinstance(stored, Unset):
-            name = next(iter(self.selection))
+        if self.selection != NO_SELECTION and isinstance(stored, Unset):
+            name = next(iter(self.selection.to_json()))
             raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
         merged = self.constrained(constraints, schema)
         dtype = merged.dtype
@@ -225,7 +215,7 @@ class Zarr2Format:
             if dtype.name in _OPAQUE:
                 raise MetadataError(f"Data type not supported: {dtype.name}")
             stored = dtype.array_dtype
-        component = self._component(stored)
+        component = self.selection.of(stored)
         domain = created_domain(merged)
         rank = domain.rank - component.rank
         if merged.dimension_units is not None and any(merged.dimension_units):
@@ -255,7 +245,7 @@ class Zarr2Format:
             fill = merged.fill_value
             if fill is not None:
                 with prefixing("Invalid fill_value"):
-                    fill = _stored_fill_value(fill, stored, component)
+                    fill = fill_to_element(fill, stored, component, v2_dtype_to_json(stored))
         separator = constraints.dimension_separator
         metadata = Zarr2Metadata(
             shape=tuple(domain.shape[:rank]),
@@ -305,34 +295,6 @@ def _constrain_shape(constraints: Zarr2Constraints, schema: Schema, inner: tuple
     if not isinstance(constraints.order, Unset) and rank is not None:
         order = v2_inner_order(rank - len(inner), len(inner), constraints.order)
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
-
-
-def _is_plain(component: Component, stored: np.dtype[Any]) -> bool:
-    """Whether stored elements are the elements shown."""
-    return component.is_element and not is_opaque(stored)
-
-
-def _element(fill: Any, stored: np.dtype[Any]) -> Any:
-    """The bytes ``V<n>`` of a stored element of that fill value, zeros if it is None."""
-    nbytes = stored.itemsize
-    if fill is None:
-        return np.zeros((), f"V{nbytes}")
-    element = fill if is_opaque(stored) else fill.astype(stored)
-    return np.frombuffer(element.tobytes(), f"V{nbytes}").reshape(())
-
-
-def _stored_fill_value(fill: Any, stored: np.dtype[Any], component: Component) -> Any:
-    """A fill value of the schema as that of the stored elements."""
-    if _is_plain(component, stored):
-        return fill
-    if stored.names is not None and len(stored.names) > 1:
-        raise MetadataError(
-            f"Cannot specify fill_value through schema for structured zarr data type "
-            f"{text(v2_dtype_to_json(stored))}"
-        )
-    check_broadcast(np.shape(fill), component.shape)
-    elements = np.broadcast_to(np.asarray(fill).astype(component.stored), component.shape)
-    return np.frombuffer(elements.tobytes(), f"V{component.nbytes}").reshape(())
 
 
 def _codec_json(compressor: Any) -> dict[str, JsonValue]:

@@ -9,7 +9,9 @@ Source: Zarr v3 core specification; TensorStore's zarr3 driver page.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,19 +26,25 @@ from gpustore.codecs.merge import (
 )
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
+    NO_SELECTION,
     ArrayDescription,
     SchemaWords,
+    Selection,
     check_codec_chunk,
     check_dtype,
+    check_rank,
     created_domain,
+    fill_of_component,
+    fill_to_element,
     merge_codec,
-    take_selection,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError, UnsupportedError, prefixing
+from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from gpustore.metadata.component import Component, is_opaque
+from gpustore.metadata.data_type import V3DataType, data_type_to_json, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.schema import Schema
@@ -48,8 +56,17 @@ from gpustore.shard import resolve_codecs
 __all__ = ["DRIVER", "Zarr3Format"]
 
 
+@dataclass(frozen=True, slots=True)
 class Zarr3Format:
-    """Translates ``zarr.json``."""
+    """Translates ``zarr.json``.
+
+    Attributes
+    ----------
+    selection : Selection
+        What to open of each stored element.
+    """
+
+    selection: Selection = NO_SELECTION
 
     id = "zarr3"
     json_id = "zarr3"
@@ -65,26 +82,21 @@ class Zarr3Format:
     metadata_key = "zarr.json"
     no_constraints = Zarr3Constraints()
 
-    def selecting(self, members: Members) -> Zarr3Format:
-        """``field`` and ``open_as_void``."""
-        if any(take_selection(members)):
-            raise UnsupportedError("field")
-        return self
+    def selecting(self, selection: Selection) -> Zarr3Format:
+        """The same format for another part of each stored element."""
+        return self if selection == self.selection else Zarr3Format(selection)
 
-    @property
-    def selection(self) -> dict[str, JsonValue]:
-        """``field`` or ``open_as_void``, if given."""
-        return {}
-
-    def naming_field(self, metadata: Zarr3Metadata) -> Zarr3Format:
-        return self
+    def component(self, metadata: Zarr3Metadata) -> Component:
+        """The part of each stored element that is opened."""
+        return self.selection.of(_stored(metadata.data_type, metadata.codecs))
 
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
         """Parse the ``metadata`` member of a spec."""
         constraints = Zarr3Constraints.from_json(value)
-        if constraints.codecs is not None:
-            parse_v3(constraints.codecs, stored=False)  # Raises.
-        return constraints
+        if constraints.codecs is None:
+            return constraints
+        # With names of codecs inside shards written out.
+        return replace(constraints, codecs=parse_v3(constraints.codecs, stored=False))
 
     def constraints_of(self, metadata: Zarr3Metadata) -> Zarr3Constraints:
         """Constraints that only these metadata fulfil; options left to their default are named."""
@@ -108,23 +120,27 @@ class Zarr3Format:
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
         """The array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
-        codecs = resolve_codecs(
-            metadata.codecs, metadata.dtype, metadata.chunk_shape, limits=limits
-        )
+        stored = _stored(metadata.data_type, metadata.codecs)
+        component = self.selection.of(stored)
+        check_rank(rank + component.rank)
+        codecs = resolve_codecs(metadata.codecs, component, metadata.chunk_shape, limits=limits)
+        fill, blank = fill_of_component(component, stored, metadata.fill_value)
         return ArrayDescription(
-            shape=metadata.shape,
-            chunk_shape=metadata.chunk_shape,
-            dtype=metadata.dtype,
-            fill_value=metadata.fill_value,
-            read_shape=codecs.chunk_shape,
+            shape=metadata.shape + component.shape,
+            chunk_shape=metadata.chunk_shape + component.shape,
+            dtype=component.dtype,
+            fill_value=fill,
+            read_shape=codecs.chunk_shape + component.shape,
             levels=codecs.levels,
             chain=codecs.chain,
             inner_order=codecs.chain.inner_order,
             key_prefix=encoding.prefix if rank else encoding.scalar_key,
             key_separator=encoding.separator,
-            labels=metadata.labels,
-            units=metadata.dimension_units,
+            labels=metadata.labels + ("",) * component.rank,
+            units=metadata.dimension_units + (None,) * component.rank,
             codec_json={"driver": self.json_id, **codecs.chain.to_json()},
+            inner_rank=component.rank,
+            blank=blank,
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
@@ -146,85 +162,87 @@ class Zarr3Format:
     def constrained(self, constraints: Zarr3Constraints, schema: Schema) -> Schema:
         """`schema` with what `constraints` say merged in."""
         merged = schema.copy()
+        inner: tuple[int, ...] = ()
+        fill: Any = constraints.fill_value
         if constraints.data_type is not None:
-            merged.set_dtype(constraints.data_type)
-        if merged.dtype is not None:
+            stored = _stored(constraints.data_type, constraints.codecs or ())
+            component = self.selection.of(stored)
+            inner = component.shape
+            merged.set_dtype(component.dtype)
+            if fill is not None:
+                fill, _ = fill_of_component(component, stored, fill)
+        elif merged.dtype is not None and merged.dtype.name not in _OPAQUE:
             check_dtype(merged.dtype)
-        if constraints.rank is not None:
-            merged.update(rank=constraints.rank)
-        labels = _labels(constraints)
-        if constraints.shape is not None:
-            merged.update(domain=_domain(constraints.shape, labels))
-        elif labels is not None:
-            merged.update(domain=IndexDomain(inclusive_min=[0] * len(labels), labels=labels))
-        if merged.rank == 0:
-            merged.update(domain=IndexDomain(rank=0))
-        units = constraints.attributes.get("dimension_units")
-        if units is not None:
-            merged.update(dimension_units=units)
-        rank = merged.rank
-        if rank is not None:
-            merged.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
-        if constraints.chunk_shape is not None:
-            merged.update(chunk_layout=ChunkLayout(write_chunk_shape=constraints.chunk_shape))
-            # Without codecs it may still turn out to be sharded, with smaller read chunks.
-            if constraints.codecs is not None and not _is_sharded(constraints.codecs):
-                merged.update(chunk_layout=ChunkLayout(read_chunk_shape=constraints.chunk_shape))
-        if constraints.codecs is not None and rank is not None:
-            read_shape = read_chunk_shape_v3(constraints.codecs, rank)
-            if read_shape is not None:
-                merged.update(chunk_layout=ChunkLayout(read_chunk_shape=read_shape))
-        if constraints.fill_value is not None:
-            merged.update(fill_value=constraints.fill_value)
-        if constraints.codecs is not None:
-            inner_order = None if rank is None else inner_order_v3(constraints.codecs, rank)
-            if inner_order is not None:
-                merged.update(chunk_layout=ChunkLayout(inner_order=inner_order))
-            merge_codec(merged, _codec_spec(constraints.codecs))
-        else:
+        if constraints.data_type is not None or self.selection == NO_SELECTION:
+            # A data type may add dimensions: without one not even the rank is known.
+            _constrain_shape(constraints, merged, inner)
+        if fill is not None:
+            merged.update(fill_value=fill)
+        if constraints.codecs is None:
             merge_codec(merged, _ANY_CODEC)
+        else:
+            merge_codec(merged, _codec_spec(constraints.codecs))
         with prefixing(self.words.domain, status=self.words.status):
-            return with_zarr_domain(merged, self.words)
+            return with_zarr_domain(merged, self.words, len(inner))
 
     def create(
         self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
     ) -> Zarr3Metadata:
         """New metadata that fulfil both."""
+        data_type = constraints.data_type
+        if self.selection != NO_SELECTION and data_type is None:
+            name = next(iter(self.selection.to_json()))
+            raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
         merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError("dtype must be specified")
+        if data_type is None:
+            check_dtype(dtype)
+            data_type = dtype
+        element = native_dtype(data_type)
+        component = self.selection.of(element)
         domain = created_domain(merged)
-        rank = domain.rank
+        rank = domain.rank - component.rank
         layout = merged.chunk_layout
         check_codec_chunk(layout)
         read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
             codec = codec.merged(_ANY_CODEC)  # Raises.
-        codecs = shard_v3(_codecs_of(codec.to_json()), read, write)
+        codecs = shard_v3(_codecs_of(codec.to_json()), read[:rank], write[:rank])
         attributes = dict(constraints.attributes)
         units = merged.dimension_units
         if units is not None and any(unit is not None for unit in units):
-            attributes["dimension_units"] = [None if unit is None else str(unit) for unit in units]
+            if any(unit is not None for unit in units[rank:]):
+                raise MetadataError("Inner dimensions of a data type have no units in Zarr v3")
+            outer = units[:rank]
+            attributes["dimension_units"] = [None if unit is None else str(unit) for unit in outer]
         names = constraints.dimension_names
         if names is None and any(domain.labels):
-            names = tuple(label or None for label in domain.labels)
+            if any(domain.labels[rank:]):
+                raise MetadataError("Inner dimensions of a data type have no names in Zarr v3")
+            names = tuple(label or None for label in domain.labels[:rank])
         if names is not None and all(name is None for name in names):
             names = None
-        fill = merged.fill_value
+        inner_order = layout.inner_order or layout.inner_order_soft_constraint
+        if inner_order is not None:
+            if inner_order[rank:] != tuple(range(rank, domain.rank)):
+                axes = ", ".join(map(str, inner_order))
+                raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
+            inner_order = inner_order[:rank]
+        fill = constraints.fill_value
+        if fill is None and merged.fill_value is not None:
+            with prefixing("Invalid fill_value"):
+                json = data_type_to_json(data_type)
+                fill = fill_to_element(merged.fill_value, element, component, json)
         metadata = Zarr3Metadata(
-            shape=tuple(domain.shape),
-            data_type=dtype,
-            chunk_shape=write,
+            shape=tuple(domain.shape[:rank]),
+            data_type=data_type,
+            chunk_shape=write[:rank],
             # Of bits zero: not every type has a number zero.
-            fill_value=np.zeros((), dtype.array_dtype) if fill is None else fill,
-            codecs=complete_v3(
-                codecs,
-                dtype,
-                rank,
-                inner_order=layout.inner_order or layout.inner_order_soft_constraint,
-            ),
+            fill_value=_native_fill_value(fill, element),
+            codecs=complete_v3(codecs, data_type, rank, inner_order=inner_order),
             chunk_key_encoding=constraints.chunk_key_encoding or ChunkKeyEncoding(),
             attributes=attributes,
             dimension_names=names,
@@ -247,8 +265,81 @@ class Zarr3Format:
         return _codec_json(codecs)
 
 
-def _domain(shape: tuple[int, ...], labels: tuple[str, ...] | None) -> IndexDomain:
-    return IndexDomain(shape=shape, labels=labels, implicit_upper_bounds=[True] * len(shape))
+_OPAQUE = ("char", "byte")
+"""Data types of which the metadata must say how many make an element."""
+
+
+def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.dtype[Any]:
+    """The type of stored elements; in native byte order if the codecs do not say which."""
+    native = native_dtype(data_type)
+    for codec in codecs:
+        if codec.name == "bytes":
+            endian = codec.configuration.get("endian")
+            return native if endian is None else native.newbyteorder(_ORDERS.get(endian, "="))
+        if codec.name == "sharding_indexed":
+            inner = codec.configuration.get("codecs") or []
+            return _stored(data_type, NamedConfiguration.list_from_json(inner))
+    return native
+
+
+_ORDERS: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
+
+
+def _native_fill_value(fill: Any, element: np.dtype[Any]) -> Any:
+    if fill is None:
+        return np.zeros((), element)
+    if is_opaque(element):
+        return np.frombuffer(fill.tobytes(), element).reshape(())
+    return fill
+
+
+def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple[int, ...]) -> None:
+    """Merge in what the metadata say about dimensions, chunks and order; `inner` comes last."""
+    if constraints.rank is not None:
+        schema.update(rank=check_rank(constraints.rank + len(inner)))
+    labels = _labels(constraints)
+    if labels is not None:
+        labels += ("",) * len(inner)
+    if constraints.shape is not None:
+        implicit = [True] * len(constraints.shape) + [False] * len(inner)
+        shape = constraints.shape + inner
+        domain = IndexDomain(shape=shape, labels=labels, implicit_upper_bounds=implicit)
+        schema.update(domain=domain)
+    elif labels is not None:
+        schema.update(domain=IndexDomain(inclusive_min=[0] * len(labels), labels=labels))
+    if schema.rank == 0:
+        schema.update(domain=IndexDomain(rank=0))
+    units = constraints.attributes.get("dimension_units")
+    if units is not None:
+        schema.update(dimension_units=[*units, *(None for _ in inner)])
+    rank = schema.rank
+    if rank is not None:
+        if rank < len(inner):
+            raise MetadataError(
+                f"Rank specified by schema ({rank}) is less than the {len(inner)} dimensions of "
+                f"the data type"
+            )
+        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+        if inner:
+            sizes = (*(None for _ in range(rank - len(inner))), *inner)
+            schema.update(chunk_layout=ChunkLayout(chunk_shape=sizes))
+    codecs = constraints.codecs
+    if constraints.chunk_shape is not None:
+        sizes = constraints.chunk_shape + inner
+        schema.update(chunk_layout=ChunkLayout(write_chunk_shape=sizes))
+        # Without codecs it may still turn out to be sharded, with smaller read chunks.
+        if codecs is not None and not _is_sharded(codecs):
+            schema.update(chunk_layout=ChunkLayout(read_chunk_shape=sizes))
+    if codecs is None or rank is None:
+        return
+    outer = rank - len(inner)
+    read_shape = read_chunk_shape_v3(codecs, outer)
+    if read_shape is not None:
+        schema.update(chunk_layout=ChunkLayout(read_chunk_shape=(*read_shape, *inner)))
+    order = inner_order_v3(codecs, outer)
+    if order is not None:
+        order = (*order, *range(outer, rank))
+        schema.update(chunk_layout=ChunkLayout(inner_order=order))
 
 
 def _labels(constraints: Zarr3Constraints) -> tuple[str, ...] | None:

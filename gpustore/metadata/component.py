@@ -9,14 +9,15 @@ Source: Zarr v2 specification, "Data type encoding"; TensorStore's zarr2 driver 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import quote, text
-from gpustore.dtype import DTYPES, dtype
+from gpustore.dtype import DTYPES
+from gpustore.dtype import dtype as DataType
 from gpustore.errors import MismatchError
 
 __all__ = ["Component", "is_opaque", "select"]
@@ -43,11 +44,20 @@ class Component:
     """
 
     name: str
-    dtype: dtype
+    dtype: DataType
     stored: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+    @classmethod
+    def whole(cls, data_type: DataType) -> Component:
+        """All of stored elements that are numbers."""
+        return _component("", data_type.array_dtype, 0, data_type.array_dtype.itemsize)
+
+    def with_byteorder(self, order: Literal["<", ">"]) -> Component:
+        """The same component of elements that are stored in byte order ``"<"`` or ``">"``."""
+        return replace(self, stored=self.stored.newbyteorder(order))
 
     @property
     def rank(self) -> int:

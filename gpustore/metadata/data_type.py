@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from gpustore.metadata.component import is_opaque
 
 __all__ = [
     "V3_DATA_TYPES",
+    "V3DataType",
     "data_type_to_json",
+    "native_dtype",
     "parse_v2_dtype",
     "parse_v3_data_type",
     "record",
@@ -48,6 +50,8 @@ V3_DATA_TYPES: Final = (
 )
 """The data types of Zarr v3 arrays that can be read and written."""
 
+_MAX_RECORD_NBYTES: Final = 2**31 - 1
+
 # Same type, other registered name.
 _V3_ALIASES: Final = {"complex_float32": "complex64", "complex_float64": "complex128"}
 
@@ -59,54 +63,109 @@ _V3_KNOWN: Final = frozenset(
         *("complex_float6_e3m2fn", "complex_float8_e3m4", "complex_float8_e4m3"),
         *("complex_float8_e4m3b11fnuz", "complex_float8_e4m3fnuz", "complex_float8_e5m2"),
         *("complex_float8_e5m2fnuz", "complex_float8_e8m0fnu"),
-        *("string", "bytes", "fixed_length_utf32", "null_terminated_bytes", "raw_bytes"),
+        *("string", "bytes", "fixed_length_utf32", "null_terminated_bytes"),
         *("variable_length_bytes", "numpy.datetime64", "numpy.timedelta64"),
-        *("struct", "structured"),
     }
 )
-_V3_RAW: Final = re.compile(r"r[1-9][0-9]*", re.ASCII)
+_V3_RAW: Final = re.compile(r"r(0|[1-9][0-9]{0,11})", re.ASCII)
+
+V3DataType: TypeAlias = "dtype | np.dtype[Any]"
+"""Of Zarr v3: of numbers by TensorStore's name, of records and raw bits NumPy's, native order."""
 
 
-def parse_v3_data_type(value: JsonValue) -> dtype:
-    """Parse the value of ``data_type``: a name, or an object with a name and no options.
+def native_dtype(data_type: V3DataType) -> np.dtype[Any]:
+    """The NumPy type of stored elements, in native byte order."""
+    return data_type.array_dtype if isinstance(data_type, dtype) else data_type
+
+
+def parse_v3_data_type(value: JsonValue) -> V3DataType:
+    """Parse the value of ``data_type``: a name, or an object with a name and options.
+
+    ``struct``, the older ``structured`` and a bare list of fields make a packed structured type,
+    ``r<N>`` and ``raw_bytes`` bytes ``V<n>``.
 
     Raises
     ------
     UnsupportedError
-        For a type that exists but cannot be read yet: raw bits, strings, times, structures.
+        For a type that exists but cannot be read yet: strings, times, nested structures.
     MetadataError
-        For anything else that is not one of :data:`V3_DATA_TYPES`.
+        For anything else.
     """
     if isinstance(value, list):
-        raise UnsupportedError("structured data types are not supported yet")
+        return _v3_record(value)
     if isinstance(value, str):
         return _v3_data_type(value)
     if not isinstance(value, dict):
         expect_str(value)
     members = Members(value)
-    found = _v3_data_type(members.take_str("name"))
-    configuration = members.take_with("configuration", expect_object, {})
-    if configuration:
-        names = ",".join(map(quote, configuration))
-        raise members.error(f"data type {quote(found.name)} has no options, but received: {names}")
+    name = members.take_str("name")
+    found: V3DataType
+    if name in ("struct", "structured"):
+        configuration = members.take_object("configuration")
+        found = configuration.take_with("fields", lambda fields: _v3_record(expect_list(fields)))
+        configuration.finish()
+    elif name == "raw_bytes":
+        configuration = members.take_object("configuration")
+        found = np.dtype(f"V{configuration.take_int('length_bytes', 1, _MAX_RECORD_NBYTES)}")
+        configuration.finish()
+    else:
+        found = _v3_data_type(name)
+        options = members.take_with("configuration", expect_object, {})
+        if options:
+            names = ",".join(map(quote, options))
+            raise members.error(f"data type {quote(name)} has no options, but received: {names}")
     members.finish()
     return found
 
 
-def _v3_data_type(name: str) -> dtype:
+def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
+    if not fields:
+        raise MetadataError("struct data type requires at least one field")
+    parsed: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    for index, field in enumerate(fields):
+        with at_position(index):
+            if isinstance(field, list):
+                name, data_type = expect_list(field, length=2)
+            else:
+                members = Members(field)
+                name, data_type = members.take("name"), members.take("data_type")
+                members.finish()
+            if not isinstance(name, str) or not name:
+                raise MetadataError(f"Expected non-empty string, but received: {text(name)}")
+            if isinstance(data_type, dict | list):
+                raise UnsupportedError(
+                    f"The data type of field {quote(name)} has options: nested structures and such "
+                    f"are not supported yet"
+                )
+            base = _v3_data_type(expect_str(data_type))
+        if any(name == other for other, _, _ in parsed):
+            raise MetadataError(f"Field name {quote(name)} occurs more than once")
+        parsed.append((name, base if isinstance(base, np.dtype) else base.array_dtype, ()))
+    return record(parsed, sum(base.itemsize for _, base, _ in parsed))
+
+
+def _v3_data_type(name: str) -> V3DataType:
     name = _V3_ALIASES.get(name, name)
+    raw = _V3_RAW.fullmatch(name)
+    if raw is not None:
+        nbits = int(raw[1])
+        if nbits == 0 or nbits % 8 or nbits // 8 > _MAX_RECORD_NBYTES:
+            raise MetadataError(
+                f"{name} data type is invalid; expected r<N> where N is a positive multiple of 8"
+            )
+        return np.dtype(f"V{nbits // 8}")
     if name in V3_DATA_TYPES:
         return DTYPES[name]
     message = (
         f"{text(name)[1:-1]} data type is not one of the supported data types: "
         f"{', '.join(V3_DATA_TYPES)}"
     )
-    if name in _V3_KNOWN or _V3_RAW.fullmatch(name):
+    if name in _V3_KNOWN:
         raise UnsupportedError(f"{message} (it is known, but not supported yet)")
     raise MetadataError(message)
 
 
-def data_type_to_json(data_type: dtype) -> str:
+def data_type_to_json(data_type: V3DataType) -> JsonValue:
     """Return the value of ``data_type`` in Zarr v3 metadata.
 
     Raises
@@ -114,7 +173,24 @@ def data_type_to_json(data_type: dtype) -> str:
     MetadataError
         For a TensorStore data type that Zarr v3 arrays cannot have.
     """
-    return _v3_data_type(data_type.name).name
+    if isinstance(data_type, dtype):
+        return data_type_to_json_name(data_type)
+    if data_type.names is None or data_type.fields is None:
+        if data_type.type is np.void:
+            return f"r{8 * data_type.itemsize}"
+        return data_type_to_json_name(DTYPES[data_type.name])
+    fields = [
+        {"name": name, "data_type": data_type_to_json(data_type.fields[name][0])}
+        for name in data_type.names
+    ]
+    return {"name": "struct", "configuration": {"fields": fields}}
+
+
+def data_type_to_json_name(data_type: dtype) -> str:
+    """The name of a type of numbers."""
+    found = _v3_data_type(data_type.name)
+    assert isinstance(found, dtype)
+    return found.name
 
 
 # --------------------------------------------------------------------------- Zarr v2
@@ -126,8 +202,6 @@ _V2_BARE: Final = frozenset(
     }
 )
 """TensorStore's extension: little endian, one byte for the types narrower than that."""
-
-_MAX_RECORD_NBYTES: Final = 2**31 - 1
 
 _V2_TYPESTR: Final = re.compile(r"([<>|])([a-zA-Z])([0-9]{0,9})(\[[0-9a-zA-Zμ]{1,20}\])?")
 _V2_ITEMSIZES: Final = {

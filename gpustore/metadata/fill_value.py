@@ -16,11 +16,20 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from gpustore._json import JsonValue, at_position, expect_bool, expect_int, expect_list, text
+from gpustore._json import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_bool,
+    expect_int,
+    expect_list,
+    text,
+)
 from gpustore.dtype import DTYPES, dtype
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
@@ -71,13 +80,16 @@ def fill_value_array(value: object, data_type: dtype) -> FillValue:
 # --------------------------------------------------------------------------- Zarr v3
 
 
-def parse_v3_fill_value(value: JsonValue, data_type: dtype) -> FillValue:
+def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> FillValue:
     """Parse the ``fill_value`` of Zarr v3 metadata.
+
+    That of a record is an object with every field, and if there is only one its value; also read
+    are a list of the values of the fields and the base64 of its little endian bytes.
 
     Returns
     -------
     numpy.ndarray
-        Rank 0, read-only, of ``data_type.numpy_dtype``.
+        Rank 0, read-only, of ``data_type.numpy_dtype``, or of the NumPy type.
 
     Raises
     ------
@@ -90,6 +102,8 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype) -> FillValue:
     >>> parse_v3_fill_value("0x7fc00001", DTYPES["float32"]).tobytes().hex()
     '0100c07f'
     """
+    if isinstance(data_type, np.dtype):
+        return _opaque(value, data_type)
     if data_type.name in _PART:
         return _from_parts(value, data_type, parse_v3_fill_value)
     if not _is_float(data_type):
@@ -101,8 +115,58 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype) -> FillValue:
     return _number(value, data_type)
 
 
-def v3_fill_value_to_json(value: FillValue, data_type: dtype) -> JsonValue:
+def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
+    """Of a record or of raw bits."""
+    if data_type.names is None:
+        if not is_opaque(data_type):
+            return parse_v3_fill_value(value, DTYPES[data_type.name])
+        if isinstance(value, list):
+            data = bytes(expect_int(byte, 0, 255) for byte in expect_list(value))
+            if len(data) != data_type.itemsize:
+                raise MetadataError(
+                    f"Expected {data_type.itemsize} bytes, but received: {text(value)}"
+                )
+        else:
+            data = _base64_bytes(value, data_type.itemsize)
+        return np.frombuffer(data, data_type).reshape(())
+    if isinstance(value, str) and not (len(data_type.names) == 1 and value in _SPECIAL):
+        data = _base64_bytes(value, data_type.itemsize)
+        return _read_only(np.frombuffer(data, data_type.newbyteorder("<")).astype(data_type))
+    if isinstance(value, list):
+        if len(value) != len(data_type.names):
+            raise MetadataError(
+                f"Array has length {len(value)} but should have length {len(data_type.names)}"
+            )
+        value = dict(zip(data_type.names, value))
+    elif len(data_type.names) == 1 and not isinstance(value, dict):
+        value = {data_type.names[0]: value}
+    members = Members(value)
+    element = np.zeros(1, data_type)
+    for name in data_type.names:
+        element[name] = members.take_with(name, partial(_opaque, data_type=data_type[name]))
+    members.finish()
+    return _read_only(element)
+
+
+def _read_only(elements: FillValue) -> FillValue:
+    element = elements.reshape(())
+    element.flags.writeable = False
+    return element
+
+
+def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) -> JsonValue:
     """Return the JSON that :func:`parse_v3_fill_value` turns into exactly these bits."""
+    if isinstance(data_type, np.dtype):
+        if data_type.names is not None:
+            parts = {
+                name: v3_fill_value_to_json(value[name], data_type[name])
+                for name in data_type.names
+            }
+            # TensorStore reads nothing else of records of one field.
+            return parts if len(parts) > 1 else next(iter(parts.values()))
+        if is_opaque(data_type):
+            return base64.b64encode(value.tobytes()).decode()
+        data_type = DTYPES[data_type.name]
     if data_type.name in _PART:
         part = _PART[data_type.name]
         return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]

@@ -21,7 +21,7 @@ from gpustore.dtype import dtype as DataType
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
-from gpustore.metadata.data_type import data_type_to_json
+from gpustore.metadata.data_type import V3DataType, data_type_to_json
 from gpustore.metadata.document import (
     check_chunk_nbytes,
     check_length,
@@ -55,8 +55,8 @@ class Zarr3Metadata:
     ----------
     shape : tuple of int, length rank
         Extents in elements.
-    data_type : dtype
-        Of the elements.
+    data_type : dtype, or numpy.dtype of records and raw bits
+        Of the stored elements; native byte order.
     chunk_shape : tuple of int, length rank
         Extents of a chunk (with sharding: of a shard) in elements.
     chunk_key_encoding : ChunkKeyEncoding
@@ -79,7 +79,7 @@ class Zarr3Metadata:
     """
 
     shape: tuple[int, ...]
-    data_type: DataType
+    data_type: V3DataType
     chunk_shape: tuple[int, ...]
     fill_value: FillValue
     codecs: Codecs
@@ -90,7 +90,9 @@ class Zarr3Metadata:
 
     def __post_init__(self) -> None:
         _check_lengths(self, len(self.shape))
-        object.__setattr__(self, "fill_value", fill_value_array(self.fill_value, self.data_type))
+        if isinstance(self.data_type, DataType):
+            fill_value = fill_value_array(self.fill_value, self.data_type)
+            object.__setattr__(self, "fill_value", fill_value)
 
     @classmethod
     def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -140,11 +142,6 @@ class Zarr3Metadata:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
-
-    @property
-    def dtype(self) -> DataType:
-        """The data type, by the name that stores give it."""
-        return self.data_type
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -207,7 +204,7 @@ class Zarr3Constraints:
     zarr_format: int | None = None
     node_type: str | None = None
     shape: tuple[int, ...] | None = None
-    data_type: DataType | None = None
+    data_type: V3DataType | None = None
     chunk_shape: tuple[int, ...] | None = None
     chunk_key_encoding: ChunkKeyEncoding | None = None
     fill_value: FillValue | None = None
@@ -245,11 +242,6 @@ class Zarr3Constraints:
             if value is not None:
                 return len(value)
         return None
-
-    @property
-    def dtype(self) -> DataType | None:
-        """The data type, by the name that stores give it."""
-        return self.data_type
 
     @property
     def dimension_units(self) -> DimensionUnits | None:

@@ -11,6 +11,7 @@ from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.bytes import CODEC, checker, normalizer
 from gpustore.dtype import DTYPES, float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.metadata.component import Component
 
 SUB_BYTE = [int2, int4, float4_e2m1fn]
 
@@ -37,7 +38,7 @@ def test_sizes_are_computed_without_overflow():
 @pytest.mark.parametrize("endian", ["little", "big"])
 def test_endian_is_the_stored_byte_order(name, endian):
     native = DTYPES[name].numpy_dtype
-    layout = CODEC.layout({"endian": endian}, native, (3,))
+    layout = CODEC.layout({"endian": endian}, Component.whole(DTYPES[name]), (3,))
     values = np.array([1, 2, 3]).astype(native)
     stored = values.tobytes() if endian == sys.byteorder else _swapped(values)
     assert (np.ndarray((3,), layout.dtype, stored).astype(native) == values).all()
@@ -50,9 +51,9 @@ def _swapped(values):
 
 
 def test_endian_is_needed_only_for_elements_of_several_bytes():
-    assert CODEC.layout({}, np.dtype("uint8"), (3,)).dtype == np.uint8
+    assert CODEC.layout({}, Component.whole(DTYPES["uint8"]), (3,)).dtype == np.uint8
     with pytest.raises(MetadataError) as caught:
-        CODEC.layout({}, np.dtype("uint16"), (3,))
+        CODEC.layout({}, Component.whole(DTYPES["uint16"]), (3,))
     assert str(caught.value) == (
         '"bytes" codec requires that "endian" option is specified for data type uint16'
     )

@@ -16,6 +16,7 @@ import pytest
 
 from gpustore.errors import GpustoreError
 from gpustore.metadata.component import is_opaque, select
+from gpustore.metadata.data_type import native_dtype
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
 
@@ -156,13 +157,11 @@ def test_tensorstore_agrees_or_the_case_says_otherwise(version, case, oracle):
 def check_same_values(version, data, reply):
     metadata = CLASSES[version].decode(data)
     fill_value = metadata.fill_value
-    if version == "zarr2":
-        component = select(metadata.dtype, "", as_void=False)
-        name = component.dtype.name
-        if fill_value is not None and is_opaque(metadata.dtype):
-            fill_value = component.of(fill_value)
-    else:
-        name = metadata.data_type.name
+    stored = metadata.dtype if version == "zarr2" else native_dtype(metadata.data_type)
+    component = select(stored, "", as_void=False)
+    name = component.dtype.name
+    if fill_value is not None and is_opaque(stored):
+        fill_value = component.of(fill_value)
     assert name == reply["dtype"]
     assert list(metadata.shape) == reply["metadata"]["shape"]
     if fill_value is None:

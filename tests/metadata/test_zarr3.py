@@ -58,7 +58,7 @@ def test_members_are_parsed():
     metadata = stored()
     assert metadata.shape == (4, 6)
     assert metadata.rank == 2
-    assert metadata.dtype is metadata.data_type is DTYPES["uint16"]
+    assert metadata.data_type is DTYPES["uint16"]
     assert metadata.chunk_shape == (2, 3)
     assert metadata.chunk_key_encoding == ChunkKeyEncoding("default", "/")
     assert metadata.fill_value.dtype == np.uint16
