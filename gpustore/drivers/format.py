@@ -28,19 +28,19 @@ from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
 __all__ = [
-    "NO_SELECTION",
     "ArrayDescription",
     "Format",
+    "NO_SELECTION",
     "SchemaWords",
+    "Selection",
     "check_codec_chunk",
     "check_dtype",
     "check_rank",
     "created_domain",
-    "merge_codec",
-    "Selection",
     "fill_of_component",
     "fill_to_element",
     "is_shown",
+    "merge_codec",
     "stored_element",
     "with_zarr_domain",
 ]
