@@ -28,9 +28,9 @@ from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
 __all__ = [
+    "NO_SELECTION",
     "ArrayDescription",
     "Format",
-    "NO_SELECTION",
     "SchemaWords",
     "Selection",
     "check_codec_chunk",
