@@ -354,8 +354,8 @@ def _from_json(
     transform = members.take_with("transform", _transform, None)
     if rank is not None and transform is not None and transform.input_rank != rank:
         raise MetadataError(
-            f'Error parsing object member "transform": Expected input_rank {rank}, but received: '
-            f"{transform.input_rank}"
+            f'Error parsing object member "rank": Specified rank ({rank}) does not match input '
+            f"rank of transform ({transform.input_rank})"
         )
     driver_rank = rank if transform is None else transform.output_rank
     if driver_rank is not None:

@@ -151,7 +151,7 @@ class ChunkedSpec:
             spec = replace(spec, kvstore=_directory(kvstore))
         if schema is not None:
             merged = spec.constraints.copy()
-            merged.update(schema=schema)
+            merged.merge(schema)
             self.format.constrained(spec.metadata, merged)  # Raises on contradictions.
             spec = replace(spec, constraints=merged)
         if options.pop("minimal", False):
@@ -178,17 +178,17 @@ class _Steps:
         self.format = spec.format
         self.request = request
         self.name = f'Error opening "{spec.id}" driver'
+        context = request.context
+        self.resources = {
+            name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
+        }
+        metadata_pool = self.resources["cache_pool"]
+        if _METADATA_POOL in spec.options:
+            metadata_pool = context.resource("cache_pool", spec.options[_METADATA_POOL])
         with prefixing(self.name):
             self.mode = _checked_mode(request)
             if spec.kvstore is None:
                 raise MetadataError('"kvstore" must be specified')
-            context = request.context
-            self.resources = {
-                name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
-            }
-            metadata_pool = self.resources["cache_pool"]
-            if _METADATA_POOL in spec.options:
-                metadata_pool = context.resource("cache_pool", spec.options[_METADATA_POOL])
             self.limits = self.resources["limits"].value
             self.executor: Executor = self.resources["data_copy_concurrency"].value
             self.backend = select_backend(self.resources["device"].value)
