@@ -366,3 +366,58 @@ def test_fields_of_records_share_their_chunks(compressor):
                 assert np.array_equal(store[index].read().result(), expected)
         picked = store.oindex[[3, 1, 3]].read().result()
         assert np.array_equal(picked, open(field, plain).oindex[[3, 1, 3]].read().result())
+
+
+def test_fields_of_records_in_shards():
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    plain = gpustore.Context({"cache_pool": {}}, context)
+    context["memory_key_value_store"]
+    fields = [{"name": "x", "data_type": "int16"}, {"name": "y", "data_type": "float32"}]
+    sharding = {
+        "chunk_shape": [2, 2],
+        "codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, BYTES, "gzip"],
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    }
+    metadata = {
+        "data_type": {"name": "struct", "configuration": {"fields": fields}},
+        "shape": [5, 6],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    spec = {"driver": "zarr3", "kvstore": "memory://r", "metadata": metadata}
+
+    def open(context, **members):
+        keywords = {"create": True, "open": True, "recheck_cached_data": False}
+        return gpustore.open({**spec, **members}, context=context, **keywords).result()
+
+    views = ({"field": "x"}, {"field": "y"}, {"open_as_void": True})
+    x, y, void = (open(context, **view) for view in views)
+    for value in range(3):
+        x[value : value + 2] = np.arange(12, dtype=np.int16).reshape(2, 6) + value
+        y[:, value] = value + 0.5
+        for view, store in zip(views, (x, y, void)):
+            expected = open(plain, **view).read().result()
+            assert np.array_equal(store.read().result(), expected)
+            assert counted(lambda store=store: store.read().result())[:2] == [9, 0]
+
+
+@pytest.mark.parametrize("recheck", [True, False])
+def test_threads_see_what_they_wrote(recheck):
+    """Each writes and reads rows of its own; chunks and a small cache are shared."""
+    cached, plain = pair(1500, recheck_cached_data=recheck)
+    failures = []
+
+    def work(row):
+        for value in range(60):
+            cached[row].write(np.int16(value)).result()
+            found = cached[row].read().result()
+            if (found != value).any():
+                failures.append((row, value, found.tolist()))
+
+    threads = [threading.Thread(target=work, args=(row,)) for row in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert np.array_equal(cached.read().result(), plain.read().result())
