@@ -13,7 +13,7 @@ from gpustore._json import JsonValue, pretty
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.crop_plan import crop_shape
-from gpustore.drivers.base import Driver, OpenMode
+from gpustore.drivers.base import METADATA_POOL, Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.future import Future, Promise, WriteFutures
@@ -538,6 +538,9 @@ class TensorStore:
         if retain_context and self.kvstore is not None:
             kvstore = self.kvstore.spec().retaining(self.kvstore.driver)
             driver = dataclasses.replace(cast(Any, driver), kvstore=kvstore)
+        pool = self._driver.resources.get(METADATA_POOL)
+        if pool is not None and (retain_context or unbind_context):
+            driver = driver.updated(**{METADATA_POOL: pool.to_json()})
         context = Context.Spec(self._context_json()) if retain_context or unbind_context else None
         spec = Spec._make(driver, self._transform, self._driver.open_mode, context)
         spec.update(
@@ -554,7 +557,11 @@ class TensorStore:
         return spec
 
     def _context_json(self) -> dict[str, JsonValue]:
-        context = {name: value.to_json() for name, value in self._driver.resources.items()}
+        context = {
+            name: value.to_json()
+            for name, value in self._driver.resources.items()
+            if name != METADATA_POOL  # No type of resource; a member of the spec itself.
+        }
         # Not TensorStore's: shown only if they say something.
         for name, default in (("device", "auto"), ("limits", {})):
             if context.get(name) == default:

@@ -27,6 +27,7 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 
 __all__ = [
+    "METADATA_POOL",
     "Driver",
     "DriverKind",
     "DriverSpec",
@@ -35,6 +36,10 @@ __all__ = [
     "Opening",
     "schema_members",
 ]
+
+
+METADATA_POOL = "metadata_cache_pool"
+"""Member and driver resource: another resource of the type ``cache_pool``, for the metadata."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
 from gpustore.codecs.base import ChunkBytes
 from gpustore.context import resource_json
 from gpustore.drivers.base import (
+    METADATA_POOL,
     Driver,
     DriverSpec,
     Opening,
@@ -57,9 +58,6 @@ __all__ = ["ChunkedKind", "ChunkedSpec"]
 
 _RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""
-
-_METADATA_POOL = "metadata_cache_pool"
-"""Member for another resource of the type ``cache_pool``, that of the metadata."""
 
 _ATTEMPTS = 10
 
@@ -183,8 +181,9 @@ class _Steps:
             name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
         }
         metadata_pool = self.resources["cache_pool"]
-        if _METADATA_POOL in spec.options:
-            metadata_pool = context.resource("cache_pool", spec.options[_METADATA_POOL])
+        if METADATA_POOL in spec.options:
+            metadata_pool = context.resource("cache_pool", spec.options[METADATA_POOL])
+            self.resources[METADATA_POOL] = metadata_pool
         with prefixing(self.name):
             self.mode = _checked_mode(request)
             if spec.kvstore is None:
@@ -310,7 +309,7 @@ class _Steps:
         )
         spec, store = self.spec, self.store
         # References to resources of one context mean nothing in another.
-        kept = {n: v for n, v in options.items() if n not in (*_RESOURCES, _METADATA_POOL)}
+        kept = {n: v for n, v in options.items() if n not in (*_RESOURCES, METADATA_POOL)}
 
         opened = metadata
 
@@ -393,7 +392,7 @@ def _options(members: Members) -> dict[str, JsonValue]:
         options[name] = members.take_with(name, _recheck, _DEFAULTS[name])
     # Compared as text: for Python the time 1 equals true.
     options = {n: value for n, value in options.items() if repr(value) != repr(_DEFAULTS[n])}
-    for name, id in (*zip(_RESOURCES, _RESOURCES), (_METADATA_POOL, "cache_pool")):
+    for name, id in (*zip(_RESOURCES, _RESOURCES), (METADATA_POOL, "cache_pool")):
         if name in members:
             options[name] = members.take_with(name, partial(resource_json, id))
             if options[name] == id:

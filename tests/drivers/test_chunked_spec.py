@@ -1,5 +1,6 @@
 """Modes and options of opening an array of chunks, compared with TensorStore."""
 
+import pickle
 import time
 
 import numpy as np
@@ -476,3 +477,27 @@ def test_an_array_of_another_kind_does_not_use_the_chunks(tmp_path):
     )
     expected = np.array([1, 2, 3, 4, 5, 6], np.uint8).view("<i2")
     assert other.read().result().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("keywords", [{}, {"retain_context": True}, {"unbind_context": True}])
+def test_spec_with_a_pool_for_metadata(keywords, tmp_path):
+    def run(library, root):
+        spec = {
+            "driver": "zarr3",
+            "kvstore": f"file://{root}/a/",
+            "metadata_cache_pool": {"total_bytes_limit": 5},
+        }
+        store = library.open(spec, create=True, dtype="uint8", shape=[3]).result()
+        json = store.spec(**keywords).to_json()
+        return [json.get("metadata_cache_pool"), json.get("context", {}).get("cache_pool")]
+
+    check(run, tmp_path)
+
+
+def test_a_pickled_store_keeps_its_pools(tmp_path):
+    limits = {"cache_pool": 7, "metadata_cache_pool": 5}
+    pools = {name: {"total_bytes_limit": limit} for name, limit in limits.items()}
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", **pools}
+    store = gpustore.open(spec, create=True, dtype="uint8", shape=[3]).result()
+    resources = pickle.loads(pickle.dumps(store))._driver.resources
+    assert {name: resources[name].value.total_bytes_limit for name in pools} == limits
