@@ -147,7 +147,8 @@ def faulty(url, name, *rules):
     driver = store._driver
     kvstore = FaultyKvStore(driver.array.store, rules)
     array = replace(driver.array, store=kvstore)
-    return gpustore.TensorStore._of(replace(driver, array=array), store._transform)
+    broken = replace(driver, array=array, reader=array.reader())
+    return gpustore.TensorStore._of(broken, store._transform)
 
 
 @pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes", "zarr3 zstd crc32c"])
