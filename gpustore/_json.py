@@ -394,7 +394,9 @@ class Members:
         self._status = status
         self._integral_floats = integral_floats
         self.pointer = pointer
-        self._contexts = tuple(map(_pointer_context, pointer.split("/")[1:])) if pointer else ()
+        self._contexts: tuple[str | int, ...] = ()
+        if pointer:
+            self._contexts = tuple(map(_pointer_context, pointer.split("/")[1:]))
         try:
             self._rest = dict(expect_object(value))
         except MetadataError as error:
@@ -500,14 +502,11 @@ class Members:
 
     def _child(self, value: JsonValue, name: str) -> Members:
         child = Members(
-            value,
-            self._where,
-            f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}",
-            status=self._status,
-            integral_floats=self._integral_floats,
+            value, self._where, status=self._status, integral_floats=self._integral_floats
         )
-        # Taken for a position if it came from the pointer: a member named "0".
-        child._contexts = (*self._contexts, _member_context(name))
+        child.pointer = f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+        # A name: a member "0" would be taken for a position if it came from the pointer.
+        child._contexts = (*self._contexts, name)
         return child
 
     def finish(self) -> None:
@@ -524,7 +523,9 @@ class Members:
 
     def _located(self, error: GpustoreError) -> GpustoreError:
         for context in reversed(self._contexts):
-            error = error.prefixed(context)
+            error = error.prefixed(
+                _position_context(context) if isinstance(context, int) else _member_context(context)
+            )
         suffix = f" (in {self._where})" if self._where else ""
         located = type(error)(
             error.text + suffix,
@@ -540,9 +541,9 @@ def _unchanged(value: JsonValue) -> JsonValue:
     return value
 
 
-def _pointer_context(segment: str) -> str:
+def _pointer_context(segment: str) -> str | int:
     name = segment.replace("~1", "/").replace("~0", "~")
-    return _position_context(int(name)) if name.isdecimal() else _member_context(name)
+    return int(name) if name.isdecimal() else name
 
 
 # ---- printing

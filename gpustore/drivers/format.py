@@ -16,6 +16,8 @@ from gpustore.codecs.chain import CodecChain
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
+from gpustore.index_space.bounds import Box
+from gpustore.index_space.domain import make_domain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
@@ -133,10 +135,11 @@ class ArrayDescription:
     domain: IndexDomain = field(init=False)
 
     def __post_init__(self) -> None:
-        outer = len(self.shape) - self.inner_rank
-        implicit = [True] * outer + [False] * self.inner_rank
-        domain = IndexDomain(shape=self.shape, labels=self.labels, implicit_upper_bounds=implicit)
-        object.__setattr__(self, "domain", domain)
+        rank = len(self.shape)
+        implicit = (True,) * (rank - self.inner_rank) + (False,) * self.inner_rank
+        # The metadata have checked the bounds.
+        box = Box((0,) * rank, self.shape, (False,) * rank, implicit)
+        object.__setattr__(self, "domain", make_domain(box, self.labels))
 
     @property
     def codec(self) -> CodecSpec:

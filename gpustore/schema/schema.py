@@ -185,8 +185,15 @@ class Schema:
     @property
     def is_empty(self) -> bool:
         """Whether there is no constraint at all."""
-        values = (getattr(self, name) for name in self.__slots__ if name != "_chunk_layout")
-        return not self._chunk_layout.has_constraints and all(value is None for value in values)
+        return (
+            self._rank is None
+            and self._dtype is None
+            and self._domain is None
+            and self._codec is None
+            and self._fill_value is None
+            and self._units is None
+            and not self._chunk_layout.has_constraints
+        )
 
     # ---- merging, one constraint each
 
