@@ -18,3 +18,13 @@ def _own_environment():
             if name.startswith("GPUSTORE_"):
                 patch.delenv(name)
         yield
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what takes minutes, unless it was asked for: ``pytest -m long``."""
+    if "long" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]

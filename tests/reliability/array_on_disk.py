@@ -25,6 +25,10 @@ FORMATS = {
     "zarr2 blosc lz4": ("zarr2", {"id": "blosc", "cname": "lz4", "shuffle": 1, **_BLOSC}),
     "zarr2 blosc zstd": ("zarr2", {"id": "blosc", "cname": "zstd", "shuffle": 2, **_BLOSC}),
     "zarr2 blosc zlib": ("zarr2", {"id": "blosc", "cname": "zlib", "shuffle": 0, **_BLOSC}),
+    "zarr2 blosc lz4hc": ("zarr2", {"id": "blosc", "cname": "lz4hc", "shuffle": 1, **_BLOSC}),
+    "zarr2 blosc snappy": ("zarr2", {"id": "blosc", "cname": "snappy", "shuffle": 1, **_BLOSC}),
+    "zarr2 lz4": ("zarr2", {"id": "lz4", "acceleration": 1}),
+    "zarr2 lzma": ("zarr2", {"id": "lzma", "preset": 1}),
     "zarr3 bytes": ("zarr3", []),
     "zarr3 gzip": ("zarr3", [_named("gzip", level=1)]),
     "zarr3 zstd": ("zarr3", [_named("zstd", level=1)]),
@@ -43,7 +47,8 @@ RAW = frozenset({"zarr2 none", "zarr3 bytes"})
 
 CHECKSUMMED = frozenset(
     {
-        *("zarr2 zlib", "zarr2 gzip", "zarr2 bz2", "zarr3 gzip", "zarr3 zstd checksum"),
+        *("zarr2 zlib", "zarr2 gzip", "zarr2 bz2", "zarr2 lzma", "zarr3 gzip"),
+        "zarr3 zstd checksum",
         *("zarr3 crc32c", "zarr3 zstd crc32c", "zarr3 crc32c gzip"),
     }
 )
