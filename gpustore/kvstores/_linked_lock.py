@@ -108,8 +108,8 @@ class LinkedLock:
             return
         try:
             os.unlink(self._name, dir_fd=self._directory)
-        except FileNotFoundError:
-            pass
+        except OSError:
+            pass  # All is written; the next writer in this directory removes it.
         finally:
             os.close(self._fd)
             os.close(self._directory)
