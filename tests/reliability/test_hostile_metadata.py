@@ -64,6 +64,20 @@ def v3_codecs(*codecs):
     return v3(codecs=[*V3["codecs"], *codecs])
 
 
+def v3_shard(chunk, codecs=None, **members):
+    inner = V3["codecs"] if codecs is None else codecs
+    index = [*V3["codecs"], {"name": "crc32c"}]
+    configuration = {"chunk_shape": chunk, "codecs": inner, "index_codecs": index, **members}
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def nested_shards(depth):
+    shard = v3_shard([2, 3])
+    for _ in range(depth - 1):
+        shard = v3_shard([2, 3], codecs=[shard])
+    return shard
+
+
 def v2(**members):
     return "zarr2", {**V2, **members}
 
@@ -104,6 +118,25 @@ ABSURD = {
     "v3 separator": v3(
         chunk_key_encoding={"name": "default", "configuration": {"separator": "/../"}}
     ),
+    "v3 inner chunk does not divide": v3(codecs=[v3_shard([2, 2])]),
+    "v3 inner chunk of another rank": v3(codecs=[v3_shard([2])]),
+    "v3 inner chunk 0": v3(codecs=[v3_shard([0, 3])]),
+    "v3 inner chunk larger": v3(codecs=[v3_shard([4, 6])]),
+    "v3 inner chunk 2^63": v3(codecs=[v3_shard([2**63, 3])]),
+    "v3 inner codecs missing": v3(codecs=[v3_shard([1, 3], codecs=[])]),
+    "v3 index location": v3(codecs=[v3_shard([1, 3], index_location="middle")]),
+    "v3 index compressed": v3(
+        codecs=[v3_shard([1, 3], index_codecs=[*V3["codecs"], {"name": "gzip"}])]
+    ),
+    "v3 index of 2^44 entries": v3_chunk(
+        2**22, 2**22, shape=[2**22, 2**22], codecs=[v3_shard([1, 1])]
+    ),
+    "v3 index of 2^25 entries": v3_chunk(
+        2**13, 2**12, shape=[2**13, 2**12], codecs=[v3_shard([1, 1])]
+    ),
+    "v3 5 nested shardings": v3(codecs=[nested_shards(5)]),
+    "v3 20 nested shardings": v3(codecs=[nested_shards(20)]),
+    "v3 pickle": v3_codecs({"name": "pickle"}),
     "v3 key encoding": v3(chunk_key_encoding={"name": "../x"}),
     "v3 grid": v3(chunk_grid={"name": "rectilinear", "configuration": {}}),
     "v3 data type": v3(data_type="object"),
@@ -172,6 +205,12 @@ def cost(directory):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return min(seconds), peak
+
+
+def test_documents_are_as_many_as_promised():
+    documents = {json.dumps(document, sort_keys=True) for _, document in ABSURD.values()}
+    assert len(documents) == len(ABSURD) >= 65
+    assert len(ABSURD) + len(REFUSED) >= 116 + 200
 
 
 @pytest.mark.parametrize("name", ABSURD)

@@ -11,10 +11,11 @@ import pytest
 
 import gpustore
 from tests.reliability.array_on_disk import create
+from tests.reliability.scales import scales
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
-KILLS = 15
+KILLS, LONG_KILLS = 15, 500
 """For each of two formats."""
 
 SHAPE, CHUNK = (128, 128), (64, 32)
@@ -41,14 +42,16 @@ def versions(store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["zarr2 blosc lz4", "zarr3 crc32c"])
-def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name):
+@pytest.mark.parametrize("kills", scales(KILLS, LONG_KILLS))
+def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name, kills):
     path = tmp_path / "a"
     context = gpustore.Context(QUICK)
-    store = create(name, f"file://{path}/", shape=SHAPE, chunk=CHUNK, context=context)
+    dtype = np.dtype("<u4")
+    store = create(name, f"file://{path}/", shape=SHAPE, chunk=CHUNK, dtype=dtype, context=context)
     generator = random.Random(4)
     seen = 0
-    with start("overwrite", name, path, KILLS) as worker:
-        for i in range(KILLS):
+    with start("overwrite", name, path, kills) as worker:
+        for i in range(kills):
             pid = int(worker.stdout.readline())
             time.sleep(generator.uniform(0.005, 0.12))
             os.kill(pid, signal.SIGKILL)
@@ -65,4 +68,4 @@ def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name):
     with start("write-whole", name, path, 0) as worker:
         worker.communicate(timeout=20)
     assert leftovers(path) == []
-    assert np.array_equal(store.read().result(), np.ones(SHAPE, np.uint16))
+    assert np.array_equal(store.read().result(), np.ones(SHAPE, np.uint32))

@@ -10,6 +10,7 @@ import gpustore
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
+from tests.reliability.scales import scales
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
@@ -76,9 +77,9 @@ def test_one_write_of_many_parts_in_flight():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["zarr2 zlib", "zarr3 zstd crc32c"])
-def test_processes_of_both_libraries_lose_no_increment(tmp_path, name):
+@pytest.mark.parametrize("count", scales(60, 10_000))
+def test_processes_of_both_libraries_lose_no_increment(tmp_path, name, count):
     """Each adds to elements of its own in one chunk that all of them rewrite."""
-    count = 60
     store = create(name, f"file://{tmp_path}/a/", context=gpustore.Context(QUICK))
     store[...] = 1
     workers = [
@@ -92,7 +93,7 @@ def test_processes_of_both_libraries_lose_no_increment(tmp_path, name):
             worker.stdin.write("go\n")
             worker.stdin.flush()
         for worker in workers:
-            _, err = worker.communicate(timeout=60)
+            _, err = worker.communicate(timeout=3000)
             assert worker.returncode == 0, err
     finally:
         for worker in workers:
@@ -106,7 +107,8 @@ def test_processes_of_both_libraries_lose_no_increment(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["zarr2 blosc lz4", "zarr3 bytes", "zarr3 crc32c"])
-def test_reader_beside_a_writer_sees_whole_chunks(tmp_path, name):
+@pytest.mark.parametrize("seconds", scales(0.7, 60))
+def test_reader_beside_a_writer_sees_whole_chunks(tmp_path, name, seconds):
     """Raw chunks are read in parts too, which are of one version each."""
     shape = (64, 1024)
     path = tmp_path / "a"
@@ -116,7 +118,7 @@ def test_reader_beside_a_writer_sees_whole_chunks(tmp_path, name):
     store[...] = 1
     seen = set()
     reads = 0
-    with start("write-whole", name, path, 0.7) as worker:
+    with start("write-whole", name, path, seconds) as worker:
         assert worker.stdout.readline() == "ready\n", worker.stderr.read()
         while worker.poll() is None:
             for part in (np.s_[...], np.s_[:, 1000:], np.s_[7:9, ::5]):

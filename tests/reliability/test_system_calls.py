@@ -128,8 +128,10 @@ def test_each_call_fails_once(tmp_path, monkeypatch, operation):
         trials = 0
         for name in CALLS:
             for skip in sorted({0, 1, made[name] // 2, made[name] - 1} & set(range(made[name]))):
-                code = NUMBERS[trials % len(NUMBERS)]
                 trials += 1
+                code = NUMBERS[trials % len(NUMBERS)]
+                if name in ("open", "write", "fsync", "mkdir", "rename"):
+                    code = NUMBERS[trials % 2]  # A broken disk or a full one.
                 path = tmp_path / str(trials)
                 fresh(path)
                 before = files_below(path)
@@ -171,3 +173,32 @@ def test_each_call_fails_once(tmp_path, monkeypatch, operation):
         assert trials >= 3
     finally:
         gc.enable()
+
+
+def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch):
+    """The system may transfer less than it was asked for."""
+    path = tmp_path / "a"
+    short = 0
+
+    def fewer(call, *, of):
+        def replacement(fd, data, *rest):
+            nonlocal short
+            short += 1
+            return call(fd, of(data), *rest)
+
+        return replacement
+
+    monkeypatch.setattr(os, "write", fewer(os.write, of=lambda data: data[:100]))
+    monkeypatch.setattr(os, "pread", fewer(os.pread, of=lambda nbytes: min(nbytes, 90)))
+    monkeypatch.setattr(
+        os, "preadv", fewer(os.preadv, of=lambda buffers: [buffers[0][:80], *buffers[1:]])
+    )
+    fresh(path)
+    store = opened(path)
+    assert np.array_equal(store.read().result(), values())
+    store[3:29, 5] = 7
+    changed = values()
+    changed[3:29, 5] = 7
+    assert np.array_equal(store.read().result(), changed)
+    assert np.array_equal(store.read_many([[9, 9]], [20, 20]).result()[0], changed[9:29, 9:29])
+    assert short > 50

@@ -6,6 +6,7 @@ worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
 worker.py increment LIBRARY NAME PATH FIRST STEP COUNT
 worker.py write-whole NAME PATH SECONDS  overwrites one chunk
+worker.py write-versions PATH SECONDS    overwrites a shard whose inner chunks move each time
 worker.py as-nobody ACTION PATH          reads or writes without the rights of root
 """
 
@@ -204,6 +205,21 @@ def write_whole(name, path, seconds):
     end = time.monotonic() + float(seconds)
     for i in itertools.count(1):
         store.write(i % 60_000).result()
+        if time.monotonic() > end:
+            break
+    print(i, flush=True)
+
+
+def write_versions(path, seconds):
+    """Every inner chunk has one value in all its elements, but for the first: it comes and goes."""
+    store = open_quickly(path)
+    generator = np.random.default_rng(3)
+    print("ready", flush=True)
+    end = time.monotonic() + float(seconds)
+    for i in itertools.count(2):
+        version = np.full(store.shape, i, np.uint32)
+        version[:16, :16] = generator.integers(0, 60_000, (16, 16)) if i % 2 else 0
+        store.write(version).result()
         if time.monotonic() > end:
             break
     print(i, flush=True)

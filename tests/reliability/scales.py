@@ -1,0 +1,9 @@
+"""Two sizes of one test."""
+
+import pytest
+
+
+def scales(short, long):
+    """Parameters: `short` in every run, `long`, which takes minutes, with ``pytest -m long``."""
+    marks = [pytest.mark.long, pytest.mark.timeout(3600)]
+    return [pytest.param(short, id="short"), pytest.param(long, id="long", marks=marks)]
