@@ -210,7 +210,7 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     """Parse the ``fill_value`` of Zarr v2 metadata.
 
     Wider than Zarr v3: booleans may be 0 and 1, floats decimal strings, and complex numbers and
-    ``float4_e2m1fn`` the base64 of their stored bytes.
+    ``float4_e2m1fn`` the base64 of their stored bytes. Strings may lack zeros at their end.
 
     Parameters
     ----------
@@ -233,8 +233,11 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     if value is None:
         return None
     if is_opaque(stored):
-        element = np.frombuffer(_base64_bytes(value, stored.itemsize), f"V{stored.itemsize}")
-        return element.reshape(())
+        element = np.zeros(1, f"V{stored.itemsize}")
+        # Of strings zarr-python leaves out the zeros at the end.
+        data = _base64_bytes(value, stored.itemsize, padded=stored.kind == "S")
+        element.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        return _read_only(element)
     data_type = _native(stored)
     if data_type.name in _PART:
         if isinstance(value, list):
@@ -277,12 +280,13 @@ def _parse_v2_float(value: JsonValue, data_type: dtype) -> FillValue:
     raise MetadataError(f"Invalid floating-point value: {text(value)}")
 
 
-def _base64_bytes(value: JsonValue, nbytes: int) -> bytes:
+def _base64_bytes(value: JsonValue, nbytes: int, *, padded: bool = False) -> bytes:
+    """The bytes, `nbytes` of them; of a padded string, at most that many."""
     try:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except (TypeError, ValueError):
         decoded = None
-    if decoded is None or len(decoded) != nbytes:
+    if decoded is None or len(decoded) > nbytes or (len(decoded) < nbytes and not padded):
         raise MetadataError(f"Expected {nbytes} base64-encoded bytes, but received: {text(value)}")
     return decoded
 

@@ -1,7 +1,8 @@
 """The matrix of what is exchanged with other libraries: an explicit list of cells.
 
 Groups of cells each run through one axis for every format, peer and direction, and take the values
-of the other axes in turn, so that neighbours differ in as much as possible.
+of the other axes in turn, so that neighbours differ in as much as possible. What a peer cannot do
+is no gap in that list: it stands in :data:`IMPOSSIBLE`, with the peer's own words.
 """
 
 import itertools
@@ -10,23 +11,25 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from tests.interop.arrays import DTYPES
+from tests.interop.arrays import CHUNKS, DTYPES, EXTENDED, NUMBERS, RECORDS, STRINGS
 
 FORMATS = ("zarr2", "zarr3")
 PEERS = ("zarr-python", "tensorstore")
 DIRECTIONS = ("from peer", "to peer")
 
-
-def _blosc(cname, shuffle, clevel=5):
-    return {"id": "blosc", "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": 0}
-
-
-def _blosc_v3(cname, shuffle, clevel=5):
-    options = {"cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": 0}
-    return {"name": "blosc", "configuration": options}
+CNAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+SHUFFLES = {"zarr2": (-1, 0, 1, 2), "zarr3": ("noshuffle", "shuffle", "bitshuffle")}
 
 
-_ZSTD = {"name": "zstd", "configuration": {"level": 3}}
+def _blosc(cname, shuffle, clevel=5, blocksize=0):
+    return {"cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": blocksize}
+
+
+def _named(name, **configuration):
+    return {"name": name, "configuration": configuration}
+
+
+_ZSTD = _named("zstd", level=3)
 _CRC32C = {"name": "crc32c"}
 
 CODECS = {
@@ -34,26 +37,32 @@ CODECS = {
         "none": None,
         "zlib": {"id": "zlib", "level": 4},
         "gzip": {"id": "gzip", "level": 6},
+        "bz2": {"id": "bz2", "level": 3},
         "zstd": {"id": "zstd", "level": 3},
-        "blosc-lz4-shuffle": _blosc("lz4", 1),
-        "blosc-lz4hc-none": _blosc("lz4hc", 0),
-        "blosc-zstd-bitshuffle": _blosc("zstd", 2),
-        "blosc-blosclz-auto": _blosc("blosclz", -1),
-        "blosc-zlib-shuffle": _blosc("zlib", 1, 1),
-        "blosc-stored": _blosc("lz4", 2, 0),
+        "zstd-negative": {"id": "zstd", "level": -5},
+        "lz4": {"id": "lz4", "acceleration": 2},
+        "lzma": {"id": "lzma", "format": 1, "check": -1, "preset": 1, "filters": None},
+        "blosc-stored": {"id": "blosc", **_blosc("lz4", 2, 0)},
+        "blosc-blocks": {"id": "blosc", **_blosc("lz4", 1, 5, 512)},
+    }
+    | {
+        f"blosc-{cname}{shuffle}": {"id": "blosc", **_blosc(cname, shuffle, 1 + 2 * i % 9)}
+        for i, (cname, shuffle) in enumerate(itertools.product(CNAMES, SHUFFLES["zarr2"]))
     },
     "zarr3": {
         "bytes": [],
-        "gzip": [{"name": "gzip", "configuration": {"level": 6}}],
+        "gzip": [_named("gzip", level=6)],
         "zstd": [_ZSTD],
-        "zstd-negative": [{"name": "zstd", "configuration": {"level": -5}}],
-        "zstd-checksum": [{"name": "zstd", "configuration": {"level": 1, "checksum": True}}],
+        "zstd-negative": [_named("zstd", level=-5)],
+        "zstd-checksum": [_named("zstd", level=1, checksum=True)],
         "crc32c": [_CRC32C],
         "zstd+crc32c": [_ZSTD, _CRC32C],
-        "blosc-lz4-shuffle": [_blosc_v3("lz4", "shuffle")],
-        "blosc-zstd-bitshuffle": [_blosc_v3("zstd", "bitshuffle")],
-        "blosc-blosclz-none": [_blosc_v3("blosclz", "noshuffle")],
-        "blosc-zlib-shuffle": [_blosc_v3("zlib", "shuffle", 1)],
+        "gzip+zstd": [_named("gzip", level=1), _ZSTD],
+        "blosc-blocks": [_named("blosc", **_blosc("zstd", "shuffle", 5, 512))],
+    }
+    | {
+        f"blosc-{cname}-{shuffle}": [_named("blosc", **_blosc(cname, shuffle, 1 + 2 * i % 9))]
+        for i, (cname, shuffle) in enumerate(itertools.product(CNAMES, SHUFFLES["zarr3"]))
     },
 }
 """Zarr v2: the compressor. Zarr v3: what follows the codec `bytes`."""
@@ -61,25 +70,34 @@ CODECS = {
 KEYS = {
     "zarr2": {"v2.": ".", "v2/": "/"},
     "zarr3": {
-        f"{name}{separator}": {"name": name, "configuration": {"separator": separator}}
+        f"{name}{separator}": _named(name, separator=separator)
         for name in ("default", "v2")
         for separator in "/."
     },
 }
 """Zarr v2: `dimension_separator`. Zarr v3: `chunk_key_encoding`."""
 
+LAYOUTS = {
+    "zarr2": ("C", "F"),
+    "zarr3": (
+        *("C", "F", "rotated", "shards", "shards at start", "shards in shards", "F in shards"),
+        "shards in F",
+    ),
+}
+"""Orders of the dimensions, and chunks within chunks: see :func:`tests.interop.peers.codecs_of`."""
+
 SELECTIONS = {
     "full": np.s_[...],
+    "empty": np.s_[7:7],
+    "integer": np.s_[13],
     "range": np.s_[3:17, 5:],
     "step": np.s_[1:20:3, ::2],
     "negative": np.s_[20:2:-3, ::-1],
-    "reversed": np.s_[::-1, ::-1, ::-1],
-    "integer": np.s_[13],
-    "integers": np.s_[14, 19, 2],
     "ellipsis": np.s_[..., 1],
     "newaxis": np.s_[np.newaxis, 4:15, np.newaxis, ..., np.newaxis],
+    "reversed": np.s_[::-1, ::-1, ::-1],
+    "integers": np.s_[14, 19, 2],
     "mixed": np.s_[15:1:-2, np.newaxis, 12, ..., ::-1],
-    "empty": np.s_[7:7],
 }
 """What gpustore reads, or writes into an array that was empty."""
 
@@ -90,10 +108,13 @@ FILLS = {
     "nan": np.nan,
     "negative zero": -0.0,
     "infinity": np.inf,
+    "negative infinity": -np.inf,
     "nan bits": None,
+    "sample": None,
     "null": None,
 }
-"""`largest` depends on the data type, `nan bits` on how a format spells it, `null` is undefined."""
+"""`largest` and `sample` (of the data) depend on the type, `nan bits` on the format; `null` is
+undefined."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +130,11 @@ class Cell:
     selection: str
     fill: str = "zero"
     keys: str = ""
-    order: str = "C"
+    layout: str = "C"
     source: str = "mri"
     written: str = "all"
-    """What a peer writes: `all`, or `part`: not the first row of chunks nor all of the second."""
+    """What a peer writes: `all`, `nothing`, or `part`: not the first row of chunks nor all of the
+    second."""
 
     @property
     def id(self) -> str:
@@ -120,9 +142,111 @@ class Cell:
         return "-".join(str(value).replace(" ", "_") for value in values)
 
 
-def _partners() -> Iterator[dict[str, str]]:
+def partners() -> Iterator[dict[str, str]]:
+    """Every peer in every direction."""
     for direction, peer in itertools.product(DIRECTIONS, PEERS):
         yield {"direction": direction, "peer": peer}
+
+
+def dtypes_of(format: str) -> list[str]:
+    """The data types a format has in gpustore."""
+    return [*NUMBERS, *EXTENDED, *((*RECORDS, *STRINGS) if format == "zarr2" else ())]
+
+
+def byte_orders(format: str, dtype: str) -> tuple[str, ...]:
+    """Byte orders a type is stored in."""
+    # Zarr v2 has no byte order for types it names in words: they are little endian.
+    words = dtype in EXTENDED and format == "zarr2"
+    if DTYPES[dtype].itemsize == 1 or words or dtype in (*RECORDS, *STRINGS):
+        return ("little",)
+    return ("big", "little")
+
+
+def _selections(source: str, dtype: str) -> list[str]:
+    """Selections of the dimensions an array has. Those of its elements stay whole."""
+    names = list(SELECTIONS)
+    rank = len(CHUNKS[source])
+    if dtype in (*RECORDS, *STRINGS):
+        return names[: names.index("range" if rank < 2 else "ellipsis")]
+    return names[: names.index("range")] if rank < 2 else names[: None if rank > 2 else -3]
+
+
+# --------------------------------------------------------------------------- what cannot be
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """What a peer cannot write or read, for which gpustore is not asked in the matrix."""
+
+    peer: str
+    values: dict[str, tuple[str, ...]]
+    """Some values of each of some axes."""
+
+    message: str
+    """A regular expression for what the peer says, or for the difference it makes."""
+
+    formats: tuple[str, ...] = FORMATS
+    directions: tuple[str, ...] = DIRECTIONS
+
+    def covers(self, cell: Cell) -> bool:
+        return (
+            cell.peer == self.peer
+            and cell.format in self.formats
+            and cell.direction in self.directions
+            and all(getattr(cell, axis) in values for axis, values in self.values.items())
+        )
+
+
+_SNAPPY = tuple(name for format in FORMATS for name in CODECS[format] if "snappy" in name)
+
+IMPOSSIBLE = (
+    Impossible(
+        "tensorstore",
+        {"codec": ("lz4", "lzma")},
+        '"lz(4|ma)" is not registered',
+        formats=("zarr2",),
+    ),
+    # It makes order C of it and then refuses that.
+    Impossible(
+        "tensorstore",
+        {"layout": ("F",), "source": ("row", "voxel")},
+        'Expected "order" of "F" but received: "C"',
+        formats=("zarr2",),
+        directions=("from peer",),
+    ),
+    # The Blosc of numcodecs is built without it.
+    Impossible(
+        "zarr-python",
+        {"codec": _SNAPPY},
+        "compressor not supported: 'snappy'|error during blosc decompression",
+    ),
+    Impossible("zarr-python", {"dtype": tuple(EXTENDED)}, "No Zarr data type found that matches"),
+    # It makes bytes of them.
+    Impossible(
+        "zarr-python",
+        {"dtype": ("subarrays",)},
+        r'No Zarr data type found that matches|dtype\("byte"\) == dtype\("uint16"\)',
+        formats=("zarr2",),
+    ),
+    # It compares the inner chunks with the shard before the transpose.
+    Impossible("zarr-python", {"layout": ("shards in F",)}, "needs to be divisible by the shard's"),
+    # It stores "NaN" for all of them.
+    Impossible(
+        "zarr-python",
+        {"fill": ("nan bits",)},
+        r"assert b'\\x00\\x00\\xc0\\x7f' == ",
+        formats=("zarr3",),
+        directions=("from peer",),
+    ),
+)
+"""What the peers cannot do, for each a reason the test finds in their error."""
+
+
+def is_impossible(cell: Cell) -> bool:
+    return any(one.covers(cell) for one in IMPOSSIBLE)
+
+
+# --------------------------------------------------------------------------- the cells
 
 
 class _Turns:
@@ -131,7 +255,7 @@ class _Turns:
     def __init__(self) -> None:
         self._positions: dict[tuple[str, ...], int] = {}
 
-    def _next(self, axis: str, values: Sequence[str], *scope: str) -> str:
+    def next(self, axis: str, values: Sequence[str], *scope: str) -> str:
         # Each starts elsewhere, or else axes of equal length would be paired in one way only.
         position = self._positions.setdefault((axis, *scope), 5 * len(self._positions))
         self._positions[axis, *scope] = position + 1
@@ -139,68 +263,79 @@ class _Turns:
 
     def cell(self, format: str, *, direction: str, peer: str, **given: str) -> Cell:
         scope = (format, direction, peer)
-        axes = {
-            "dtype": [name for name in DTYPES if name != "bfloat16"],
-            "codec": list(CODECS[format]),
-            "selection": list(SELECTIONS),
-            "keys": list(KEYS[format]),
-            "source": ["mri", "mri", "ihc"],
-            "written": ["all", "part"] if direction == "from peer" else ["all"],
-        }
-        values = {
-            axis: given.pop(axis) if axis in given else self._next(axis, choice, *scope)
-            for axis, choice in axes.items()
-        }
-        if "endian" not in given:
-            given["endian"] = self._next("endian", ("big", "little"), values["dtype"], *scope)
-        if DTYPES[values["dtype"]].itemsize == 1:
-            given["endian"] = "little"
-        return Cell(format=format, direction=direction, peer=peer, **given, **values)
+        values = dict(given)
+
+        def choose(axis: str, choice: Sequence[str], *more: str) -> None:
+            if axis not in values:
+                values[axis] = self.next(axis, choice, *more, *scope)
+
+        def possible(axis: str, choice: Sequence[str]) -> list[str]:
+            plain = Cell(format, peer, direction, "", "", "", "", source=values["source"])
+            return [name for name in choice if not is_impossible(replace(plain, **{axis: name}))]
+
+        choose("dtype", list(NUMBERS))
+        choose("source", ["mri", "ihc", "slice", "mri", "blocks", "row"])
+        choose("keys", list(KEYS[format]))
+        choose("codec", possible("codec", list(CODECS[format])))
+        choose("layout", possible("layout", LAYOUTS[format]))
+        if is_impossible(Cell(format, peer, direction, values["codec"], "", "", "")):
+            # It shows only where there is something to compress.
+            values |= {"written": "all", "selection": "full", "layout": "C", "source": "mri"}
+        choose("written", ["all", "part", "all", "part", "nothing"])
+        choose("selection", _selections(values["source"], values["dtype"]), values["source"])
+        choose("endian", byte_orders(format, values["dtype"]), values["dtype"])
+        if direction == "to peer":
+            values["written"] = "all"
+        return Cell(format=format, direction=direction, peer=peer, **values)
 
 
-def _make_cells() -> Iterator[Cell]:
+def _all_cells() -> Iterator[Cell]:
     turns = _Turns()
-    for format, partner in itertools.product(FORMATS, _partners()):
+    for format, partner in itertools.product(FORMATS, partners()):
         for codec in CODECS[format]:
             yield turns.cell(format, **partner, codec=codec)
-        for dtype in DTYPES:
-            if dtype != "bfloat16":
-                yield turns.cell(format, **partner, dtype=dtype)
-            elif partner["peer"] == "tensorstore":  # zarr-python has no such type.
-                # Zarr v2 has no byte order for types it names in words: they are little endian.
-                for endian in ("little",) if format == "zarr2" else ("little", "big"):
-                    yield turns.cell(format, **partner, dtype=dtype, endian=endian)
+        for dtype in dtypes_of(format):
+            orders = byte_orders(format, dtype) if dtype in EXTENDED else [None]
+            for endian in orders:
+                given = {} if endian is None else {"endian": endian}
+                yield turns.cell(format, **partner, dtype=dtype, written="all", **given)
+        for layout in LAYOUTS[format]:
+            sources = ["row", "mri", "ihc"] if layout == "F" else ["slice", "mri"]
+            for source in sources:
+                yield turns.cell(format, **partner, layout=layout, source=source)
         yield from _fill_cells(turns, format, partner)
         for keys in KEYS[format]:
-            common = {"keys": keys, "selection": "full"}
-            yield turns.cell(format, **partner, **common, source="voxel", written="all")
-    for partner in _partners():
-        for source in ("mri", "ihc"):
-            yield turns.cell("zarr2", **partner, order="F", source=source)
-        for format, source, dtype in (
-            ("zarr2", "mri whole", "int16"),
-            ("zarr3", "ihc whole", "uint8"),
-        ):
-            yield turns.cell(format, **partner, source=source, dtype=dtype, selection="reversed")
+            given = {"keys": keys, "selection": "full", "layout": "C"}
+            yield turns.cell(format, **partner, **given, source="voxel", written="all")
+        given = {"source": "ihc whole", "dtype": "uint8", "layout": "C", "written": "all"}
+        if format == "zarr2":
+            given |= {"source": "mri whole", "dtype": "int16"}
+        yield turns.cell(format, **partner, selection="reversed", **given)
 
 
 def _fill_cells(turns: _Turns, format: str, partner: dict[str, str]) -> Iterator[Cell]:
     fills = [
-        ("one", "bool"),
-        ("largest", "uint64"),
-        ("nan", "float32"),
-        ("nan", "complex64"),
-        ("negative zero", "float64"),
-        ("infinity", "float16"),
+        *(("one", "bool"), ("largest", "uint64"), ("largest", "int64"), ("sample", "int8")),
+        *(("nan", "float16"), ("nan", "float32"), ("nan", "complex64"), ("nan", "complex128")),
+        *(("negative zero", "float64"), ("negative zero", "float32")),
+        *(("infinity", "float16"), ("negative infinity", "float32")),
+        *(("sample", "bfloat16"), ("sample", "float8_e5m2"), ("sample", "int4")),
     ]
     if format == "zarr2":
-        fills += [("null", "uint16"), ("null", "float32")]
-    elif partner != {"peer": "zarr-python", "direction": "from peer"}:  # It writes "NaN" for all.
+        fills += [("null", dtype) for dtype in ("uint16", "float32", "S5", "V3")]
+        fills += [("sample", dtype) for dtype in ("record", "subarrays", "S5", "V3")]
+    else:
         fills.append(("nan bits", "float32"))
     for fill, dtype in fills:
-        written = "part" if partner["direction"] == "from peer" else "all"
-        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written=written)
-        yield replace(cell, selection="range" if cell.selection == "full" else cell.selection)
+        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written="part")
+        # What is not written has to be read.
+        yield replace(cell, selection="integer" if cell.selection == "full" else cell.selection)
 
 
-CELLS = tuple(_make_cells())
+_MADE = tuple(_all_cells())
+
+CELLS = tuple(cell for cell in _MADE if not is_impossible(cell))
+"""The cells that hold."""
+
+IMPOSSIBLE_CELLS = tuple(cell for cell in _MADE if is_impossible(cell))
+"""The cells a peer cannot do."""

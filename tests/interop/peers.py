@@ -1,12 +1,24 @@
 """How a cell's array is made and read by gpustore, TensorStore and zarr-python."""
 
+import base64
+
 import numcodecs
 import numpy as np
 import tensorstore
 import zarr
 
 import gpustore
-from tests.interop.arrays import CHUNKS, DTYPES, make_array
+from gpustore.metadata.data_type import v2_dtype_to_json
+from tests.interop.arrays import (
+    CHUNKS,
+    DTYPES,
+    EXTENDED,
+    RECORDS,
+    STRINGS,
+    fields_of,
+    make_array,
+    shown,
+)
 from tests.interop.cells import CODECS, FILLS, KEYS, SELECTIONS, Cell
 
 _NAN_BITS = 0x7FC12345
@@ -24,9 +36,11 @@ def selection_of(cell: Cell):
 
 def written_part(cell: Cell):
     """What the peer writes of an array that gpustore reads."""
+    if cell.written == "nothing":
+        return np.s_[:0]
     if cell.written == "all" or not data_of(cell).ndim:
         return np.s_[...]
-    return np.s_[CHUNKS[cell.source][0] + 2 :]
+    return np.s_[_grid(cell)[0][0] + 2 :]
 
 
 def fill_of(cell: Cell) -> np.ndarray | None:
@@ -38,6 +52,10 @@ def fill_of(cell: Cell) -> np.ndarray | None:
         return np.array(np.iinfo(dtype).max, dtype)
     if cell.fill == "nan bits":
         return np.array(_NAN_BITS, np.uint32).view(dtype)
+    if cell.fill == "sample":
+        return make_array("voxel", cell.dtype)
+    if cell.fill == "zero":
+        return np.zeros((), dtype)
     fill = np.array(FILLS[cell.fill], dtype)
     if dtype.kind == "c" and cell.fill == "nan":
         fill.imag = -0.0
@@ -46,33 +64,67 @@ def fill_of(cell: Cell) -> np.ndarray | None:
 
 def blank(cell: Cell) -> np.ndarray:
     """What an array holds that nobody has written to; undefined elements are zero."""
+    array = np.zeros(data_of(cell).shape, DTYPES[cell.dtype])
     fill = fill_of(cell)
-    return np.full(data_of(cell).shape, 0 if fill is None else fill, DTYPES[cell.dtype])
+    if fill is not None:
+        array[...] = fill
+    return array
 
 
-def spec_of(cell: Cell, path) -> dict:
+def _grid(cell: Cell) -> list[list[int]]:
+    """The shapes of the chunks, and of those within them and within these again."""
+    chunks = list(CHUNKS[cell.source])
+    if "shards" not in cell.layout:
+        return [chunks]
+    factors = ([4, 2, 1, 1, 1][: len(chunks)], [2, 1, 1, 1, 1][: len(chunks)])
+    inner = [max(1, n // factor) for n, factor in zip(chunks, factors[0], strict=True)]
+    outer, middle = ([n * m for n, m in zip(inner, each, strict=True)] for each in factors)
+    return [outer, middle, inner] if cell.layout == "shards in shards" else [outer, inner]
+
+
+def codecs_of(cell: Cell) -> list[dict]:
+    """The codecs of Zarr v3, fully specified."""
+    one_byte = DTYPES[cell.dtype].itemsize == 1
+    options = {} if one_byte else {"configuration": {"endian": cell.endian}}
+    chain = [{"name": "bytes", **options}, *CODECS["zarr3"][cell.codec]]
+    _, *inner = _grid(cell)
+    rank = len(CHUNKS[cell.source])
+    order = [*range(1, rank), 0][:rank] if cell.layout == "rotated" else [*range(rank)][::-1]
+    transpose = {"name": "transpose", "configuration": {"order": order}}
+    if cell.layout in ("F", "rotated", "F in shards"):
+        chain.insert(0, transpose)
+    if cell.layout == "shards in F":
+        inner = [[shape[i] for i in order] for shape in inner]
+    for shape in reversed(inner):
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        configuration = {"chunk_shape": shape, "codecs": chain, "index_codecs": index}
+        if cell.layout == "shards at start":
+            configuration["index_location"] = "start"
+        chain = [{"name": "sharding_indexed", "configuration": configuration}]
+    return [transpose, *chain] if cell.layout == "shards in F" else chain
+
+
+def spec_of(cell: Cell, path, field: str = "") -> dict:
     """A spec that creates the array, in gpustore as in TensorStore."""
-    data, chunks = data_of(cell), list(CHUNKS[cell.source])
-    endian = {"little": "<", "big": ">"}[cell.endian]
-    dtype = DTYPES[cell.dtype]
+    shape, (chunks, *_) = list(data_of(cell).shape), _grid(cell)
     if cell.format == "zarr2":
+        words = cell.dtype in EXTENDED
         metadata = {
-            "shape": list(data.shape),
+            "shape": shape,
             "chunks": chunks,
-            "dtype": "bfloat16" if cell.dtype == "bfloat16" else dtype.newbyteorder(endian).str,
-            "order": cell.order,
+            "dtype": cell.dtype if words else v2_dtype_to_json(_stored(cell)),
+            "order": cell.layout,
             "compressor": CODECS["zarr2"][cell.codec],
             "filters": None,
             "dimension_separator": KEYS["zarr2"][cell.keys],
             "fill_value": _fill_json(cell),
         }
     else:
-        options = {} if dtype.itemsize == 1 else {"configuration": {"endian": cell.endian}}
         metadata = {
-            "shape": list(data.shape),
+            "shape": shape,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
             "data_type": cell.dtype,
-            "codecs": [{"name": "bytes", **options}, *CODECS["zarr3"][cell.codec]],
+            "codecs": codecs_of(cell),
             "chunk_key_encoding": KEYS["zarr3"][cell.keys],
             "fill_value": _fill_json(cell),
         }
@@ -80,8 +132,18 @@ def spec_of(cell: Cell, path) -> dict:
         "driver": {"zarr2": "zarr", "zarr3": "zarr3"}[cell.format],
         "kvstore": {"driver": "file", "path": f"{path}/"},
         "metadata": metadata,
+        "open": True,
         "create": True,
+        **({"field": field} if field else {}),
     }
+
+
+def _stored(cell: Cell) -> np.dtype:
+    """The type with the byte order it is stored in."""
+    dtype = DTYPES[cell.dtype]
+    if cell.dtype in RECORDS:
+        return dtype
+    return dtype.newbyteorder({"little": "<", "big": ">"}[cell.endian])
 
 
 def _fill_json(cell: Cell):
@@ -90,50 +152,66 @@ def _fill_json(cell: Cell):
         return None
     if cell.fill == "nan bits":
         return f"{_NAN_BITS:#x}"
+    if cell.dtype in (*RECORDS, *STRINGS) or (cell.format, cell.dtype) == _FLOAT4:
+        return base64.b64encode(fill.tobytes()).decode()
     if fill.dtype.kind == "c":
         return [_number_json(fill.real.item()), _number_json(fill.imag.item())]
     return _number_json(fill.item())
 
 
+_FLOAT4 = ("zarr2", "float4_e2m1fn")
+"""Of this type TensorStore takes nothing but the bits."""
+
+
 def _number_json(number):
+    if isinstance(number, bool | int):
+        return number
+    number = float(number)
     if number != number:
         return "NaN"
-    return "Infinity" if number == np.inf else number
+    return {np.inf: "Infinity", -np.inf: "-Infinity"}.get(number, number)
 
 
 # --------------------------------------------------------------------------- making
 
 
-def make_with_gpustore(cell: Cell, path) -> gpustore.TensorStore:
-    return gpustore.open(spec_of(cell, path), context=gpustore.Context(_NO_SYNC)).result()
+def make_with_gpustore(cell: Cell, path, field: str = "") -> gpustore.TensorStore:
+    context = gpustore.Context(_NO_SYNC)
+    return gpustore.open(spec_of(cell, path, field), context=context).result()
 
 
-def _make_with_tensorstore(cell: Cell, path) -> tensorstore.TensorStore:
-    return tensorstore.open(spec_of(cell, path), context=tensorstore.Context(_NO_SYNC)).result()
+def _make_with_tensorstore(cell: Cell, path, field: str) -> tensorstore.TensorStore:
+    context = tensorstore.Context(_NO_SYNC)
+    return tensorstore.open(spec_of(cell, path, field), context=context).result()
 
 
 def _make_with_zarr_python(cell: Cell, path) -> zarr.Array:
-    data, dtype = data_of(cell), DTYPES[cell.dtype]
-    stored = dtype.newbyteorder({"little": "<", "big": ">"}[cell.endian])
-    common = {"shape": data.shape, "chunks": CHUNKS[cell.source], "fill_value": fill_of(cell)}
+    data, fill, (chunks, *_) = data_of(cell), fill_of(cell), _grid(cell)
+    if fill is not None and fill.dtype.kind in "SV":
+        fill = fill[()]
+    common = {"shape": data.shape, "chunks": chunks, "fill_value": fill}
     if cell.format == "zarr2":
         compressor = CODECS["zarr2"][cell.codec]
         return zarr.create_array(
             str(path),
             zarr_format=2,
-            dtype=stored,
-            order=cell.order,
+            dtype=_stored(cell),
+            order=cell.layout,
             filters=None,
-            compressors=None if compressor is None else numcodecs.get_codec(compressor),
+            compressors=None if compressor is None else numcodecs.get_codec(dict(compressor)),
             chunk_key_encoding={"name": "v2", "separator": KEYS["zarr2"][cell.keys]},
             **common,
         )
+    codecs = codecs_of(cell)
+    filters = [codec for codec in codecs if codec["name"] == "transpose"]
+    serializer, *compressors = codecs[len(filters) :]
     return zarr.create_array(
         str(path),
         zarr_format=3,
-        dtype=dtype,
-        serializer="auto" if dtype.itemsize == 1 else zarr.codecs.BytesCodec(endian=cell.endian),
-        compressors=CODECS["zarr3"][cell.codec] or None,
+        dtype=DTYPES[cell.dtype],
+        filters=filters or None,
+        serializer=serializer,
+        compressors=compressors or None,
         chunk_key_encoding=KEYS["zarr3"][cell.keys],
         **common,
     )
@@ -141,21 +219,36 @@ def _make_with_zarr_python(cell: Cell, path) -> zarr.Array:
 
 def write_with_peer(cell: Cell, path) -> None:
     """Have the peer make the array and write its part of the data."""
-    part = written_part(cell)
+    part, data = written_part(cell), data_of(cell)
     if cell.peer == "zarr-python":
-        _make_with_zarr_python(cell, path)[part] = data_of(cell)[part]
-    else:
-        _make_with_tensorstore(cell, path)[part] = data_of(cell)[part]
+        array = _make_with_zarr_python(cell, path)
+        if cell.written != "nothing":
+            array[part] = data[part]
+        return
+    for field in fields_of(cell.dtype):
+        store = _make_with_tensorstore(cell, path, field)
+        if cell.written != "nothing":
+            store[part] = shown(data, field)[part]
 
 
 # --------------------------------------------------------------------------- reading
 
 
-def read_with_peer(cell: Cell, path) -> np.ndarray:
-    """The whole array as the peer reads it, without being told anything but where it is."""
+def read_with_peer(cell: Cell, path) -> dict[str, np.ndarray]:
+    """Each field, whole, as the peer reads it without being told anything but where it is."""
     if cell.peer == "zarr-python":
         array = np.asarray(zarr.open_array(str(path), mode="r")[...])
-        return array.astype(array.dtype.newbyteorder("="))
-    spec = spec_of(cell, path)
-    found = {"driver": spec["driver"], "kvstore": spec["kvstore"]}
-    return tensorstore.open(found, open=True, read=True).result().read().result()
+        return {field: shown(array, field) for field in fields_of(cell.dtype)}
+    return {field: _read_with_tensorstore(cell, path, field) for field in fields_of(cell.dtype)}
+
+
+def _read_with_tensorstore(cell: Cell, path, field: str) -> np.ndarray:
+    members = ("driver", "kvstore", "field")
+    spec = {name: value for name, value in spec_of(cell, path, field).items() if name in members}
+    store = tensorstore.open(spec, open=True, read=True).result()
+    if store.dtype.name not in ("char", "byte"):
+        return store.read().result()
+    # What its `read` returns for strings has elements without bytes.
+    array = np.zeros(store.shape, {"char": "S1", "byte": "V1"}[store.dtype.name])
+    tensorstore.array(array).write(store).result()
+    return array

@@ -1,5 +1,6 @@
 """Fill values: JSON to bits and back."""
 
+import base64
 import json
 
 import numpy as np
@@ -134,3 +135,22 @@ def test_signalling_nan_is_kept():
 def test_fill_value_of_rank_1_is_refused():
     with pytest.raises(MetadataError, match="Expected fill value of rank 0"):
         fill_value_array([1, 2], DTYPES["uint8"])
+
+
+@pytest.mark.parametrize(("text", "value"), [("", b""), ("YWI=", b"ab"), ("YWJjZGU=", b"abcde")])
+def test_v2_strings_may_lack_zeros_at_their_end(text, value):
+    parsed = parse_v2_fill_value(text, np.dtype("S5"))
+    assert parsed.tobytes() == value.ljust(5, b"\0")
+    assert v2_fill_value_to_json(parsed, np.dtype("S5")) == base64_of(value.ljust(5, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"), [("YWJjZGVm", "S5"), ("YWI", "S1"), ("YWI=", "V3"), ("?", "S5"), (0, "S5")]
+)
+def test_v2_bytes_of_another_length_are_refused(text, stored):
+    with pytest.raises(MetadataError, match="base64-encoded bytes, but received"):
+        parse_v2_fill_value(text, np.dtype(stored))
+
+
+def base64_of(data):
+    return base64.b64encode(data).decode()
