@@ -13,7 +13,9 @@ from gpustore.piece_plan import Block
 def single(shape, chunk_shape, key_ratio=None, *, itemsize=2, partial=False):
     """Blocks of one chunk in C order."""
     ratio = key_ratio or (1,) * len(shape)
-    block = Block(shape, chunk_shape, (1,) * len(shape), ratio, "c/", "/", (), itemsize, partial)
+    ones = (1,) * len(shape)
+    rank = len(shape)
+    block = Block(shape, chunk_shape, ones, ratio, rank, "c/", "/", (), itemsize, partial)
     strides = block.stride
     return Block(shape, chunk_shape, block.factor, ratio, "c/", "/", strides, itemsize, partial)
 
