@@ -17,7 +17,9 @@ def single(shape, chunk_shape, key_ratio=None, *, itemsize=2, partial=False):
     rank = len(shape)
     block = Block(shape, chunk_shape, ones, ratio, rank, "c/", "/", (), itemsize, partial)
     strides = block.stride
-    return Block(shape, chunk_shape, block.factor, ratio, rank, "c/", "/", strides, itemsize, partial)
+    return Block(
+        shape, chunk_shape, block.factor, ratio, rank, "c/", "/", strides, itemsize, partial
+    )
 
 
 def planned(block, starts, extent, **changes):
