@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Self
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, pretty
@@ -19,6 +19,7 @@ from gpustore.dtype import dtype as dtype_
 from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.view import IndexedView
 from gpustore.keyword_argument import set_keywords
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import spec_from_component
@@ -51,7 +52,7 @@ _NOT_OPENED = ("array", "json")
 _MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
 
 
-class Spec:
+class Spec(IndexedView):
     """What :func:`gpustore.open` is to open.
 
     Parameters
@@ -101,7 +102,7 @@ class Spec:
         transform: IndexTransform | None,
         mode: OpenMode,
         context: Context.Spec | None,
-    ) -> Spec:
+    ) -> Self:
         spec = cls.__new__(cls)
         spec._set(driver, transform, mode, context)
         return spec
@@ -255,13 +256,26 @@ class Spec:
         OutOfBoundsError
             If an index is outside explicit bounds.
         """
+        return self._through(self._indexed()[index])
+
+    def _indexed(self) -> IndexTransform:
         transform = self.transform
         if transform is None:
             rank = self.rank
             if rank is None:
-                raise MetadataError("IndexTransform is not available: the rank is unknown")
+                raise MetadataError(
+                    "Cannot perform indexing operations on Spec with unspecified rank"
+                )
             transform = IndexTransform(input_rank=rank)
-        return Spec._make(self._driver, transform[index], self._mode, self._context)
+        return transform
+
+    def _through(self, transform: IndexTransform) -> Self:
+        return self._make(self._driver, transform, self._mode, self._context)
+
+    @property
+    def base(self) -> None:
+        """The spec of the store that is adapted: None, since no driver here is an adapter."""
+        return None
 
     def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
         """How to open it; `context` holds what its own does not define."""

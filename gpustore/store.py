@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.future import Future, Promise, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
+from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import align
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.index_space.view import IndexedView
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -29,8 +31,10 @@ from gpustore.unit import Unit
 
 __all__ = ["TensorStore"]
 
+_S = TypeVar("_S", bound="TensorStore")
 
-class TensorStore:
+
+class TensorStore(IndexedView):
     """An array that is read and written through an index transform.
 
     Indexing is free and does no I/O: it returns another TensorStore for that part, whose domain
@@ -54,7 +58,7 @@ class TensorStore:
         raise TypeError("use gpustore.open(...).result() to get a TensorStore")
 
     @classmethod
-    def _of(cls, driver: Driver, transform: IndexTransform) -> TensorStore:
+    def _of(cls, driver: Driver, transform: IndexTransform) -> Self:
         store = cls.__new__(cls)
         store._driver = driver
         store._transform = transform
@@ -73,21 +77,6 @@ class TensorStore:
         return self._transform.input_rank
 
     ndim = rank
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents, in elements."""
-        return tuple(self.domain.shape)
-
-    @property
-    def origin(self) -> tuple[int, ...]:
-        """First index of each dimension."""
-        return tuple(self.domain.origin)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.domain.size
 
     @property
     def dtype(self) -> dtype_:
@@ -187,52 +176,19 @@ class TensorStore:
         """Write `source` to a part and wait until it is stored."""
         self[index].write(source).result()
 
-    def _through(self, transform: IndexTransform) -> TensorStore:
-        return TensorStore._of(self._driver, transform)
+    def _indexed(self) -> IndexTransform:
+        return self._transform
+
+    def _through(self, transform: IndexTransform) -> Self:
+        return self._of(self._driver, transform)
+
+    def _accessor(self, name: str) -> Accessor[Self]:
+        return _WritableAccessor(self, name, super()._accessor(name).__getitem__)
 
     @property
-    def oindex(self) -> Any:
-        """Indexing where index arrays apply one by one."""
-        return _Indexing(self, self._transform.oindex)
-
-    @property
-    def vindex(self) -> Any:
-        """Indexing where index arrays apply together and come first."""
-        return _Indexing(self, self._transform.vindex)
-
-    @property
-    def translate_to(self) -> Any:
-        """``store.translate_to[origin]``: moves the domain there."""
-        return _Indexing(self, self._transform.translate_to)
-
-    @property
-    def translate_by(self) -> Any:
-        """``store.translate_by[offset]``: moves the domain by that much."""
-        return _Indexing(self, self._transform.translate_by)
-
-    @property
-    def translate_backward_by(self) -> Any:
-        """``store.translate_backward_by[offset]``: moves the domain back by that much."""
-        return _Indexing(self, self._transform.translate_backward_by)
-
-    @property
-    def label(self) -> Any:
-        """``store.label["x", "y"]``: names the dimensions."""
-        return _Indexing(self, self._transform.label)
-
-    @property
-    def mark_bounds_implicit(self) -> Any:
-        """``store.mark_bounds_implicit[lower:upper]``: changes what can be resized."""
-        return _Indexing(self, self._transform.mark_bounds_implicit)
-
-    def transpose(self, axes: Any = None) -> TensorStore:
-        """Its dimensions in another order, reversed by default."""
-        return self._through(self._transform.transpose(axes))
-
-    @property
-    def T(self) -> TensorStore:
-        """Its dimensions in reverse order."""
-        return self.transpose()
+    def base(self) -> None:
+        """The store that this one adapts: None, since no driver here is an adapter."""
+        return None
 
     # ---- elements
 
@@ -583,17 +539,10 @@ def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:
     return TensorStore._of(*spec._opening(None, read, write).run())
 
 
-class _Indexing:
-    """``store.translate_to[...]`` and the like: an accessor of its transform."""
+class _WritableAccessor(Accessor[_S]):
+    """``store.oindex[...] = source`` writes."""
 
-    __slots__ = ("_accessor", "_store")
-
-    def __init__(self, store: TensorStore, accessor: Any) -> None:
-        self._store = store
-        self._accessor = accessor
-
-    def __getitem__(self, index: Any) -> TensorStore:
-        return self._store._through(self._accessor[index])
+    __slots__ = ()
 
     def __setitem__(self, index: Any, source: Any) -> None:
         self[index].write(source).result()
