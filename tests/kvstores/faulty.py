@@ -69,7 +69,8 @@ class FaultyKvStore(KvStoreDriver):
 
     def __init__(self, base, rules=()):
         self.base = base
-        self.rules = list(rules)
+        # A list is shared, so that rules can be added later.
+        self.rules = rules if isinstance(rules, list) else list(rules)
         self._lock = threading.Lock()
         self._seen = {}  # key -> (state, generation, value, total) of the last read
         self._stale = {}  # the same, of before the last write

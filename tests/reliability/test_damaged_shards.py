@@ -96,12 +96,12 @@ def expected(written, part):
 class Shard:
     """An array of one shard that is replaced again and again."""
 
-    def __init__(self, form, url="memory://a/"):
+    def __init__(self, form, url="memory://a/", kvstore=None):
         self.form = form
         self.store = gpustore.open(
             {
                 "driver": "zarr3",
-                "kvstore": url,
+                **({"kvstore": url} if kvstore is None else {}),
                 "metadata": {
                     "shape": list(SHAPE),
                     "data_type": "uint16",
@@ -113,6 +113,7 @@ class Shard:
                 },
             },
             create=True,
+            kvstore=kvstore,
             context=gpustore.Context({"file_io_sync": False}),
         ).result()
         self.written = values(SHAPE)

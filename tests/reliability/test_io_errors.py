@@ -14,6 +14,7 @@ from gpustore.errors import ConflictError, CorruptChunkError, StoreIOError
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.reliability.array_on_disk import chunk_key, create, values
 from tests.reliability.subprocesses import run
+from tests.reliability.test_damaged_shards import WAYS, Shard, expected
 from tests.reliability.worker import QUICK
 
 NAME = "zarr3 bytes"
@@ -206,3 +207,120 @@ def test_writer_that_never_wins_ends_with_a_conflict(monkeypatch):
     with pytest.raises(ConflictError) as caught:
         store[17, 4] = 2
     assert caught.value.key == f"a/{key}"
+
+
+# --------------------------------------------------------------------------- shards, crops, batches
+
+
+def faulty_kvstore(*rules):
+    """An opened kvstore in memory that goes wrong, and its rules."""
+    kvstore = gpustore.KvStore.open("memory://a/").result()
+    rules = list(rules)
+    return gpustore.KvStore(FaultyKvStore(kvstore.driver, rules), kvstore.path), rules
+
+
+def faulty_shard(rule):
+    """An array of one shard with 16 inner chunks, over a kvstore that then goes wrong."""
+    kvstore, rules = faulty_kvstore()
+    shard = Shard("gzip", kvstore=kvstore)
+    rules.append(rule)
+    return shard
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
+@pytest.mark.parametrize("skip", [0, 1], ids=["index", "inner chunks"])
+def test_fault_of_a_read_of_a_shard(way, fault, skip):
+    rule = Rule(fault, "read", "c/0/0", skip=skip)
+    shard = faulty_shard(rule)
+    failed = 0
+    for part, reading in WAYS[way](shard.store):
+        error = reading.exception()
+        if error is None:
+            assert np.array_equal(reading.result(), expected(shard.written, part))
+            continue
+        failed += 1
+        assert isinstance(error, StoreIOError if fault is Fault.ERROR else CorruptChunkError)
+        assert error.key == "a/c/0/0"
+        assert "a/c/0/0" in str(error)
+    assert rule.injected == 1
+    assert failed == (way != "batch")  # Which reads each by itself when they fail together.
+    for part, reading in WAYS[way](shard.store):
+        assert np.array_equal(reading.result(), expected(shard.written, part))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["zarr2 blosc lz4", "zarr3 bytes", "zarr3 crc32c"])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
+def test_fault_of_a_read_in_any_way(way, name, fault):
+    key = chunk_key(name, 0, 0)
+    rule = Rule(fault, "read", key)
+    store = faulty("memory://a/", name, rule)
+    errors = [reading.exception() for _, reading in WAYS[way](store)]
+    assert rule.injected == 1
+    found = [error for error in errors if error is not None]
+    assert len(found) == (way != "batch")  # Which reads each by itself when they fail together.
+    for error in found:
+        assert isinstance(error, StoreIOError if fault is Fault.ERROR else CorruptChunkError)
+        assert error.key == f"a/{key}"
+    for part, reading in WAYS[way](store):
+        assert np.array_equal(reading.result(), expected(values(), part))
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])
+def test_fault_of_a_write_of_a_part_of_a_shard(operation, fault):
+    shard = faulty_shard(Rule(fault, operation, "c/0/0"))
+    with pytest.raises(StoreIOError) as caught:
+        shard.store[9, 3:5] = 1
+    assert caught.value.key == "a/c/0/0"
+    changed = shard.written.copy()
+    if operation == "write" and fault is Fault.LOST_REPLY:
+        changed[9, 3:5] = 1
+    assert np.array_equal(shard.store.read().result(), changed)
+
+
+@pytest.mark.parametrize(("operation", "succeed"), [("read", 0), ("read", 1), ("write", 0)])
+@pytest.mark.parametrize("driver", ["zarr2", "zarr3"])
+def test_fault_while_an_array_is_created(driver, operation, succeed):
+    name = ".zarray" if driver == "zarr2" else "zarr.json"
+    rule = Rule(Fault.ERROR, operation, name, skip=succeed)
+    kvstore, _ = faulty_kvstore(rule)
+    opening = gpustore.open(
+        {"driver": driver}, kvstore=kvstore, create=True, open=True, dtype="uint8", shape=[3]
+    )
+    error = opening.exception()
+    if rule.injected:
+        assert isinstance(error, StoreIOError), repr(error)
+        assert error.key == f"a/{name}"
+        opening = gpustore.open(
+            {"driver": driver}, kvstore=kvstore, create=True, dtype="uint8", shape=[3]
+        )
+    else:
+        assert succeed
+    assert not opening.result().read().result().any()
+
+
+def test_fault_while_an_array_is_resized_or_deleted():
+    kvstore, rules = faulty_kvstore()
+    spec = {"driver": "zarr3"}
+    chunks = gpustore.ChunkLayout(chunk_shape=[2])
+    store = gpustore.open(
+        spec, kvstore=kvstore, create=True, dtype="uint8", shape=[8], chunk_layout=chunks
+    ).result()
+    store[...] = 1
+    for operation, key in (("read", "zarr.json"), ("write", "zarr.json"), ("write", "c/3")):
+        rules[:] = [Rule(Fault.ERROR, operation, key)]
+        with pytest.raises(StoreIOError) as caught:
+            store.resize(exclusive_max=[4]).result()
+        assert rules[0].injected == 1
+        assert caught.value.key == f"a/{key}"
+        found = gpustore.open(spec, kvstore=kvstore).result()
+        assert found.read().result().tolist() == [1] * (8 if key == "zarr.json" else 4)
+    rules[:] = [Rule(Fault.ERROR, "delete_range")]
+    with pytest.raises(StoreIOError):
+        gpustore.open(
+            spec, kvstore=kvstore, create=True, delete_existing=True, dtype="uint8", shape=[3]
+        ).result()
+    assert rules[0].injected == 1
+    assert gpustore.open(spec, kvstore=kvstore).result().shape == (4,)
