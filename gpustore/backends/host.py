@@ -174,7 +174,12 @@ class HostBackend:
             and src_stride == dst_stride
             and all(stride >= 0 for stride in src_stride)
         )
-        scratch = None if chain.is_view else self._scratch.take(nbytes)
+        scratch = None
+        if not chain.is_view and values.count(None) < len(values):
+            try:
+                scratch = self._scratch.take(nbytes)
+            except MemoryError:
+                return {0: _too_large(chain.layout.shape, stored)}
         pitch = (
             0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
         )
@@ -220,6 +225,8 @@ class HostBackend:
                 )
             except GpustoreError as error:
                 errors[i] = error
+            except MemoryError:
+                errors[i] = _too_large(chain.layout.shape, stored)
         return errors
 
     def cut(
@@ -262,7 +269,12 @@ class HostBackend:
         element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
-            chunk = np.empty(layout.nbytes, np.uint8)
+            try:
+                chunk = np.empty(layout.nbytes, np.uint8)
+            except MemoryError as error:
+                raise _too_large(layout.shape, element).prefixed(
+                    f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
+                ) from error
             if present is not None:
                 try:
                     _copy_bytes(chunk, chain.decode(present, chunk.data))

@@ -18,6 +18,7 @@ from tests.reliability.test_damaged_shards import WAYS, Shard, expected
 from tests.reliability.worker import QUICK
 
 NAME = "zarr3 bytes"
+QUICK_CONTEXT = gpustore.Context(QUICK)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def files_below(path):
 def outcome(action, path):
     name, number, key, named = run("as-nobody", action, path).rstrip().split(",")
     assert named == "True"
-    return name, int(number), key
+    return name, number if number == "None" else int(number), key
 
 
 @pytest.mark.slow
@@ -114,6 +115,20 @@ def test_no_file_descriptors_left(path, action):
     assert (name, number) == ("StoreIOError", errno.EMFILE)
     assert key.startswith(str(path))
     assert files_below(path) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["read a part, no memory", "write, no memory"])
+@pytest.mark.parametrize("name", ["zarr2 zlib", "zarr3 zstd"])
+def test_chunk_that_does_not_fit_the_memory(tmp_path, name, action):
+    """A small file may hold a chunk that is legal and too large for this process."""
+    path = tmp_path / "a"
+    shape = (32768, 32768)
+    create(name, f"file://{path}/", shape=shape, chunk=(32768, 16384), context=QUICK_CONTEXT)
+    chunk = path / chunk_key(name, 0, 0)
+    chunk.parent.mkdir(parents=True, exist_ok=True)
+    chunk.write_bytes(b"x" * 100)
+    assert outcome(action, path)[::2] == ("LimitError", str(chunk))
 
 
 def _open_up(path):
