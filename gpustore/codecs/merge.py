@@ -411,6 +411,8 @@ def complete_v3(
     assert isinstance(first.codec, LayoutCodec)
     itemsize: int | None = 1 if _is_bytes(dtype) else dtype.itemsize
     layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
+    if isinstance(dtype, np.dtype):
+        itemsize = 1  # To TensorStore the stages after records encode bytes.
     stages = []
     for stage in spec.stages:
         with resolving(stage.named):

@@ -49,7 +49,9 @@ EXTENDED = {
 RECORDS = {
     "record": np.dtype([("x", "<i2"), ("y", ">f4"), ("z", "S3"), ("b", "?"), ("c", ">c8")]),
     "subarrays": np.dtype([("x", "<u2", (2, 3)), ("y", ">f4", (5,))]),
+    "struct": np.dtype([("x", "i2"), ("y", "f4"), ("b", "?"), ("c", "c8")]),
 }
+"""The first two are of Zarr v2, with a byte order for each field, the last is of Zarr v3."""
 
 STRINGS = {"S5": np.dtype("S5"), "V3": np.dtype("V3")}
 

@@ -150,14 +150,15 @@ def partners() -> Iterator[dict[str, str]]:
 
 def dtypes_of(format: str) -> list[str]:
     """The data types a format has in gpustore."""
-    return [*NUMBERS, *EXTENDED, *((*RECORDS, *STRINGS) if format == "zarr2" else ())]
+    more = ("record", "subarrays", "S5", "V3") if format == "zarr2" else ("struct", "V3")
+    return [*NUMBERS, *EXTENDED, *more]
 
 
 def byte_orders(format: str, dtype: str) -> tuple[str, ...]:
     """Byte orders a type is stored in."""
     # Zarr v2 has no byte order for types it names in words: they are little endian.
     words = dtype in EXTENDED and format == "zarr2"
-    if DTYPES[dtype].itemsize == 1 or words or dtype in (*RECORDS, *STRINGS):
+    if DTYPES[dtype].itemsize == 1 or words or dtype in ("record", "subarrays", *STRINGS):
         return ("little",)
     return ("big", "little")
 
@@ -228,6 +229,22 @@ IMPOSSIBLE = (
         r'No Zarr data type found that matches|dtype\("byte"\) == dtype\("uint16"\)',
         formats=("zarr2",),
     ),
+    # It knows only the older name of the one, and another of the other.
+    Impossible(
+        "zarr-python",
+        {"dtype": ("struct", "V3")},
+        "No Zarr data type found that matches ({.*'struct'|'r24')",
+        formats=("zarr3",),
+        directions=("to peer",),
+    ),
+    # It caches by the fill value, which has no hash.
+    Impossible(
+        "zarr-python",
+        {"dtype": ("struct", "V3"), "layout": tuple(n for n in LAYOUTS["zarr3"] if "shard" in n)},
+        "unhashable type: 'writeable void-scalar'",
+        formats=("zarr3",),
+        directions=("from peer",),
+    ),
     # It compares the inner chunks with the shard before the transpose.
     Impossible("zarr-python", {"layout": ("shards in F",)}, "needs to be divisible by the shard's"),
     # It stores "NaN" for all of them.
@@ -270,8 +287,13 @@ class _Turns:
                 values[axis] = self.next(axis, choice, *more, *scope)
 
         def possible(axis: str, choice: Sequence[str]) -> list[str]:
-            plain = Cell(format, peer, direction, "", "", "", "", source=values["source"])
-            return [name for name in choice if not is_impossible(replace(plain, **{axis: name}))]
+            for dtype in (values["dtype"], ""):
+                plain = Cell(format, peer, direction, "", dtype, "", "", source=values["source"])
+                cells = {name: replace(plain, **{axis: name}) for name in choice}
+                found = [name for name, cell in cells.items() if not is_impossible(cell)]
+                if found:
+                    return found
+            raise AssertionError((axis, values))
 
         choose("dtype", list(NUMBERS))
         choose("source", ["mri", "ihc", "slice", "mri", "blocks", "row"])
@@ -303,6 +325,9 @@ def _all_cells() -> Iterator[Cell]:
             sources = ["row", "mri", "ihc"] if layout == "F" else ["slice", "mri"]
             for source in sources:
                 yield turns.cell(format, **partner, layout=layout, source=source)
+        if format == "zarr3":
+            for dtype, layout in (("struct", "shards"), ("V3", "F in shards")):
+                yield turns.cell(format, **partner, dtype=dtype, layout=layout, written="all")
         yield from _fill_cells(turns, format, partner)
         for keys in KEYS[format]:
             given = {"keys": keys, "selection": "full", "layout": "C"}
@@ -325,7 +350,7 @@ def _fill_cells(turns: _Turns, format: str, partner: dict[str, str]) -> Iterator
         fills += [("null", dtype) for dtype in ("uint16", "float32", "S5", "V3")]
         fills += [("sample", dtype) for dtype in ("record", "subarrays", "S5", "V3")]
     else:
-        fills.append(("nan bits", "float32"))
+        fills += [("nan bits", "float32"), ("sample", "struct"), ("sample", "V3")]
     for fill, dtype in fills:
         cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written="part")
         # What is not written has to be read.

@@ -5,6 +5,9 @@ The data are real images; every array is compared bit for bit.
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -90,6 +93,10 @@ def check_that_a_peer_reads(cell: Cell, path):
         assert_same(found, shown(expected, field))
 
 
+_IGNORED = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+
+
+@_IGNORED
 @_cells("from peer")
 def test_gpustore_reads_what_a_peer_wrote(cell: Cell, tmp_path):
     check_that_gpustore_reads(cell, tmp_path / "array")
@@ -100,6 +107,20 @@ def test_peer_reads_what_gpustore_wrote(cell: Cell, tmp_path):
     check_that_a_peer_reads(cell, tmp_path / "array")
 
 
+def test_raw_bits_end_tensorstore():
+    """So it cannot create such arrays in the matrix, where it writes into one of gpustore."""
+    program = """
+import tensorstore
+metadata = {"shape": [4], "data_type": "r24"}
+spec = {"driver": "zarr3", "kvstore": "memory://", "metadata": metadata, "create": True}
+tensorstore.Spec(spec)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert b"range size mismatch" in done.stderr
+
+
+@_IGNORED
 @_parameters(IMPOSSIBLE_CELLS)
 def test_a_peer_cannot_do_what_is_said_to_be_impossible(cell: Cell, tmp_path):
     """This fails on the day a peer can: then the cell belongs to those that hold."""
