@@ -281,12 +281,17 @@ def _parse_v2_float(value: JsonValue, data_type: dtype) -> FillValue:
 
 
 def _base64_bytes(value: JsonValue, nbytes: int, *, padded: bool = False) -> bytes:
-    """The bytes, `nbytes` of them; of a padded string, at most that many."""
+    """The bytes, `nbytes` of them; of a padded string, at most that many.
+
+    TensorStore reads text that lacks its ``=``, which a short one must have: it may be no base64.
+    """
     try:
-        decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+        missing = -len(value) % 4
+        decoded = base64.b64decode(value + "=" * missing, validate=True)
     except (TypeError, ValueError):
-        decoded = None
-    if decoded is None or len(decoded) > nbytes or (len(decoded) < nbytes and not padded):
+        decoded, missing = b"", 4
+    least = 0 if padded and not missing else nbytes
+    if missing == 4 or not least <= len(decoded) <= nbytes:
         raise MetadataError(f"Expected {nbytes} base64-encoded bytes, but received: {text(value)}")
     return decoded
 
