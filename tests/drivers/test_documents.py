@@ -1,14 +1,11 @@
 """The worked examples of TensorStore's pages on the zarr2 and zarr3 drivers, values only."""
 
-import json
-
 import pytest
 import tensorstore as ts
 
 import gpustore
+from tests.drivers.documents import CHUNKS, SHAPE, STRUCTURED, ZARR2, ZARR3, document_of, stored
 
-SHAPE = [1000, 2000, 3000]
-CHUNKS = [100, 200, 300]
 ORDER = {"C": [0, 1, 2], "F": [2, 1, 0]}
 
 
@@ -23,28 +20,6 @@ def layout(read, write=None, order="C"):
 
 
 DOMAIN = {"exclusive_max": [[1000], [2000], [3000]], "inclusive_min": [0, 0, 0]}
-
-ZARR2 = {
-    "zarr_format": 2,
-    "shape": SHAPE,
-    "chunks": CHUNKS,
-    "dtype": "<u2",
-    "compressor": None,
-    "fill_value": 42,
-    "order": "C",
-    "filters": None,
-}
-
-ZARR3 = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": SHAPE,
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNKS}},
-    "chunk_key_encoding": {"name": "default"},
-    "data_type": "uint16",
-    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-    "fill_value": 42,
-}
 
 SCHEMAS = {
     "zarr2": (
@@ -74,21 +49,16 @@ SCHEMAS = {
     ),
 }
 
-KEYS = {"zarr2": ".zarray", "zarr3": "zarr.json"}
+
+DRIVERS = {"zarr": "zarr2", "zarr2": "zarr2", "zarr3": "zarr3"}
+"""Names of drivers, and of the formats they are for."""
 
 
-def stored(driver, metadata):
-    """Opens metadata that somebody stored."""
-    context = gpustore.Context()
-    kvstore = gpustore.KvStore.open("memory://a/", context=context).result()
-    kvstore[KEYS[driver]] = json.dumps(metadata)
-    return gpustore.open(f"memory://a/|{driver}:", context=context).result()
-
-
-@pytest.mark.parametrize("driver", SCHEMAS)
+@pytest.mark.parametrize("driver", DRIVERS)
 def test_schema_of_stored_metadata(driver):
-    metadata, schema = SCHEMAS[driver]
-    assert stored(driver, metadata).schema.to_json() == schema
+    metadata, schema = SCHEMAS[DRIVERS[driver]]
+    field = {} if driver == "zarr3" else {"field": ""}
+    assert stored(driver, metadata, **field).schema.to_json() == schema
 
 
 @pytest.mark.parametrize("driver", SCHEMAS)
@@ -112,14 +82,6 @@ def test_dimension_names():
 def test_domain_of_a_rank_2_array():
     domain = stored("zarr2", ZARR2 | {"shape": [100, 200], "chunks": [100, 200]}).domain
     assert domain == gpustore.IndexDomain(json={"shape": [[100], [200]]})
-
-
-STRUCTURED = ZARR2 | {
-    "dtype": [["x", "<u2", [2, 3]], ["y", "<f4", [5]]],
-    "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
-    "fill_value": "AQACAAMABAAFAAYAAAAgQQAAMEEAAEBBAABQQQAAYEE=",
-    "order": "F",
-}
 
 
 FIELDS = {
@@ -151,8 +113,22 @@ def test_schema_of_a_field(field):
         "fill_value": fill_value,
         "rank": 3 + len(inner),
     }
+    assert stored("zarr2", STRUCTURED, field=field).schema.to_json() == expected
     assert gpustore.Spec(spec).schema.to_json() == expected
     assert gpustore.open(spec, create=True).result().schema.to_json() == expected
+
+
+def test_a_field_must_be_named_if_there_are_several():
+    for library in (gpustore, ts):
+        with pytest.raises(ValueError, match=r'Must specify a "field" that is one of: \["x","y"\]'):
+            stored("zarr2", STRUCTURED, library)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_inner_order_of_a_subarray(order):
+    metadata = {"dtype": [["x", "<u2", [2, 3]]], "order": order, "fill_value": None}
+    layout = stored("zarr2", ZARR2 | metadata).chunk_layout
+    assert layout.inner_order == ((0, 1, 2, 3, 4) if order == "C" else (2, 1, 0, 3, 4))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -188,7 +164,7 @@ def created(library, driver, constraints):
     ).result()
 
 
-@pytest.mark.parametrize("driver", SCHEMAS)
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("name", CHUNKINGS)
 def test_chunk_layout_of_a_new_array(name, driver):
     constraints, chunks = CHUNKINGS[name]
@@ -213,15 +189,10 @@ TWO_LEVELS = {
 
 @pytest.mark.parametrize("name", TWO_LEVELS)
 def test_chunks_within_chunks(name):
-    """They need the codec sharding_indexed: refused by name, or laid out as documented."""
     constraints, expected = TWO_LEVELS[name]
-    assert created(ts, "zarr3", constraints).chunk_layout.to_json() == expected
-    try:
-        store = created(gpustore, "zarr3", constraints)
-    except gpustore.UnsupportedError as error:
-        assert "sharding_indexed" in str(error)  # noqa: PT017
-    else:
-        assert store.chunk_layout.to_json() == expected
+    store = created(gpustore, "zarr3", constraints)
+    assert store.chunk_layout.to_json() == expected
+    assert [codec["name"] for codec in store.codec.to_json()["codecs"]] == ["sharding_indexed"]
 
 
 @pytest.mark.parametrize("name", TWO_LEVELS)
@@ -246,37 +217,50 @@ def test_url(url):
     assert gpustore.Spec(url) == gpustore.Spec({"driver": "zarr2", "kvstore": kvstore})
 
 
-def test_example_specs():
-    """The two specs at the top of the pages, in a store that exists here."""
-    zarr2 = gpustore.open(
-        {
-            "driver": "zarr2",
-            "kvstore": {"driver": "memory", "path": "path/to/array/"},
-            "key_encoding": ".",
-            "metadata": {
-                "shape": [1000, 1000],
-                "chunks": [100, 100],
-                "dtype": "<i2",
-                "order": "C",
-                "compressor": {"id": "blosc", "shuffle": -1, "clevel": 5, "cname": "lz4"},
-            },
+EXAMPLES = {
+    "zarr2": {
+        "driver": "zarr2",
+        "key_encoding": ".",
+        "metadata": {
+            "shape": [1000, 1000],
+            "chunks": [100, 100],
+            "dtype": "<i2",
+            "order": "C",
+            "compressor": {"id": "blosc", "shuffle": -1, "clevel": 5, "cname": "lz4"},
         },
-        create=True,
-    ).result()
-    assert (zarr2.dtype, zarr2.shape) == (gpustore.int16, (1000, 1000))
-    zarr3 = gpustore.open(
-        {
-            "driver": "zarr3",
-            "kvstore": {"driver": "memory", "path": "path/to/array/"},
-            "metadata": {
-                "shape": [1000, 1000],
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [100, 100]}},
-                "chunk_key_encoding": {"name": "default"},
-                "codecs": [{"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5}}],
-                "data_type": "int4",
-            },
+    },
+    "zarr3": {
+        "driver": "zarr3",
+        "metadata": {
+            "shape": [1000, 1000],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [100, 100]}},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": [{"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5}}],
+            "data_type": "int4",
         },
-        create=True,
-    ).result()
-    assert (zarr3.dtype, zarr3.shape) == (gpustore.int4, (1000, 1000))
-    assert zarr3.codec.to_json()["codecs"][1]["configuration"]["shuffle"] == "bitshuffle"
+    },
+}
+"""The specs at the top of the pages, to which the tests add a store that exists here."""
+
+
+@pytest.mark.parametrize("driver", EXAMPLES)
+def test_example_specs(driver):
+    spec = EXAMPLES[driver]
+    document = document_of(gpustore, spec)
+    assert document == document_of(ts, spec)
+    given = dict(spec["metadata"])
+    if driver == "zarr3":
+        codecs = given.pop("codecs")
+        blosc = {**codecs[0]["configuration"], "blocksize": 0, "typesize": 1}
+        assert document["codecs"] == [
+            {"name": "bytes"},
+            {"name": "blosc", "configuration": blosc | {"shuffle": "bitshuffle"}},
+        ]
+    else:
+        given["compressor"] = given["compressor"] | {"blocksize": 0}
+        assert document["dimension_separator"] == spec["key_encoding"]
+    assert {name: document[name] for name in given} == given
+    kvstore = {"driver": "memory", "path": "path/to/array/"}
+    store = gpustore.open({**spec, "kvstore": kvstore}, create=True).result()
+    assert store.shape == (1000, 1000)
+    assert store.dtype.name == {"zarr2": "int16", "zarr3": "int4"}[driver]
