@@ -117,6 +117,10 @@ FILLS = {
 undefined."""
 
 
+_ALL_ROWS = ("full", "ellipsis", "reversed")
+"""Those that see the rows a peer writes as a part, whatever the shape of chunks."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One array that one library writes and another reads."""
@@ -303,8 +307,14 @@ class _Turns:
         if is_impossible(Cell(format, peer, direction, values["codec"], "", "", "")):
             # It shows only where there is something to compress.
             values |= {"written": "all", "selection": "full", "layout": "C", "source": "mri"}
-        choose("written", ["all", "part", "all", "part", "nothing"])
-        choose("selection", _selections(values["source"], values["dtype"]), values["source"])
+        choose("written", ["all", "part"])
+        selections = _selections(values["source"], values["dtype"])
+        if "fill" not in values:
+            # The cell is about what is stored, so that has to be selected.
+            part = values["written"] == "part" and direction == "from peer"
+            telling = _ALL_ROWS if part else set(selections) - {"empty"}
+            selections = [name for name in selections if name in telling]
+        choose("selection", selections, values["source"])
         choose("endian", byte_orders(format, values["dtype"]), values["dtype"])
         if direction == "to peer":
             values["written"] = "all"
@@ -351,8 +361,9 @@ def _fill_cells(turns: _Turns, format: str, partner: dict[str, str]) -> Iterator
         fills += [("sample", dtype) for dtype in ("record", "subarrays", "S5", "V3")]
     else:
         fills += [("nan bits", "float32"), ("sample", "struct"), ("sample", "V3")]
-    for fill, dtype in fills:
-        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written="part")
+    for i, (fill, dtype) in enumerate(fills):
+        written = "nothing" if i % 4 == 3 else "part"
+        cell = turns.cell(format, **partner, fill=fill, dtype=dtype, written=written)
         # What is not written has to be read.
         yield replace(cell, selection="integer" if cell.selection == "full" else cell.selection)
 

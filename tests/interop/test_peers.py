@@ -189,6 +189,26 @@ def test_every_value_occurs_or_is_impossible(format, direction, peer):
         assert {getattr(cell, axis) for cell in cells} == possible, axis
 
 
+def _moves_data(cell: Cell) -> bool:
+    """Whether stored chunks decide what is compared, not the fill value."""
+    selection, expected = selection_of(cell), blank(cell)
+    part = written_part(cell) if cell.direction == "from peer" else selection
+    expected[part] = data_of(cell)[part]
+    return expected[selection].tobytes() != blank(cell)[selection].tobytes()
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_way_to_store_data_occurs_with_data(format, direction, peer):
+    scope = (format, direction, peer)
+    cells = [c for c in CELLS if (c.format, c.direction, c.peer) == scope]
+    telling = [cell for cell in cells if _moves_data(cell)]
+    for axis in ("codec", "dtype", "endian", "keys", "layout", "source"):
+        found = {getattr(cell, axis) for cell in telling}
+        assert found == {getattr(cell, axis) for cell in cells}, axis
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_type_occurs_in_all_its_byte_orders(format, direction):
