@@ -262,7 +262,8 @@ def merge_v3(
     a, b : sequence of NamedConfiguration or None
     strict : bool, optional
         Whether both must have the same array -> array codecs. By default one of them may lack a
-        ``transpose`` at the end, which a constraint on the inner order stands for.
+        ``transpose`` at the end, which a constraint on the inner order stands for, and codecs
+        that do not shard are those of the inner chunks of ``sharding_indexed`` alone.
 
     Raises
     ------
@@ -287,11 +288,11 @@ def merge_v3(
         only = a if b is None else b
         return None if only is None else parse_v3(only, stored=False)
     left, right = parse_chain(a, stored=False), parse_chain(b, stored=False)
-    if left.is_sharded != right.is_sharded:
-        # Codecs without sharding are those of the inner chunks.
-        shard, inner = (left, right) if left.is_sharded else (right, left)
-        return _with_inner(shard, inner).named
     if not strict:
+        # Codecs with fewer levels of shards are those of the inner chunks.
+        less, more = sorted((left, right), key=_levels)
+        if _levels(less) < _levels(more) and not (more.arrays or more.stages):
+            return _with_inner(more, less).named
         left, right = _with_last_transpose(left, right), _with_last_transpose(right, left)
     _check_lengths(left.arrays, right.arrays, ArrayCodec.kind)
     arrays = tuple(
@@ -300,7 +301,7 @@ def merge_v3(
     )
     layout = left.layout or right.layout
     if left.layout is not None and right.layout is not None:
-        options = _merge_options(left.layout, right.layout)
+        options = _merge_options(left.layout, right.layout, strict=strict)
         layout = LayoutChoice(left.layout.codec, options)
     _check_lengths(left.stages, right.stages, Codec.kind)
     stages = tuple(
@@ -308,6 +309,14 @@ def merge_v3(
         for mine, other in zip(left.stages, right.stages, strict=True)
     )
     return ChainSpec(arrays, layout, stages).named
+
+
+def _levels(spec: ChainSpec) -> int:
+    """How many levels of shards lie in each other."""
+    if spec.layout is None or not spec.is_sharded:
+        return 0
+    inner = NamedConfiguration.list_from_json(spec.layout.options.get("codecs", []))
+    return 1 + _levels(parse_codecs(inner, stored=False))
 
 
 def _with_inner(shard: ChainSpec, inner: ChainSpec) -> ChainSpec:
@@ -337,13 +346,17 @@ def _check_lengths(a: Sequence[Choice], b: Sequence[Choice], kind: str) -> None:
         )
 
 
-def _merge_options(a: Choice, b: Choice) -> Options:
+def _merge_options(a: Choice, b: Choice, *, strict: bool = False) -> Options:
     if a.codec is not b.codec:
         raise _cannot_merge(a.named.to_json(), b.named.to_json())
     merged = {**a.options, **b.options}
     for option in a.known:
         name = option.name
         if name not in a.options or name not in b.options:
+            continue
+        if strict and name == "codecs":
+            inner = [NamedConfiguration.list_from_json(c.options[name]) for c in (a, b)]
+            merged[name] = [codec.to_json() for codec in merge_v3(*inner, strict=True) or ()]
             continue
         merged[name] = option.merge(a.options[name], b.options[name])
         if merged[name] is None:
@@ -448,7 +461,8 @@ def composed_order(arrays: Sequence[ArrayChoice], rank: int) -> tuple[int, ...]:
     """
     composed = tuple(range(rank))
     for array in arrays:
-        order = array.codec.order(array.options, rank)
+        with resolving(array.named, what="propagating data type and shape"):
+            order = array.codec.order(array.options, rank)
         composed = tuple(composed[dim] for dim in order)
     return composed
 
@@ -474,12 +488,9 @@ def inner_order_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int
         If a codec is not for arrays of this rank.
     """
     spec = parse_chain(codecs, stored=False)
-    for array in spec.arrays:
-        with resolving(array.named, what="propagating data type and shape"):
-            array.codec.order(array.options, rank)
+    outer = composed_order(spec.arrays, rank)
     if spec.layout is None:
         return None
-    outer = composed_order(spec.arrays, rank)
     if not spec.is_sharded:
         return outer
     codecs = NamedConfiguration.list_from_json(spec.layout.options.get("codecs", []))
@@ -501,8 +512,11 @@ def read_chunk_shape_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tupl
         return None
     order = composed_order(spec.arrays, rank)
     options = spec.layout.options
-    inner = NamedConfiguration.list_from_json(options.get("codecs", []))
-    shape = read_chunk_shape_v3(inner, rank) or options.get("chunk_shape")
+    if "codecs" not in options:
+        return None  # They may turn out to be shards again. So TensorStore.
+    inner = NamedConfiguration.list_from_json(options["codecs"])
+    nested = parse_codecs(inner, stored=False).is_sharded
+    shape = read_chunk_shape_v3(inner, rank) if nested else options.get("chunk_shape")
     if shape is None or len(shape) != rank:
         return None  # A wrong rank is refused with the whole codec at hand, when it is resolved.
     found = [0] * rank
@@ -518,8 +532,8 @@ def shard_v3(
 ) -> tuple[NamedConfiguration, ...] | None:
     """Constraints under which chunks of `write_shape` hold inner chunks of `read_shape`.
 
-    ``sharding_indexed`` is put around the codecs if the shapes differ and they have none; the
-    shape of its inner chunks is filled in if it is open.
+    ``sharding_indexed`` is put around the codecs if the shapes differ and they have none; where
+    the shape of inner chunks is open, at any level, it becomes `read_shape`.
     """
     rank = len(read_shape)
     spec = parse_codecs(codecs or (), stored=False)
@@ -536,7 +550,7 @@ def shard_v3(
     inner = NamedConfiguration.list_from_json(options.get("codecs", []))
     read = tuple(read_shape[dim] for dim in order)
     if parse_codecs(inner, stored=False).is_sharded:
-        middle = options.setdefault("chunk_shape", [write_shape[dim] for dim in order])
+        middle = options.setdefault("chunk_shape", list(read))
         nested = shard_v3(inner, read, tuple(middle)) or ()
         options["codecs"] = [codec.to_json() for codec in nested]
     else:

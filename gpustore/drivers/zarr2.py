@@ -50,7 +50,7 @@ from gpustore.metadata.zarr2 import (
 )
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.chunk_shape import choose_chunk_shape
+from gpustore.schema.chunk_shape import choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
 
 __all__ = ["DRIVER", "Zarr2Format"]
@@ -222,16 +222,7 @@ class Zarr2Format:
             raise MetadataError("Dimension units not supported by zarr driver")
         layout = merged.chunk_layout
         check_codec_chunk(layout)
-        grid = layout.read_write_chunk()
-        shape = grid.shape_constraint
-        ratio = grid.aspect_ratio_constraint
-        chunks = choose_chunk_shape(
-            None if shape is None else shape.values,
-            None if ratio is None else ratio.values,
-            grid.elements_constraint,
-            domain.origin,
-            domain.shape,
-        )
+        chunks = choose_single_chunk_shape(layout.read_write_chunk(), domain)
         order = constraints.order
         if isinstance(order, Unset):
             c_order, f_order = (v2_inner_order(rank, component.rank, o) for o in "CF")

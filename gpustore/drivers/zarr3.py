@@ -49,7 +49,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes
+from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.shard import resolve_codecs
 
@@ -206,7 +206,13 @@ class Zarr3Format:
         rank = domain.rank - component.rank
         layout = merged.chunk_layout
         check_codec_chunk(layout)
-        read, write = choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
+        if constraints.codecs is None or _is_sharded(constraints.codecs):
+            read, write = choose_read_write_chunk_shapes(
+                layout.read_chunk, layout.write_chunk, domain
+            )
+        else:
+            # The codecs leave no room for shards.
+            read = write = choose_single_chunk_shape(layout.read_write_chunk(first="write"), domain)
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
             codec = codec.merged(_ANY_CODEC)  # Raises.
@@ -249,6 +255,10 @@ class Zarr3Format:
             extensions=dict(constraints.extensions),
         )
         metadata.check(limits)
+        read_shape = read_chunk_shape_v3(metadata.codecs, rank)
+        if read_shape is not None:
+            # Shards whose own chunk shape was not known before.
+            merged.update(chunk_layout=ChunkLayout(read_chunk_shape=read_shape + component.shape))
         if constraints.codecs is not None:
             # A transpose that the inner order needs is one that these do not have.
             self.validate(Zarr3Constraints(codecs=constraints.codecs), metadata)

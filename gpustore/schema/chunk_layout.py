@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast
 
 from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python, pretty
 from gpustore.errors import MetadataError, prefixing
@@ -421,8 +421,14 @@ class ChunkLayout:
         """Constraints on the chunks of the codec; a copy."""
         return self._grids["codec"].copy()
 
-    def read_write_chunk(self) -> ChunkGrid:
-        """Read and write constraints in one, for formats with a single level of chunks.
+    def read_write_chunk(self, *, first: Literal["read", "write"] = "read") -> ChunkGrid:
+        """Read and write constraints in one, for arrays with a single level of chunks.
+
+        Parameters
+        ----------
+        first : {"read", "write"}
+            Whose soft constraints prevail. As in TensorStore, Zarr v2 merges the write constraints
+            into the read constraints and Zarr v3 the other way round.
 
         Raises
         ------
@@ -430,13 +436,14 @@ class ChunkLayout:
             If hard constraints on both contradict each other.
         """
         new = self.copy()
+        second = "write" if first == "read" else "read"
         try:
-            new.merge_grid("read", self._grids["write"])
+            new.merge_grid(first, self._grids[second])
         except MetadataError as error:
             raise error.prefixed(
-                "write_chunk constraints not compatible with existing read_chunk constraints"
+                f"{second}_chunk constraints not compatible with existing {first}_chunk constraints"
             ) from None
-        return new.read_chunk
+        return new._grids[first]
 
     @property
     def read_chunk_template(self) -> IndexDomain:

@@ -42,6 +42,7 @@ __all__ = [
     "DEFAULT_CHUNK_ELEMENTS",
     "choose_chunk_shape",
     "choose_read_write_chunk_shapes",
+    "choose_single_chunk_shape",
     "nearest_divisor",
     "nearest_multiple",
 ]
@@ -102,6 +103,21 @@ def choose_chunk_shape(
     extents = _Extents(domain_origin, last)
     fixed = extents.fixed_sizes(shape)
     return _complete(fixed, aspect_ratio, elements, extents, None)
+
+
+def choose_single_chunk_shape(grid: ChunkGrid, domain: IndexDomain) -> tuple[int, ...]:
+    """Choose the shape of chunks that are read and written alike.
+
+    As :func:`choose_chunk_shape` under the constraints of `grid`; see
+    :meth:`ChunkLayout.read_write_chunk`.
+    """
+    return choose_chunk_shape(
+        _values(grid.shape_constraint),
+        _values(grid.aspect_ratio_constraint),
+        grid.elements_constraint,
+        domain.origin,
+        domain.shape,
+    )
 
 
 def choose_read_write_chunk_shapes(
