@@ -202,6 +202,7 @@ class Impossible:
         )
 
 
+_SHARDS = ("shards", "shards at start", "shards in shards")
 _SNAPPY = tuple(name for format in FORMATS for name in CODECS[format] if "snappy" in name)
 
 IMPOSSIBLE = (
@@ -246,6 +247,14 @@ IMPOSSIBLE = (
         "zarr-python",
         {"dtype": ("struct", "V3"), "layout": tuple(n for n in LAYOUTS["zarr3"] if "shard" in n)},
         "unhashable type: 'writeable void-scalar'",
+        formats=("zarr3",),
+        directions=("from peer",),
+    ),
+    # It looks for two dimensions in the index of the shard.
+    Impossible(
+        "zarr-python",
+        {"source": ("voxel",), "layout": (*_SHARDS, "F in shards")},
+        "too many indices for array: array is 1-dimensional, but 2 were indexed",
         formats=("zarr3",),
         directions=("from peer",),
     ),
@@ -340,8 +349,11 @@ def _all_cells() -> Iterator[Cell]:
                 yield turns.cell(format, **partner, dtype=dtype, layout=layout, written="all")
         yield from _fill_cells(turns, format, partner)
         for keys in KEYS[format]:
-            given = {"keys": keys, "selection": "full", "layout": "C"}
-            yield turns.cell(format, **partner, **given, source="voxel", written="all")
+            given = {"keys": keys, "selection": "full", "source": "voxel"}
+            yield turns.cell(format, **partner, **given, written="all")
+        if format == "zarr3":
+            given = {"source": "voxel", "layout": "shards", "selection": "full"}
+            yield turns.cell(format, **partner, **given, written="all")
         given = {"source": "ihc whole", "dtype": "uint8", "layout": "C", "written": "all"}
         if format == "zarr2":
             given |= {"source": "mri whole", "dtype": "int16"}
