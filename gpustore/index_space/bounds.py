@@ -7,6 +7,7 @@ Source: TensorStore ``index_space/internal/propagate_bounds.cc`` and ``index_tra
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpustore.index_space.interval as interval
@@ -42,7 +43,8 @@ def check_labels(labels: Sequence[str]) -> None:
     """Raise unless the non-empty labels are unique."""
     named = [label for label in labels if label]
     if len(set(named)) != len(named):
-        twice = sorted({label for label in named if named.count(label) > 1})
+        named.sort()
+        twice = [label for before, label in pairwise(named) if label == before]
         raise MetadataError(f"Dimension label(s) {', '.join(map(quote, twice))} not unique")
 
 
