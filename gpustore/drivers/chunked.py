@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,10 +64,34 @@ def _remembered(decode: Callable[..., Any], data: bytes, limits: Limits) -> Any:
     return decode(data, where="", limits=limits)
 
 
-@lru_cache(maxsize=64)
+class _Same:
+    """One metadata object, which is not kept alive: it may be large, and slow to compare."""
+
+    __slots__ = ("_hash", "_ref")
+
+    def __init__(self, metadata: Any) -> None:
+        self._ref = weakref.ref(metadata)
+        self._hash = id(metadata)
+
+    def __call__(self) -> Any:
+        return self._ref()
+
+    def __eq__(self, other: object) -> bool:
+        metadata = self._ref()
+        return isinstance(other, _Same) and metadata is not None and metadata is other()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     """The array that `metadata` describe; those remembered are described once."""
-    description: ArrayDescription = format_.describe(metadata, limits=limits)
+    return _described(format_, _Same(metadata), limits)
+
+
+@lru_cache(maxsize=64)
+def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescription:
+    description: ArrayDescription = format_.describe(metadata(), limits=limits)
     return description
 
 

@@ -52,7 +52,7 @@ Order: TypeAlias = Literal["C", "F"]
 Separator: TypeAlias = Literal[".", "/"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr2Metadata:
     """What a ``.zarray`` says.
 

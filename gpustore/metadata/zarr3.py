@@ -47,7 +47,7 @@ MergeCodecs: TypeAlias = Callable[[Codecs, Codecs], Codecs]
 _SHARDING: Final = "sharding_indexed"
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr3Metadata:
     """What a ``zarr.json`` of an array says.
 

@@ -1,6 +1,8 @@
 """Resizing and resolving arrays of chunks, compared with TensorStore."""
 
+import gc
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -411,3 +413,22 @@ def test_arrays_with_equal_documents_are_told_apart(driver, tmp_path):
         (tmp_path / name / DRIVERS[driver]).write_bytes(b'{"shape": 1}')
         with pytest.raises(gpustore.MetadataError, match=f"{name}/{DRIVERS[driver]}"):
             gpustore.open(f"file://{tmp_path}/{name}|{driver}:").result()
+
+
+def test_large_metadata_are_not_kept():
+    context = gpustore.Context()
+    specs = [{"driver": "zarr3", "kvstore": f"memory://{i}/"} for i in range(4)]
+    for i, spec in enumerate(specs):
+        attributes = {"names": [f"name {i} {j}" for j in range(5_000)]}
+        made = {**spec, "metadata": {"shape": [4], "data_type": "uint8", "attributes": attributes}}
+        gpustore.open(made, create=True, context=context).result()
+    gpustore.open(specs[0], context=context).result()
+    tracemalloc.start()
+    try:
+        for spec in specs:
+            gpustore.open(spec, context=context).result()
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 200_000
