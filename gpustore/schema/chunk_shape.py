@@ -7,15 +7,16 @@ The search, for the dimensions whose size is not fixed:
 2. A factor ``f`` gives dimension ``i`` the size ``max(1, trunc(min(ratio[i] * f, cap[i])))``. In
    the read/write search this size is then snapped to a divisor or a multiple of the other chunk.
 3. ``f`` is found by bisection, stopped when the bracket is one step wide. The step is half of the
-   smallest ``1 / ratio``.
+   smallest ``1 / ratio``. A bracket is cut at its geometric mean while its upper end is more than
+   four times its lower, then at its middle.
 4. The upper end is used only if it meets the target exactly, else the lower end.
 
 The step is coarse, so a larger shape may exist below the target. That is what TensorStore
 chooses, and arrays made by both libraries must have the same chunks: do not improve it. All
 arithmetic on factors is IEEE double.
 
-Source: TensorStore 0.1.85, ``tensorstore/chunk_layout.cc``. Version 0.1.86 differs by one in a
-dimension in rare cases with irregular ratios.
+Source: TensorStore 0.1.86, whose choice was compared over 190 000 sets of constraints. Older
+versions always cut brackets in the middle.
 """
 
 from __future__ import annotations
@@ -324,7 +325,8 @@ def _complete(
     high = 2 * max(cap[i] / ratio[i] for i in open_dims)
     high_total = total_at(high)
     while low + step < high:
-        middle = low + (high - low) / 2.0
+        wide = high > 4.0 * low
+        middle = math.sqrt(low * high) if wide else low + (high - low) / 2.0
         if not low < middle < high:
             # Neighbouring doubles: with extreme ratios the step is below the precision.
             break
