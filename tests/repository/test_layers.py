@@ -42,6 +42,8 @@ LAYERS = {
     "gpustore.batch": 3,
     "gpustore.cache": 3,
     "gpustore.refiner": 3,
+    "gpustore.device": 3,
+    "gpustore.device_batch": 3,
     "gpustore.shard_index": 3,
     "gpustore.shard": 3,
     "gpustore.backends": 4,

@@ -1,0 +1,348 @@
+"""One sub-batch of values on its way through a device: what codecs record and a backend runs.
+
+1. The backend makes a :class:`DeviceBatch` of the encoded values of some rows.
+2. Each stage of the chain records steps: it says where its results go (:meth:`DeviceBatch.scratch`)
+   and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.crc32c`,
+   :meth:`~DeviceBatch.launch`), and what it cannot do (:meth:`~DeviceBatch.refuse`).
+   Nothing runs yet, so that all tables are known before the one upload.
+3. The backend uploads values and tables, calls :meth:`~DeviceBatch.run`, and downloads the
+   results: sizes, statuses and checksums of all steps together.
+4. When these have come, :meth:`~DeviceBatch.failures` says which rows are damaged.
+
+See ``docs/design/003-device.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.device import (
+    STATUSES,
+    Allocation,
+    Argument,
+    ChecksumBatch,
+    CodecBatch,
+    Device,
+    Spans,
+    Stream,
+)
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table"]
+
+UNWRITTEN = 0xFF
+"""Every byte of the results before the steps run: no status, no likely size or checksum."""
+
+_PART_ALIGNMENT = 16
+"""Tables and results begin at multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that will be in device memory: an argument of a kernel, as its address."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Device memory that a step fills and the host gets: an argument too, as its address."""
+
+    offset: int
+    nbytes: int
+
+
+Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
+"""From the bytes of a :class:`Result` to rows that failed, and why."""
+
+_Step = Callable[[Stream, int, int], None]
+
+
+class DeviceBatch:
+    """Values of some rows, and the steps that decode them.
+
+    Parameters
+    ----------
+    device : Device
+    stream : Stream
+        All steps run on it, and scratch memory belongs to it.
+    rows : ndarray of int64, shape (n,)
+        What the caller calls the values.
+    values : Spans, length n
+        Where the encoded values will be on the device when steps run.
+    encoded : sequence of bytes-like, length n, optional
+        The same bytes in host memory; None if they never were there.
+
+    Attributes
+    ----------
+    rows : ndarray of int64
+        Rows still on the device, in the order of the next two.
+    values : Spans
+        Where the bytes of each are once the steps recorded so far have run.
+    encoded : list of bytes-like, or None
+        The same bytes in host memory, until a stage has decoded them. Valid while recording only.
+    refused : dict of int to str
+        Why other rows are left to the host.
+    launches : int
+        Launches and calls of device libraries that :meth:`run` makes.
+    """
+
+    __slots__ = (
+        "_checks",
+        "_device",
+        "_result_nbytes",
+        "_scratch",
+        "_steps",
+        "_stream",
+        "_table_nbytes",
+        "_tables",
+        "encoded",
+        "launches",
+        "refused",
+        "rows",
+        "values",
+    )
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        rows: NDArray[np.int64],
+        values: Spans,
+        encoded: Sequence[Buffer] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.values = values
+        self.encoded = None if encoded is None else list(encoded)
+        self.refused: dict[int, str] = {}
+        self.launches = 0
+        self._device = device
+        self._stream = stream
+        self._tables: list[NDArray[Any]] = []
+        self._table_nbytes = 0
+        self._result_nbytes = 0
+        self._steps: list[_Step] = []
+        self._checks: list[tuple[Result, Check]] = []
+        self._scratch: list[Allocation] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    # ----------------------------------------------------------------- for codecs
+
+    def refuse(self, reasons: dict[int, str]) -> None:
+        """Leave values to the host; `reasons` by position in :attr:`rows`, not by row."""
+        if not reasons:
+            return
+        self.refused.update((int(self.rows[i]), reason) for i, reason in reasons.items())
+        kept = np.ones(len(self.rows), bool)
+        kept[list(reasons)] = False
+        self.rows = self.rows[kept]
+        self.values = self.values.take(kept)
+        if self.encoded is not None:
+            self.encoded = [value for value, keep in zip(self.encoded, kept) if keep]
+
+    def narrow(self, before: int, behind: int) -> None:
+        """Take bytes off both ends of each value, which must be long enough."""
+        self.values = self.values.inside(before, behind)
+        if self.encoded is not None:
+            self.encoded = [
+                memoryview(value)[before : len(value) - behind] for value in self.encoded
+            ]
+
+    def scratch(self, nbytes: int) -> int:
+        """Address of device memory that lives until the steps have run.
+
+        Raises
+        ------
+        MemoryError
+            If there is not so much.
+        """
+        allocation = self._device.allocate(nbytes, self._stream)
+        self._scratch.append(allocation)
+        return allocation.address
+
+    def table(self, content: NDArray[Any]) -> Table:
+        """Have an array (descriptors, offsets) in device memory before the steps run.
+
+        It is read when the tables are written, so it may be completed until then.
+        """
+        part = Table(_aligned(self._table_nbytes))
+        self._tables.append(content)
+        self._table_nbytes = part.offset + content.nbytes
+        return part
+
+    def result(self, nbytes: int, check: Check) -> Result:
+        """Memory for a step to write, and how to read it afterwards."""
+        part = Result(_aligned(self._result_nbytes), nbytes)
+        self._result_nbytes = part.offset + nbytes
+        self._checks.append((part, check))
+        return part
+
+    def launch(
+        self,
+        family: str,
+        expression: str,
+        blocks: int,
+        arguments: Sequence[Argument | Table | Result],
+    ) -> None:
+        """Record a launch; see :meth:`gpustore.device.Device.launch`."""
+        if not blocks:
+            return
+        kernel = self._device.kernel(family, expression)
+
+        def step(stream: Stream, tables: int, results: int) -> None:
+            resolved: list[Argument] = []
+            for argument in arguments:
+                if isinstance(argument, Table):
+                    resolved.append(np.uint64(tables + argument.offset))
+                elif isinstance(argument, Result):
+                    resolved.append(np.uint64(results + argument.offset))
+                else:
+                    resolved.append(argument)
+            self._device.launch(kernel, blocks, resolved, stream)
+
+        self._record(step)
+
+    def decompress(
+        self, codec: str, src: Spans, dst: Spans, rows: NDArray[np.int64] | None = None
+    ) -> None:
+        """Record that streams are decompressed, each to exactly as many bytes as `dst` has.
+
+        Parameters
+        ----------
+        codec : str
+            One for which the device has a :class:`~gpustore.device.DeviceCodec`; `src` and `dst`
+            are aligned as that says.
+        rows : ndarray of int64, optional
+            Row each stream is part of; by default :attr:`rows`.
+        """
+        if not len(src):
+            return
+        owners = self.rows if rows is None else rows
+        sizes = dst.nbytes
+        table = self.table(CodecBatch.columns(src, dst))
+        result = self.result(12 * len(src), lambda found: _wrong(found, owners, sizes, codec))
+        temp_nbytes = self._device.decompress_temp_nbytes(
+            codec, len(src), int(sizes.max()), int(sizes.sum())
+        )
+        temp = self.scratch(temp_nbytes) if temp_nbytes else 0
+
+        def step(stream: Stream, tables: int, results: int) -> None:
+            batch = CodecBatch(
+                codec,
+                src,
+                dst,
+                table=tables + table.offset,
+                result=results + result.offset,
+                temp=temp,
+                temp_nbytes=temp_nbytes,
+            )
+            self._device.decompress(batch, stream)
+
+        self._record(step)
+
+    def crc32c(
+        self, src: Spans, expected: NDArray[np.uint32], rows: NDArray[np.int64] | None = None
+    ) -> None:
+        """Record that the CRC-32C of each of `src` is compared with `expected`."""
+        if not len(src):
+            return
+        owners = self.rows if rows is None else rows
+        table = self.table(ChecksumBatch.columns(src))
+        result = self.result(4 * len(src), lambda found: _differing(found, owners, expected))
+
+        def step(stream: Stream, tables: int, results: int) -> None:
+            batch = ChecksumBatch(src, tables + table.offset, results + result.offset)
+            self._device.crc32c(batch, stream)
+
+        self._record(step)
+
+    def _record(self, step: _Step) -> None:
+        self._steps.append(step)
+        self.launches += 1
+
+    # ----------------------------------------------------------------- for the backend
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes that :meth:`write_tables` needs."""
+        return self._table_nbytes
+
+    @property
+    def result_nbytes(self) -> int:
+        """Bytes that the steps fill and :meth:`failures` reads."""
+        return self._result_nbytes
+
+    def write_tables(self, into: memoryview) -> None:
+        """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded."""
+        end = 0
+        for content in self._tables:
+            start = _aligned(end)
+            end = start + content.nbytes
+            into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+
+    def run(self, tables: int, results: int) -> None:
+        """Ask the device for all steps, in order, on the stream of this batch.
+
+        Parameters
+        ----------
+        tables : int
+            Address the tables are uploaded to, at a multiple of 16.
+        results : int
+            Address of :attr:`result_nbytes` bytes at a multiple of 16.
+        """
+        if self._result_nbytes:
+            self._device.fill(results, UNWRITTEN, self._result_nbytes, self._stream)
+        for step in self._steps:
+            step(self._stream, tables, results)
+
+    def release(self) -> None:
+        """Free scratch memory, behind the steps in stream order. May be called again."""
+        while self._scratch:
+            self._device.free(self._scratch.pop(), self._stream)
+
+    def failures(self, results: memoryview) -> dict[int, str]:
+        """Rows that did not decode, and why, from the results in host memory."""
+        found = np.frombuffer(results, np.uint8, self._result_nbytes)
+        failed: dict[int, str] = {}
+        for part, check in self._checks:
+            for row, reason in check(found[part.offset : part.offset + part.nbytes]):
+                failed.setdefault(row, reason)
+        return failed
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _PART_ALIGNMENT) * _PART_ALIGNMENT
+
+
+def _wrong(
+    found: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    expected: NDArray[np.uint64],
+    codec: str,
+) -> Iterator[tuple[int, str]]:
+    sizes, statuses = CodecBatch.results(found)
+    for i in np.flatnonzero((statuses != 0) | (sizes != expected)):
+        status = int(statuses[i])
+        if status:
+            reason = f"{codec}: {STATUSES.get(status, 'unknown status')} ({status})"
+        else:
+            reason = f"{codec}: decodes to {sizes[i]} bytes, expected {expected[i]}"
+        yield int(rows[i]), reason
+
+
+def _differing(
+    found: NDArray[np.uint8], rows: NDArray[np.int64], expected: NDArray[np.uint32]
+) -> Iterator[tuple[int, str]]:
+    computed = found.view(np.uint32)
+    for i in np.flatnonzero(computed != expected):
+        yield (
+            int(rows[i]),
+            f"crc32c: checksum is 0x{computed[i]:08x}, expected 0x{expected[i]:08x}",
+        )
