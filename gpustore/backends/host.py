@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends._stack import STACK_NBYTES, stacks
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError, MismatchError
@@ -183,8 +184,28 @@ class HostBackend:
         pitch = (
             0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
         )
+        placed: set[int] = set()
+        if (
+            (len(values) > 1 and 2 * nbytes <= STACK_NBYTES)
+            and not (in_place or pitch or rows.narrowed or chain.decodes_parts)
+            and rows.points is None
+        ):
+            present = [value is not None for value in values]
+            most = STACK_NBYTES // max(nbytes, 1)
+            for stack, step in stacks(src_start, dst_start, shapes, present, most):
+                first, start = src_start[stack[0]], dst_start[stack[0]]
+                source = self._decode_stack([values[i] for i in stack], chain)
+                if source is None:
+                    continue
+                shape = (len(stack), *shapes[stack[0]])
+                np.ndarray(shape, dtype, flat, base + start, (step, *dst_stride))[...] = np.ndarray(
+                    shape, stored, source, chain.layout.offset + first, (nbytes, *src_stride)
+                )
+                placed.update(stack)
         view = flat.data
         for i, value in enumerate(values):
+            if i in placed:
+                continue
             start, first, begin = base + dst_start[i], src_start[i], 0
             if not rows.narrowed:
                 first += chain.layout.offset
@@ -228,6 +249,20 @@ class HostBackend:
             except MemoryError:
                 errors[i] = _too_large(chain.layout.shape, stored)
         return errors
+
+    def _decode_stack(self, values: Sequence[Any], chain: CodecChain) -> memoryview | None:
+        """Decoded chunks one after the other; None if one fails: placed alone, it says why."""
+        nbytes = chain.layout.nbytes
+        try:
+            scratch = self._scratch.take(len(values) * nbytes)
+            for i, value in enumerate(values):
+                part = scratch[i * nbytes : (i + 1) * nbytes]
+                decoded = memoryview(chain.decode(value, part))
+                if decoded.obj is not scratch.obj:
+                    part[:] = decoded
+        except (GpustoreError, MemoryError):
+            return None
+        return scratch
 
     def cut(
         self, block: HostMemory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[HostMemory]

@@ -53,7 +53,14 @@ EXTRAS = {
 
 
 def test_every_import_is_declared():
-    declared = CORE | EXTRAS["cli"] | EXTRAS["snappy"] | EXTRAS["cuda13"] | EXTRAS["gds13"]
+    declared = (
+        CORE
+        | EXTRAS["cli"]
+        | EXTRAS["libdeflate"]
+        | EXTRAS["snappy"]
+        | EXTRAS["cuda13"]
+        | EXTRAS["gds13"]
+    )
     assert {name: place for name, place in IMPORTED.items() if name not in declared} == {}
 
 
