@@ -18,11 +18,12 @@ from types import ModuleType
 
 from isal import isal_zlib
 
-from gpustore.codecs.base import BytesCodec, deliver, too_long, too_short
+from gpustore._json import JsonValue
+from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_short
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
-__all__ = ["Deflate"]
+__all__ = ["Deflate", "stored_level"]
 
 _libdeflate: ModuleType | None
 try:
@@ -45,6 +46,17 @@ _ISAL_LEVELS = (1, 2)
 # is copied, so a value of very many tiny streams costs time in proportion to this.
 _PIECE_NBYTES = 16 << 10
 
+# What zlib makes of level -1.
+_DEFAULT_LEVEL = 6
+
+_STORED_LEVEL = integer(-1, 9)
+
+
+def stored_level(value: JsonValue) -> int:
+    """The level that the metadata of a Zarr v2 array say, -1 as the one it stands for."""
+    level: int = _STORED_LEVEL(value)
+    return _DEFAULT_LEVEL if level == -1 else level
+
 
 @dataclass(frozen=True, slots=True)
 class Deflate(BytesCodec):
@@ -55,7 +67,7 @@ class Deflate(BytesCodec):
     name : str
         ``"gzip"`` or ``"zlib"``.
     level : int
-        0 (stored) to 9, -1 for zlib's default.
+        0 (stored) to 9.
     """
 
     name: str

@@ -15,14 +15,15 @@ Zarr v2::
 
     {"id": "gzip", "level": 1}
 
-The default level is 6 in v3 and 1 in v2, TensorStore's. Several gzip members in a row are read
+The default level is 6 in v3 and 1 in v2, TensorStore's; a level of -1 stored in v2 is 6, see
+``zlib``. Several gzip members in a row are read
 if together they are exactly one chunk; TensorStore reads the first alone. Bytes after the end
 are an error; TensorStore ignores them in v3.
 """
 
 from __future__ import annotations
 
-from gpustore.codecs._deflate import Deflate
+from gpustore.codecs._deflate import Deflate, stored_level
 from gpustore.codecs.base import Codec, Face, Option, Options, integer
 
 __all__ = ["CODEC"]
@@ -41,7 +42,7 @@ CODEC = Codec(
             Option(
                 name="level",
                 convert=integer(0, 9),
-                convert_stored=integer(-1, 9),
+                convert_stored=stored_level,
                 default=1,
                 stored_default=1,
             ),

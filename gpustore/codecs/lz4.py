@@ -12,8 +12,9 @@ Zarr v2::
 
     {"id": "lz4", "acceleration": 1}
 
-The size is four bytes, little endian. It is no LZ4 frame, and has no checksum. TensorStore does
-not have this codec.
+The size is four bytes, little endian. It is no LZ4 frame, and has no checksum. A stored
+acceleration may be any number that numcodecs takes; the library knows 1 to 65537, and takes the
+nearest. TensorStore does not have this codec.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 
 import numcodecs.lz4
 
+from gpustore._json import JsonValue
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -42,8 +44,9 @@ __all__ = ["CODEC"]
 _SIZE_NBYTES: Final = 4
 _MAX_NBYTES: Final = 0x7E000000
 
-# What the library makes of larger numbers.
+# What the library makes of larger numbers; of smaller ones than 1 it makes 1.
 _MAX_ACCELERATION: Final = 65537
+_INT32: Final = integer(-(2**31), 2**31 - 1)
 
 # The block of no bytes. The library writes it but does not read it.
 _EMPTY: Final = b"\0\0\0\0\0"
@@ -98,6 +101,11 @@ class _Lz4(BytesCodec):
         return out[:nbytes]
 
 
+def _stored_acceleration(value: JsonValue) -> int:
+    acceleration: int = _INT32(value)
+    return min(max(acceleration, 1), _MAX_ACCELERATION)
+
+
 def _prepare(options: Options, itemsize: int | None) -> _Lz4:
     del itemsize
     return _Lz4(options["acceleration"])
@@ -110,7 +118,7 @@ CODEC = Codec(
             Option(
                 name="acceleration",
                 convert=integer(1, _MAX_ACCELERATION),
-                convert_stored=integer(-(2**31), 2**31 - 1),
+                convert_stored=_stored_acceleration,
                 default=1,
                 stored_default=1,
             ),

@@ -12,7 +12,7 @@ Zarr v2::
     {"id": "lzma", "format": 1, "check": -1, "preset": null, "filters": null}
 
 The options are those of :func:`lzma.compress`: `format` 1 is xz, 2 the older .lzma, 3 bare data,
-which `filters` must describe; 0, any of the first two, cannot be written. A `filter` is an object
+which `filters` must describe; 0 is any of the first two, and written as xz. A `filter` is an object
 with the members of Python's filter specifiers. They are compared here with what the library
 accepts, because it decodes bare data with whatever dictionary they ask for.
 
@@ -76,10 +76,9 @@ class _Lzma(BytesCodec):
 
     def encode(self, decoded: Buffer) -> Buffer:
         """One stream."""
-        if self.format == lzma.FORMAT_AUTO:
-            raise UnsupportedError('lzma: "format" 0 can be read only; 1 is xz')
+        written = self.format or lzma.FORMAT_XZ
         try:
-            return lzma.compress(decoded, self.format, self.check, self.preset, self._filters)
+            return lzma.compress(decoded, written, self.check, self.preset, self._filters)
         except (lzma.LZMAError, ValueError) as error:
             raise UnsupportedError(f"lzma: the library refuses its options: {error}") from error
 
@@ -241,8 +240,7 @@ CODEC = Codec(
         options=(
             Option(
                 name="format",
-                convert=integer(lzma.FORMAT_XZ, lzma.FORMAT_RAW),
-                convert_stored=integer(lzma.FORMAT_AUTO, lzma.FORMAT_RAW),
+                convert=integer(lzma.FORMAT_AUTO, lzma.FORMAT_RAW),
                 default=lzma.FORMAT_XZ,
                 stored_default=lzma.FORMAT_XZ,
             ),

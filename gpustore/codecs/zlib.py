@@ -11,13 +11,13 @@ Zarr v2::
 
     {"id": "zlib", "level": 1}
 
-The default level is 1, TensorStore's. Level -1, zlib's own default, is read because numcodecs
-writes it; TensorStore refuses such an array.
+The default level is 1, TensorStore's. A stored level of -1 is 6, as for zlib itself: numcodecs
+writes it. TensorStore refuses such an array.
 """
 
 from __future__ import annotations
 
-from gpustore.codecs._deflate import Deflate
+from gpustore.codecs._deflate import Deflate, stored_level
 from gpustore.codecs.base import Codec, Face, Option, Options, integer
 
 __all__ = ["CODEC"]
@@ -35,7 +35,7 @@ CODEC = Codec(
             Option(
                 name="level",
                 convert=integer(0, 9),
-                convert_stored=integer(-1, 9),
+                convert_stored=stored_level,
                 default=1,
                 stored_default=1,
             ),

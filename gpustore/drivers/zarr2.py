@@ -101,8 +101,10 @@ class Zarr2Format:
         return constraints
 
     def constraints_of(self, metadata: Zarr2Metadata) -> Zarr2Constraints:
-        """Constraints that only these metadata fulfil."""
-        return self.constraints(metadata.to_json())
+        """Constraints that only these metadata fulfil; unknown members are no constraints."""
+        compressor = parse_v2(metadata.compressor, stored=True)  # What a spec may say.
+        known = dataclasses.replace(metadata, compressor=compressor, extra={})
+        return self.constraints(known.to_json())
 
     @staticmethod
     def decode(data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:

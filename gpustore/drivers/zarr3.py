@@ -99,9 +99,15 @@ class Zarr3Format:
         return replace(constraints, codecs=parse_v3(constraints.codecs, stored=False))
 
     def constraints_of(self, metadata: Zarr3Metadata) -> Zarr3Constraints:
-        """Constraints that only these metadata fulfil; options left to their default are named."""
-        codecs = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
-        return Zarr3Constraints.from_json({**metadata.to_json(), "codecs": codecs})
+        """Constraints that only these metadata fulfil; options left to their default are named.
+
+        Names that are no labels are no constraint: no array could be created with them.
+        """
+        members = metadata.to_json()
+        members["codecs"] = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
+        if not metadata.has_labels:
+            members.pop("dimension_names", None)
+        return Zarr3Constraints.from_json(members)
 
     @staticmethod
     def decode(data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
@@ -285,7 +291,10 @@ def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.d
     for codec in codecs:
         if codec.name == "bytes":
             endian = codec.configuration.get("endian")
-            return native if endian is None else native.newbyteorder(_ORDERS.get(endian, "="))
+            # What is no text may have no hash; it is refused where the codec is parsed.
+            if isinstance(endian, str):
+                return native.newbyteorder(_ORDERS.get(endian, "="))
+            return native
         if codec.name == "sharding_indexed":
             inner = codec.configuration.get("codecs") or []
             return _stored(data_type, NamedConfiguration.list_from_json(inner))

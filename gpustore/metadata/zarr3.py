@@ -146,11 +146,15 @@ class Zarr3Metadata:
     @property
     def labels(self) -> tuple[str, ...]:
         """Dimension labels: all empty if the stored names are not distinct."""
-        names = tuple(name or "" for name in self.dimension_names or ())
-        named = [name for name in names if name]
-        if len(set(named)) != len(named) or not names:
+        if self.dimension_names is None or not self.has_labels:
             return ("",) * self.rank
-        return names
+        return tuple(name or "" for name in self.dimension_names)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the stored names, if any, can be labels: no two are the same."""
+        named = [name for name in self.dimension_names or () if name]
+        return len(set(named)) == len(named)
 
     @property
     def dimension_units(self) -> DimensionUnits:

@@ -92,9 +92,12 @@ def test_options():
     assert parse_v2({"id": "lz4"}, stored=False) == {"id": "lz4", "acceleration": 1}
     assert parse_v2({"id": "lz4"}, stored=True) == numcodecs.LZ4().get_config()
     # The library takes any number for one it knows.
-    for acceleration in (0, -5, 10**6):
+    for acceleration, meant in ((0, 1), (-5, 1), (10**6, 65537)):
         stored = numcodecs.LZ4(acceleration).get_config()
-        assert parse_v2(stored, stored=True) == stored
+        assert parse_v2(stored, stored=True) == {"id": "lz4", "acceleration": meant}
+        payload = make_payload(100_000, "steps")
+        encoded = stage("lz4", "v2", acceleration=meant).encode(payload)
+        assert encoded == numcodecs.LZ4(acceleration).encode(payload)
         with pytest.raises(MetadataError, match=r"integer in the range \[1, 65537\]"):
             parse_v2(stored, stored=False)
     for wrong in ({"acceleration": None}, {"acceleration": 2**31}, {"level": 1}):

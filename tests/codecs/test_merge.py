@@ -342,7 +342,6 @@ _BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize":
             "typesize": None,
         },
         {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0, "typesize": 4},
-        {"id": "zlib", "level": -1},
     ],
     ids=str,
 )

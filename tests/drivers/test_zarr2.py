@@ -1,7 +1,11 @@
 """The zarr2 driver: what it writes, byte for byte what TensorStore writes."""
 
+import json
+
+import numcodecs
 import numpy as np
 import pytest
+import zarr
 
 import gpustore
 from gpustore.metadata.data_type import V3_DATA_TYPES
@@ -260,3 +264,80 @@ def test_option(name, element, fill, tmp_path):
     """Without a fill value, chunks of zeros are stored."""
     keywords = {"dtype": "uint16", "shape": [5, 3], "fill_value": fill}
     check(created(RAW, keywords, elements=lambda store: element, **OPTIONS[name]), tmp_path)
+
+
+STORED_DOCUMENT = {
+    "zarr_format": 2,
+    "shape": [8],
+    "chunks": [4],
+    "dtype": "<u4",
+    "compressor": None,
+    "fill_value": 0,
+    "order": "C",
+    "filters": None,
+    "dimension_separator": ".",
+}
+
+
+def test_unknown_members_stay_in_the_file_and_out_of_the_spec():
+    kvstore = gpustore.KvStore.open("memory://a/").result()
+    kvstore[".zarray"] = json.dumps({**STORED_DOCUMENT, "foo": 1}).encode()
+    store = gpustore.open({"driver": "zarr"}, kvstore=kvstore).result()
+    assert store.spec().to_json()["metadata"] == STORED_DOCUMENT
+    assert "uint32" in repr(store)
+    assert gpustore.Spec(store.spec().to_json()) == store.spec()
+    store.resize(exclusive_max=[6]).result()
+    assert json.loads(bytes(kvstore[".zarray"]))["foo"] == 1
+
+
+_LZMA = {"id": "lzma", "check": -1, "preset": None, "filters": None}
+
+
+@pytest.mark.parametrize(
+    ("stored", "meant"),
+    [
+        (numcodecs.Zlib(-1).get_config(), {"id": "zlib", "level": 6}),
+        (numcodecs.GZip(-1).get_config(), {"id": "gzip", "level": 6}),
+        (numcodecs.LZ4(-3).get_config(), {"id": "lz4", "acceleration": 1}),
+        (numcodecs.LZ4(10**6).get_config(), {"id": "lz4", "acceleration": 65537}),
+        (numcodecs.LZMA(format=0).get_config(), {**_LZMA, "format": 0}),
+        ({"id": "lzma"}, {**_LZMA, "format": 1}),
+        ({"id": "zlib"}, {"id": "zlib", "level": 1}),
+    ],
+    ids=str,
+)
+def test_options_that_numcodecs_stores_are_those_it_means(stored, meant, tmp_path):
+    directory = tmp_path / "a"
+    directory.mkdir()
+    document = json.dumps({**STORED_DOCUMENT, "compressor": stored})
+    (directory / ".zarray").write_text(document)
+    store = gpustore.open(str(directory)).result()
+    assert store.codec.to_json()["compressor"] == meant
+    assert store.schema.codec == store.codec
+    spec = store.spec().to_json()
+    assert spec["metadata"]["compressor"] == meant
+    assert "compressor" in repr(store)
+    again = gpustore.open(spec, write=True).result()
+    assert again.spec() == store.spec()
+    values = np.arange(8, dtype=np.uint32)
+    again.write(values).result()
+    assert json.loads((directory / ".zarray").read_text())["compressor"] == stored
+    assert np.array_equal(store.read().result(), values)
+    theirs = zarr.open_array(directory, mode="r+")
+    assert np.array_equal(theirs[:], values)
+    if stored.get("format") != 0:  # numcodecs cannot encode it.
+        theirs[:] = values + 1
+        assert np.array_equal(store.read().result(), values + 1)
+    anew = gpustore.open(spec, create=True, delete_existing=True).result()
+    assert anew.spec() == store.spec()
+
+
+@pytest.mark.parametrize("level", [-1, 10])
+def test_options_of_a_spec_are_those_of_tensorstore(level, tmp_path):
+    metadata = {"dtype": "<u2", "shape": [4], "compressor": {"id": "zlib", "level": level}}
+
+    def run(library, root):
+        spec = {"driver": "zarr2", "kvstore": f"file://{root}/a", "metadata": metadata}
+        return library.Spec(spec).to_json()
+
+    check(run, tmp_path)

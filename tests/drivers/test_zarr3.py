@@ -1,5 +1,7 @@
 """The zarr3 driver: what it writes, byte for byte what TensorStore writes."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -271,3 +273,29 @@ def test_option(name, element, tmp_path):
         created(RAW, keywords, elements=lambda store: element, **OPTIONS[name]),
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("names", [["x", "x"], ["x", "", "x"], ["x", "y", None, "x"]])
+def test_names_that_are_no_labels_stay_in_the_file_and_out_of_the_spec(names, tmp_path):
+    rank = len(names)
+    directory = tmp_path / "a"
+    spec = {"driver": "zarr3", "kvstore": f"file://{directory}/"}
+    gpustore.open(spec, create=True, dtype="uint8", shape=[4] * rank).result()
+    document = json.loads((directory / "zarr.json").read_text())
+    (directory / "zarr.json").write_text(json.dumps({**document, "dimension_names": names}))
+    store = gpustore.open(spec).result()
+    assert store.domain.labels == store.schema.domain.labels == ("",) * rank
+    assert "dimension_names" not in store.spec().to_json()["metadata"]
+    assert "uint8" in repr(store)
+    again = gpustore.open(store.spec().to_json()).result()
+    assert again.spec() == store.spec()
+    assert again.domain == store.domain
+    assert again[(0,) * rank].read().result() == 0
+    # Another domain may give them labels; what is stored stays.
+    labels = [f"d{dimension}" for dimension in range(rank)]
+    labelled = gpustore.IndexDomain(shape=[4] * rank, labels=labels)
+    assert gpustore.open(spec, domain=labelled).result().domain.labels == tuple(labels)
+    again.resize(exclusive_max=[3] * rank).result()
+    assert json.loads((directory / "zarr.json").read_text())["dimension_names"] == names
+    anew = gpustore.open(store.spec(), create=True, delete_existing=True).result()
+    assert anew.domain == store.domain

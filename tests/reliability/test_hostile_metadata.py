@@ -110,6 +110,11 @@ ABSURD = {
     "v3 codec with a dot": v3_codecs({"name": "numcodecs.pickle"}),
     "v3 private module as codec": v3_codecs({"name": "_deflate"}),
     "v3 base as codec": v3_codecs({"name": "base"}),
+    "v3 endian is a list": v3(codecs=[{"name": "bytes", "configuration": {"endian": [[]]}}]),
+    "v3 endian is an object": v3(codecs=[{"name": "bytes", "configuration": {"endian": {}}}]),
+    "v3 endian of a shard is a list": v3(
+        codecs=[v3_shard([2, 3], codecs=[{"name": "bytes", "configuration": {"endian": []}}])]
+    ),
     "v3 gzip level 40": v3_codecs({"name": "gzip", "configuration": {"level": 40}}),
     "v3 blosc blocksize": v3_codecs(
         {"name": "blosc", "configuration": {**_BLOSC, "blocksize": 2**70}}
