@@ -5,6 +5,10 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests import gpu
+from tests.emulator.device import EmulatedDevice
+from tests.emulator.queue import ORDERS
+
 # The same examples on every machine; a failure is repeated by running the test again.
 settings.register_profile("gpustore", derandomize=True, deadline=None, database=None)
 settings.load_profile("gpustore")
@@ -28,3 +32,36 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not gpu.answers():
+        pytest.skip("no CUDA device answers")
+
+
+_passed_on_gpu = []
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.passed and "gpu" in report.keywords:
+        _passed_on_gpu.append(report.nodeid)
+
+
+def pytest_sessionfinish(session):
+    """``pytest -m gpu`` that ran nothing has shown nothing."""
+    if session.config.option.markexpr == "gpu" and not _passed_on_gpu and not session.exitstatus:
+        print("\nno test ran on a GPU")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(params=[*ORDERS, pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """A :class:`gpustore.device.Device`: emulated, with each order of its streams, and real."""
+    if request.param == "cuda":
+        from gpustore.backends.cuda import CudaDevice  # CuPy need not be there.
+
+        yield CudaDevice(0)
+        return
+    emulated = EmulatedDevice(request.param, seed=1)
+    yield emulated
+    emulated.close()

@@ -1,0 +1,696 @@
+"""A device that is emulated by the host, to test everything above gpustore.device without a GPU.
+
+It proves the order of what is asked, descriptors, tables, addresses, and what kernels compute. It
+proves nothing about CUDA, CuPy, nvcomp, kvikio, nor about speed. Never a product path.
+
+* Memory (:mod:`tests.emulator.memory`) is poisoned and guarded, and the host cannot look into it.
+* Streams (:mod:`tests.emulator.queue`) run when they are waited for.
+* Kernels are the sources of ``kernels/``, compiled by g++ (:mod:`tests.emulator.host_build`).
+* Streams of codecs are decoded by the host's libraries (:mod:`tests.emulator.codecs`).
+* :class:`Faults` says what goes wrong.
+
+A breach of the protocol raises :class:`~tests.emulator.queue.Breach` where it is found, and again
+in :meth:`EmulatedDevice.close`, in case somebody has swallowed it.
+"""
+
+import ctypes
+import functools
+import os
+import tempfile
+import threading
+import weakref
+import zlib
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from gpustore.device import ChecksumBatch, CodecBatch, MemoryInfo, Spans
+from gpustore.errors import DeviceError
+from tests.emulator import codecs, host_build
+from tests.emulator.memory import FRESH, PINNED, Memory
+from tests.emulator.queue import Breach, EmulatedEvent, EmulatedStream, Queue, Ranges
+
+
+@dataclass
+class Faults:
+    """What goes wrong, by number of the call, from 0.
+
+    Attributes
+    ----------
+    allocations : set of int
+        Calls of ``allocate`` and ``empty`` that find no memory.
+    statuses : dict of (int, int) to int
+        Status of a stream, by number of the call of ``decompress`` and of the stream in it.
+    nonsense : set of (int, int)
+        Streams that decode to nonsense, with status 0 and the right size.
+    sizes : dict of (int, int) to int
+        Size that is reported for a stream, with status 0.
+    short_reads : dict of int to int
+        Bytes that a ``read_file`` returns less than it should.
+    failed_reads : set of int
+        Calls of ``read_file`` that end with an OSError.
+    lost_at : int or None
+        Launch or codec call that loses the device, with everything in its memory.
+    polls : int
+        How often ``is_done`` says no before anything happens: how slow streams are.
+    """
+
+    allocations: set = field(default_factory=set)
+    statuses: dict = field(default_factory=dict)
+    nonsense: set = field(default_factory=set)
+    sizes: dict = field(default_factory=dict)
+    short_reads: dict = field(default_factory=dict)
+    failed_reads: set = field(default_factory=set)
+    lost_at: int | None = None
+    polls: int = 1
+
+
+class EmulatedPinned:
+    """Host memory that copies read and write late."""
+
+    def __init__(self, nbytes):
+        self._array = np.full(nbytes, PINNED, np.uint8)
+        self.view = self._array.data
+        self.address = self._array.ctypes.data
+        self.nbytes = nbytes
+        self.is_freed = False
+
+
+class EmulatedArray:
+    """An array of the user's. Like CuPy's it cannot be turned into a NumPy array by accident."""
+
+    def __init__(self, allocation, shape, dtype, strides):
+        self.allocation = allocation
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = strides
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.allocation.address, False),
+            "strides": self.strides,
+            "version": 3,
+        }
+
+    def __array__(self, *_, **__):
+        raise TypeError("device memory cannot be read by the host; download it")
+
+
+@dataclass(frozen=True)
+class EmulatedView:
+    """An array and where it lies."""
+
+    array: object
+    address: int
+    strides: tuple
+    shape: tuple
+    dtype: np.dtype
+
+
+@dataclass(frozen=True)
+class EmulatedKernel:
+    family: str
+    expression: str
+
+
+class EmulatedFile:
+    """A file whose bytes go to device memory in whole pages."""
+
+    def __init__(self, path, alignment):
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.path = path
+        self.alignment = alignment
+        self.is_direct = alignment > 1
+        self.reads = 0
+
+
+class EmulatedRead:
+    """A read on its way; under the order ``lazy`` it happens when somebody waits for it."""
+
+    def __init__(self, device, run):
+        self._device = device
+        self._run = run
+        self._found = None
+
+    def result(self):
+        with self._device._asked("file_result"):
+            if self._found is None:
+                try:
+                    self._found = self._run()
+                except OSError as error:
+                    self._found = error
+            if isinstance(self._found, OSError):
+                raise self._found
+            return self._found
+
+
+class EmulatedDevice:
+    """See the module. Implements :class:`gpustore.device.Device`.
+
+    Parameters
+    ----------
+    order : str
+        One of :data:`tests.emulator.queue.ORDERS`.
+    seed : int
+        Of the order ``random``.
+    total_nbytes : int
+        Device memory.
+    file_alignment : int
+        1, or what direct reads want.
+
+    Attributes
+    ----------
+    faults : Faults
+    counts : Counter
+        Calls of each operation, ``upload_nbytes`` and ``download_nbytes``.
+    """
+
+    def __init__(self, order="lazy", *, seed=0, total_nbytes=1 << 30, file_alignment=4096):
+        self.name = "emulated"
+        self.order = order
+        self.faults = Faults()
+        self.counts = Counter()
+        self.lock = threading.RLock()
+        self.breaches = []
+        self._queue = Queue(order, seed)
+        self._memory = Memory(total_nbytes)
+        self._file_alignment = file_alignment
+        self._lost = None
+        self._pinned = []
+        self._dropped = deque()
+        self._current = threading.local()
+
+    # ------------------------------------------------------------- memory and budget
+
+    def memory(self):
+        with self._asked("memory"):
+            free = self._memory.total_nbytes - self._memory.live_nbytes
+            return MemoryInfo(self._memory.total_nbytes, free, 4 << 20)
+
+    def allocate(self, nbytes, stream):
+        with self._asked("allocate"):
+            return self._allocate(nbytes, stream)
+
+    def _allocate(self, nbytes, stream):
+        if nbytes <= 0:
+            raise Breach(f"allocation of {nbytes} bytes")
+        number = self.counts["allocations"]
+        self.counts["allocations"] += 1
+        if number in self.faults.allocations:
+            raise MemoryError(f"{nbytes} bytes of device memory: injected")
+        allocation = self._memory.allocate(nbytes)
+        spans = Spans.contiguous(allocation.address, [nbytes])
+
+        def run():
+            allocation.poison(FRESH)
+            allocation.is_ready = True
+
+        self._submit(stream, f"allocation of {nbytes} bytes", run, writes=[spans])
+        return allocation
+
+    def free(self, allocation, stream):
+        with self._asked("free"):
+            self._free(allocation, stream)
+
+    def _free(self, allocation, stream):
+        self._memory.give_back(allocation)
+        self._submit(
+            stream,
+            f"free of {allocation.nbytes} bytes",
+            lambda: self._memory.freed(allocation),
+            writes=[Spans.contiguous(allocation.address, [allocation.nbytes])],
+            is_free=True,
+        )
+
+    def allocate_pinned(self, nbytes):
+        with self._asked("allocate_pinned"):
+            pinned = EmulatedPinned(nbytes)
+            self._pinned.append(pinned)
+            return pinned
+
+    def free_pinned(self, pinned):
+        with self._asked("free_pinned"):
+            if pinned.is_freed:
+                raise Breach("pinned memory freed twice")
+            whole = Ranges([pinned.address], [pinned.nbytes])
+            for task in self._queue.pending():
+                if any(whole.meet(used) is not None for used in (*task.reads, *task.writes)):
+                    raise Breach(f"pinned memory freed before {task.name} on {task.stream} ran")
+            pinned.is_freed = True
+            pinned.view[:] = bytes([PINNED]) * pinned.nbytes
+            self._pinned.remove(pinned)
+
+    def empty(self, shape, dtype, order, stream):
+        with self._asked("empty"):
+            dtype = np.dtype(dtype)
+            sizes = [dtype.itemsize]
+            for extent in shape if order == "F" else reversed(shape):
+                sizes.append(sizes[-1] * extent)
+            strides = tuple(sizes[:-1] if order == "F" else reversed(sizes[:-1]))
+            allocation = self._allocate(max(1, sizes[-1]), stream)
+            array = EmulatedArray(allocation, tuple(shape), dtype, strides)
+            # Collected in any thread at any time: freed by the next operation.
+            weakref.finalize(array, self._dropped.append, (allocation, stream)).atexit = False
+            return EmulatedView(array, allocation.address, strides, tuple(shape), dtype)
+
+    def wrap(self, array):
+        with self._asked("wrap"):
+            interface = getattr(array, "__cuda_array_interface__", None)
+            if interface is None:
+                return None
+            address, read_only = interface["data"]
+            if read_only:
+                raise TypeError("device memory is read-only, expected writable memory")
+            if self._memory.find(address) is None:
+                raise TypeError(f"memory at {address:#x} is not on device {self.name}")
+            dtype = getattr(array, "dtype", None) or np.dtype(interface["typestr"])
+            shape = tuple(interface["shape"])
+            strides = interface.get("strides")
+            if strides is None:
+                strides = np.empty(shape, np.uint8).strides
+                strides = tuple(stride * dtype.itemsize for stride in strides)
+            return EmulatedView(array, address, tuple(strides), shape, dtype)
+
+    # ------------------------------------------------------------- queue
+
+    def stream(self):
+        with self._asked("stream"):
+            return self._queue.new_stream()
+
+    def caller_stream(self, stream=None):
+        with self._asked("caller_stream"):
+            if isinstance(stream, EmulatedStream):
+                return stream
+            if stream is not None:
+                handle = (
+                    stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream
+                )
+                found = [known for known in self._queue.streams if known.number == handle]
+                if not found:
+                    raise TypeError(f"stream: expected a stream of this device, got {stream!r}")
+                return found[0]
+            if not hasattr(self._current, "stream"):
+                self._current.stream = self._queue.new_stream()
+            return self._current.stream
+
+    def record(self, stream):
+        with self._asked("record"):
+            return EmulatedEvent(stream)
+
+    def wait(self, stream, event):
+        with self._asked("wait"):
+            self._queue.wait(stream, event)
+
+    def is_done(self, event):
+        with self._asked("is_done"):
+            event.polls += 1
+            first = next((task for task in event.tasks if not task.done), None)
+            if first is not None and event.polls > self.faults.polls:
+                self._run(lambda: self._queue.finish(first))
+            return event.is_done
+
+    def synchronize(self, event):
+        with self._asked("synchronize"):
+            for task in event.tasks:
+                self._run(lambda task=task: self._queue.finish(task))
+
+    def upload(self, src, start, dst, nbytes, stream):
+        with self._asked("upload"):
+            self.counts["upload_nbytes"] += nbytes
+            source, target = self._copied(src, start, dst, nbytes, "upload")
+            data = src.view[start : start + nbytes]
+            before = zlib.crc32(data)
+
+            def run():
+                if src.is_freed or zlib.crc32(data) != before:
+                    raise Breach("pinned memory was changed before its upload had run")
+                self._memory.require(target, "upload", running=True)
+                _at(dst, nbytes)[:] = data
+
+            self._submit(stream, "upload", run, reads=[source], writes=[target])
+
+    def download(self, src, dst, start, nbytes, stream):
+        with self._asked("download"):
+            self.counts["download_nbytes"] += nbytes
+            target, source = self._copied(dst, start, src, nbytes, "download")
+            data = dst.view[start : start + nbytes]
+            data[:] = bytes([PINNED]) * nbytes
+            before = zlib.crc32(data)
+
+            def run():
+                if dst.is_freed or zlib.crc32(data) != before:
+                    raise Breach("pinned memory was changed before a download to it had run")
+                self._memory.require(source, "download", running=True)
+                data[:] = _at(src, nbytes)
+
+            self._submit(stream, "download", run, reads=[source], writes=[target])
+
+    def _copied(self, pinned, start, address, nbytes, name):
+        if pinned.is_freed:
+            raise Breach(f"{name}: pinned memory was freed")
+        if nbytes <= 0 or start < 0 or start + nbytes > pinned.nbytes:
+            raise Breach(
+                f"{name}: bytes [{start}, {start + nbytes}) of {pinned.nbytes} pinned ones"
+            )
+        spans = Spans.contiguous(address, [nbytes])
+        self._memory.require(spans, name, running=False)
+        return Spans.contiguous(pinned.address + start, [nbytes]), spans
+
+    def fill(self, dst, value, nbytes, stream):
+        with self._asked("fill"):
+            target = Spans.contiguous(dst, [nbytes])
+            self._memory.require(target, "fill", running=False)
+
+            def run():
+                self._memory.require(target, "fill", running=True)
+                _at(dst, nbytes)[:] = bytes([value]) * nbytes
+
+            self._submit(stream, "fill", run, writes=[target])
+
+    # ------------------------------------------------------------- kernels
+
+    def kernel(self, family, expression):
+        with self._asked("kernel"):
+            if expression not in _module(family).expressions:
+                raise Breach(f"kernel {expression} is not listed in family {family}")
+            return EmulatedKernel(family, expression)
+
+    def launch(self, kernel, blocks, arguments, stream):
+        with self._asked("launch"):
+            if not 0 < blocks < 2**31:
+                raise Breach(f"{kernel.expression}: {blocks} blocks")
+            pointers = Spans.contiguous(0, [])
+            for argument in arguments:
+                if not isinstance(argument, np.generic | np.ndarray):
+                    raise Breach(f"{kernel.expression}: argument {argument!r}")
+                found = isinstance(argument, np.uint64) and self._memory.find(int(argument))
+                if found:
+                    pointers = _joined(pointers, Spans.contiguous(int(argument), [1]))
+            self._memory.require(pointers, kernel.expression, running=False)
+            values = [
+                (ctypes.c_ubyte * argument.nbytes).from_buffer_copy(argument.tobytes())
+                for argument in arguments
+            ]
+            number = self.counts["calls"]
+            self.counts["calls"] += 1
+
+            def run():
+                self._lose(number)
+                self._memory.require(pointers, kernel.expression, running=True)
+                _module(kernel.family).launch(
+                    kernel.expression, blocks, values, backwards=bool(number % 2)
+                )
+                self._memory.check_guards()
+
+            self._submit(stream, kernel.expression, run, reads=[pointers])
+
+    # ------------------------------------------------------------- codecs
+
+    def codec(self, name):
+        with self._asked("codec"):
+            return codecs.CODECS.get(name)
+
+    def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
+        with self._asked("decompress_temp_nbytes"):
+            if max_nbytes > codecs.CODECS[codec].decoded_max_nbytes:
+                raise Breach(f"{codec}: a stream of {max_nbytes} bytes")
+            assert 0 < count <= max(1, total_nbytes)
+            return codecs.decompress_temp_nbytes(codec, total_nbytes)
+
+    def decompress(self, batch, stream):
+        with self._asked("decompress"):
+            call = self.counts["decompress"] - 1
+            temp_nbytes = codecs.decompress_temp_nbytes(batch.codec, int(batch.dst.nbytes.sum()))
+
+            def run():
+                sizes, statuses = [], []
+                for i, (src, nbytes, dst, capacity) in enumerate(_rows(batch)):
+                    encoded = _at(src, nbytes).tobytes()
+                    decoded, status = codecs.decompress(batch.codec, encoded, capacity)
+                    size = len(decoded)
+                    if (call, i) in self.faults.nonsense:
+                        size, status = capacity, 0
+                        decoded = bytes(255 - byte for byte in decoded.ljust(capacity))
+                    status = self.faults.statuses.get((call, i), status)
+                    _at(dst, len(decoded))[:] = decoded
+                    sizes.append(self.faults.sizes.get((call, i), size))
+                    statuses.append(status)
+                return sizes, statuses
+
+            self._submit_codec(batch, stream, "decompress", temp_nbytes, run)
+
+    def compress_nbytes(self, codec, count, max_nbytes):
+        with self._asked("compress_nbytes"):
+            if max_nbytes > codecs.CODECS[codec].encodes_max_nbytes:
+                raise Breach(f"{codec}: a stream of {max_nbytes} bytes")
+            return codecs.compressed_bound(codec, max_nbytes), 1024 * count
+
+    def compress(self, batch, stream):
+        with self._asked("compress"):
+            longest = int(batch.src.nbytes.max())
+            if (batch.dst.nbytes < codecs.compressed_bound(batch.codec, longest)).any():
+                raise Breach("compress: less room than compress_nbytes says")
+
+            def run():
+                sizes = []
+                for src, nbytes, dst, _ in _rows(batch):
+                    encoded = codecs.compress(batch.codec, _at(src, nbytes).tobytes())
+                    _at(dst, len(encoded))[:] = encoded
+                    sizes.append(len(encoded))
+                return sizes, [codecs.SUCCESS] * len(sizes)
+
+            self._submit_codec(batch, stream, "compress", 1024 * len(batch), run)
+
+    def _submit_codec(self, batch, stream, verb, temp_nbytes, work):
+        name = f"{verb} of {len(batch)} {batch.codec} streams"
+        codec = codecs.CODECS[batch.codec]
+        table = Spans.contiguous(batch.table, [32 * len(batch)])
+        result = Spans.contiguous(batch.result, [12 * len(batch)])
+        temp = Spans.contiguous(batch.temp, [temp_nbytes] if temp_nbytes else [])
+        _require_alignment(name, table.address, 8)
+        _require_alignment(name, result.address, 8)
+        _require_alignment(name, temp.address, codec.temp_alignment)
+        encoded, decoded = (
+            (batch.src, batch.dst) if verb == "decompress" else (batch.dst, batch.src)
+        )
+        _require_alignment(f"{name}, encoded", encoded.address, codec.src_alignment)
+        _require_alignment(f"{name}, decoded", decoded.address, codec.dst_alignment)
+        if batch.temp_nbytes < temp_nbytes:
+            raise Breach(f"{name}: {batch.temp_nbytes} of {temp_nbytes} bytes of scratch memory")
+        if not Ranges(batch.dst.address, batch.dst.nbytes).are_disjoint:
+            raise Breach(f"{name}: destinations overlap")
+        used = _joined(table, result, temp, batch.src, batch.dst)
+        self._memory.require(used, name, running=False)
+        columns = CodecBatch.columns(batch.src, batch.dst)
+        number = self.counts["calls"]
+        self.counts["calls"] += 1
+
+        def run():
+            self._lose(number)
+            self._memory.require(used, name, running=True)
+            _require_table(name, table, columns)
+            if temp_nbytes:
+                _at(batch.temp, temp_nbytes)[:] = bytes([FRESH]) * temp_nbytes
+            sizes, statuses = work()
+            _at(batch.result, 8 * len(batch))[:] = np.array(sizes, np.uint64).tobytes()
+            _at(batch.result + 8 * len(batch), 4 * len(batch))[:] = np.array(
+                statuses, np.int32
+            ).tobytes()
+
+        self._submit(stream, name, run, reads=[table, batch.src], writes=[batch.dst, result, temp])
+
+    def crc32c(self, batch, stream):
+        with self._asked("crc32c"):
+            count = len(batch.src)
+            name = f"crc32c of {count} pieces"
+            table = Spans.contiguous(batch.table, [16 * count])
+            result = Spans.contiguous(batch.result, [4 * count])
+            _require_alignment(name, table.address, 8)
+            _require_alignment(name, result.address, 4)
+            used = _joined(table, result, batch.src)
+            self._memory.require(used, name, running=False)
+            columns = ChecksumBatch.columns(batch.src)
+            number = self.counts["calls"]
+            self.counts["calls"] += 1
+
+            def run():
+                self._lose(number)
+                self._memory.require(used, name, running=True)
+                _require_table(name, table, columns)
+                sums = [
+                    google_crc32c.value(_at(address, nbytes).tobytes())
+                    for address, nbytes in columns.T.tolist()
+                ]
+                _at(batch.result, 4 * count)[:] = np.array(sums, np.uint32).tobytes()
+
+            self._submit(stream, name, run, reads=[table, batch.src], writes=[result])
+
+    # ------------------------------------------------------------- files
+
+    def open_file(self, path):
+        with self._asked("open_file"):
+            return EmulatedFile(path, self._file_alignment)
+
+    def read_file(self, file, start, nbytes, dst):
+        with self._asked("read_file"):
+            number = self.counts["read_file"] - 1
+            name = f"read of bytes [{start}, {start + nbytes}) of {file.path}"
+            _require_alignment(name, [start, nbytes, dst], file.alignment)
+            target = Spans.contiguous(dst, [nbytes])
+            self._memory.require(target, name, running=True)
+            ranges = Ranges(target.address, target.nbytes)
+            for task in self._queue.pending():
+                if any(ranges.meet(used) is not None for used in (*task.reads, *task.writes)):
+                    raise Breach(f"{name}: {task.name} on {task.stream} still uses its destination")
+            file.reads += 1
+
+            def run():
+                file.reads -= 1
+                if number in self.faults.failed_reads:
+                    raise OSError(5, "injected", str(file.path))
+                self._memory.require(target, name, running=True)
+                wanted = nbytes - self.faults.short_reads.get(number, 0)
+                return os.preadv(file.descriptor, [_at(dst, wanted)], start)
+
+            read = EmulatedRead(self, run)
+            if self.order == "early_frees":
+                try:
+                    read.result()
+                except OSError:
+                    pass  # Said to whoever waits for it.
+            return read
+
+    def close_file(self, file):
+        with self._asked("close_file"):
+            if file.reads:
+                raise Breach(
+                    f"{file.path} was closed before {file.reads} reads of it were waited for"
+                )
+            os.close(file.descriptor)
+
+    # ------------------------------------------------------------- for tests
+
+    def close(self):
+        """Breach if anything is left: work nobody waited for, memory nobody freed."""
+        with self.lock:
+            self._free_dropped()
+            for task in self._queue.pending():
+                if not task.name.startswith(("free", "allocation")) and self._lost is None:
+                    self.breaches.append(Breach(f"nobody waited for {task.name} on {task.stream}"))
+            try:
+                while self._queue.run_any():
+                    pass
+                self._memory.check()
+            except Breach as breach:
+                self.breaches.append(breach)
+            except DeviceError:
+                pass  # Lost: said before.
+            left = [f"not freed: {found!r}" for found in self._memory.live()]
+            left += [
+                f"not freed: {pinned.nbytes} bytes of pinned memory" for pinned in self._pinned
+            ]
+            self.breaches += map(Breach, left if self._lost is None else [])
+            if self.breaches:
+                raise self.breaches[0]
+
+    # ------------------------------------------------------------- within
+
+    def _asked(self, operation):
+        return _Asked(self, operation)
+
+    def _free_dropped(self):
+        while self._dropped:
+            allocation, stream = self._dropped.popleft()
+            self._free(allocation, stream)
+
+    def _submit(self, stream, name, run, *, reads=(), writes=(), is_free=False):
+        if stream not in self._queue.streams:
+            raise Breach(f"{name}: {stream!r} is no stream of this device")
+        self._run(
+            lambda: self._queue.submit(
+                stream,
+                name,
+                run,
+                reads=[Ranges(spans.address, spans.nbytes) for spans in reads],
+                writes=[Ranges(spans.address, spans.nbytes) for spans in writes],
+                is_free=is_free,
+            )
+        )
+
+    def _run(self, work):
+        try:
+            work()
+        except DeviceError as error:
+            self._lost = error
+            raise
+
+    def _lose(self, number):
+        if number == self.faults.lost_at:
+            raise DeviceError(f"device {self.name}: an illegal memory access was encountered")
+
+
+class _Asked:
+    """One operation at a time; counted, refused once the device is lost, breaches noted."""
+
+    def __init__(self, device, operation):
+        self._device = device
+        self._operation = operation
+
+    def __enter__(self):
+        device = self._device
+        device.lock.acquire()
+        try:
+            device.counts[self._operation] += 1
+            if device._lost is not None:
+                raise device._lost
+            device._free_dropped()
+        except BaseException as error:
+            if isinstance(error, Breach):
+                device.breaches.append(error)
+            device.lock.release()
+            raise
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, Breach):
+            self._device.breaches.append(error)
+        self._device.lock.release()
+
+
+@functools.cache
+def _module(family):
+    """A family of kernels, compiled once a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return host_build.HostModule(family, Path(folder))
+
+
+def _at(address, nbytes):
+    """Bytes of device memory; only what the emulator itself does may look at them."""
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+
+
+def _rows(batch):
+    return CodecBatch.columns(batch.src, batch.dst).T.tolist()
+
+
+def _joined(*spans):
+    return Spans(
+        np.concatenate([part.address for part in spans]),
+        np.concatenate([part.nbytes for part in spans]),
+    )
+
+
+def _require_alignment(name, addresses, alignment):
+    wrong = [int(address) for address in addresses if int(address) % alignment]
+    if wrong:
+        raise Breach(f"{name}: {wrong[0]:#x} is no multiple of {alignment}")
+
+
+def _require_table(name, table, columns):
+    if _at(int(table.address[0]), int(table.nbytes[0])).tobytes() != columns.tobytes():
+        raise Breach(f"{name}: the table on the device is not that of the batch")

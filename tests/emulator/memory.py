@@ -1,0 +1,151 @@
+"""Device memory that shows every wrong use of it.
+
+Each allocation is memory of its own between two guards. It is poisoned when it is allocated, in
+stream order, and again when it is freed; freed memory is kept for a while and never used again, so
+that whoever still reads it gets poison, and whoever writes it is found.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from gpustore.device import ALIGNMENT
+from tests.emulator.queue import Breach
+
+GUARD_NBYTES = 256
+GUARD = 0xA7
+FRESH = 0xDB
+FREED = 0xDD
+PINNED = 0xD1
+
+_KEPT_NBYTES = 256 << 20
+
+
+class EmulatedAllocation:
+    """A piece of device memory. The host sees where it lies, never what is in it."""
+
+    def __init__(self, nbytes):
+        self._memory = np.full(nbytes + 2 * GUARD_NBYTES + ALIGNMENT, GUARD, np.uint8)
+        base = self._memory.ctypes.data + GUARD_NBYTES
+        self.address = -(-base // ALIGNMENT) * ALIGNMENT
+        self.nbytes = nbytes
+        self.is_ready = False
+        self.is_given_back = False
+        self.is_freed = False
+        self.poison(FRESH)
+
+    def __repr__(self):
+        return f"allocation of {self.nbytes} bytes at {self.address:#x}"
+
+    @property
+    def _start(self):
+        return self.address - self._memory.ctypes.data
+
+    def poison(self, value):
+        self._memory[self._start : self._start + self.nbytes] = value
+
+    def check(self):
+        """Breach if a guard was written, or the memory after it was freed."""
+        start, stop = self._start, self._start + self.nbytes
+        for low, high, where in ((0, start, "before"), (stop, len(self._memory), "behind")):
+            if (self._memory[low:high] != GUARD).any():
+                at = low + int(np.flatnonzero(self._memory[low:high] != GUARD)[0]) - start
+                self._memory[low:high] = GUARD
+                raise Breach(f"byte {at} was written, {where} an {self!r}")
+        if self.is_freed and (self._memory[start:stop] != FREED).any():
+            self.poison(FREED)
+            raise Breach(f"written after it was freed: {self!r}")
+
+
+class Memory:
+    """All allocations of a device."""
+
+    def __init__(self, total_nbytes):
+        self.total_nbytes = total_nbytes
+        self.live_nbytes = 0
+        self._allocations = OrderedDict()
+        self._kept_nbytes = 0
+        self._index = None
+
+    def allocate(self, nbytes):
+        if self.live_nbytes + nbytes > self.total_nbytes:
+            raise MemoryError(
+                f"{nbytes} bytes of device memory: {self.total_nbytes - self.live_nbytes} are free"
+            )
+        allocation = EmulatedAllocation(nbytes)
+        self.live_nbytes += nbytes
+        self._allocations[allocation.address] = allocation
+        self._index = None
+        return allocation
+
+    def give_back(self, allocation):
+        """The host has asked for it to be freed."""
+        if allocation.is_given_back:
+            raise Breach(f"freed twice: {allocation!r}")
+        allocation.is_given_back = True
+        self.live_nbytes -= allocation.nbytes
+
+    def freed(self, allocation):
+        """Its stream has come to the point where it is free."""
+        allocation.check()
+        allocation.is_freed = True
+        allocation.poison(FREED)
+        self._allocations.move_to_end(allocation.address)
+        self._kept_nbytes += allocation.nbytes
+        for address, oldest in list(self._allocations.items()):
+            if self._kept_nbytes <= _KEPT_NBYTES:
+                break
+            if oldest.is_freed:
+                oldest.check()
+                del self._allocations[address]
+                self._kept_nbytes -= oldest.nbytes
+                self._index = None
+
+    def live(self):
+        return [found for found in self._allocations.values() if not found.is_given_back]
+
+    def check(self):
+        for allocation in self._allocations.values():
+            allocation.check()
+
+    def check_guards(self):
+        """The same for memory that is not freed: cheap enough behind each launch."""
+        for allocation in self._allocations.values():
+            if not allocation.is_freed:
+                allocation.check()
+
+    def find(self, address):
+        """The allocation an address lies in, or None."""
+        return self._found(np.asarray([address], np.int64))[0]
+
+    def require(self, spans, what, *, running):
+        """Breach unless each span lies in one allocation that may be used now.
+
+        `running`: now is when the task runs; else it is when the host asks for it.
+        """
+        addresses = np.asarray(spans.address, np.int64)
+        ends = addresses + np.asarray(spans.nbytes, np.int64)
+        for address, end, found in zip(addresses, ends, self._found(addresses)):
+            where = f"{what}: bytes [{address:#x}, {end:#x})"
+            if found is None or end > found.address + found.nbytes:
+                raise Breach(f"{where} are not in device memory, next to {found!r}")
+            if found.is_freed or (found.is_given_back and not running):
+                raise Breach(f"{where} were used after they were freed: {found!r}")
+            if running and not found.is_ready:
+                raise Breach(f"{where} were used before their allocation had run: {found!r}")
+
+    def _found(self, addresses):
+        if self._index is None:
+            starts = sorted(self._allocations)
+            self._index = (
+                np.array(starts, np.int64),
+                [self._allocations[start] for start in starts],
+            )
+        starts, allocations = self._index
+        places = np.searchsorted(starts, addresses, "right") - 1
+        return [
+            allocations[place]
+            if place >= 0 and address <= allocations[place].address + allocations[place].nbytes
+            else None
+            for place, address in zip(places.tolist(), addresses.tolist())
+        ]

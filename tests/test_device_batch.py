@@ -1,0 +1,198 @@
+"""Sub-batches of values, recorded and run on the emulated device and on a GPU."""
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from gpustore.device import Spans
+from gpustore.device_batch import UNWRITTEN, DeviceBatch
+from tests.device_memory import bench_of, fill_runs
+from tests.emulator import host_build
+from tests.streams import encode, smooth
+
+NBYTES = 3000
+
+
+@pytest.fixture
+def bench(device):
+    with bench_of(device) as bench:
+        yield bench
+
+
+class Slot:
+    """What the backend does around a batch: one upload of values and tables, one download."""
+
+    def __init__(self, bench, encoded, rows=None):
+        self.bench = bench
+        starts = Spans.contiguous(0, [len(value) for value in encoded], 16)
+        self.values_nbytes = -(-(int(starts.address[-1]) + len(encoded[-1])) // 16) * 16
+        self.slab = bench.device.allocate_pinned(1 << 20)
+        self.arena = bench.allocate(1 << 20)
+        views = []
+        for start, value in zip(starts.address.tolist(), encoded, strict=True):
+            self.slab.view[start : start + len(value)] = value
+            views.append(self.slab.view[start : start + len(value)])
+        self.batch = DeviceBatch(
+            bench.device,
+            bench.stream,
+            np.arange(len(encoded)) if rows is None else np.asarray(rows),
+            Spans(starts.address + np.uint64(self.arena), starts.nbytes),
+            views,
+        )
+
+    def failures(self):
+        """Run the batch and tell what failed."""
+        batch, device, stream = self.batch, self.bench.device, self.bench.stream
+        tables = self.values_nbytes
+        results = tables + -(-batch.table_nbytes // 16) * 16
+        batch.write_tables(self.slab.view[tables : tables + batch.table_nbytes])
+        device.upload(self.slab, 0, self.arena, tables + batch.table_nbytes, stream)
+        batch.run(self.arena + tables, self.arena + results)
+        if batch.result_nbytes:
+            device.download(self.arena + results, self.slab, results, batch.result_nbytes, stream)
+        batch.release()
+        self.bench.wait()
+        found = batch.failures(self.slab.view[results : results + batch.result_nbytes])
+        device.free_pinned(self.slab)
+        return found
+
+
+def decoded_spans(bench, count):
+    return Spans.contiguous(bench.allocate(count * NBYTES), [NBYTES] * count)
+
+
+def checksummed(data):
+    return data + google_crc32c.value(data).to_bytes(4, "little")
+
+
+def record_chain(batch, codec, dst):
+    """What the codecs of a chain ``[..., codec, crc32c]`` record."""
+    expected = np.array([int.from_bytes(value[-4:], "little") for value in batch.encoded], "u4")
+    batch.narrow(0, 4)
+    batch.crc32c(batch.values, expected)
+    batch.decompress(codec, batch.values, dst)
+    batch.values, batch.encoded = dst, None
+
+
+def test_checksums_and_streams_are_checked_and_decoded_together(bench):
+    values = [smooth(NBYTES, i) for i in range(5)]
+    slot = Slot(bench, [checksummed(encode("zstd", value)) for value in values])
+    dst = decoded_spans(bench, 5)
+    record_chain(slot.batch, "zstd", dst)
+    assert slot.batch.launches == 2
+    assert slot.failures() == {}
+    assert bench.get(int(dst.address[0]), 5 * NBYTES) == b"".join(values)
+    assert slot.batch.values is dst
+
+
+def test_failures_are_told_by_row_and_with_the_first_reason(bench):
+    encoded = [checksummed(encode("lz4", smooth(NBYTES, i))) for i in range(4)]
+    encoded[1] = checksummed(encode("lz4", smooth(NBYTES + 1)))
+    encoded[2] = checksummed(encode("lz4", smooth(NBYTES - 1)))
+    encoded[3] = encoded[3][:-1] + bytes([encoded[3][-1] ^ 1])
+    slot = Slot(bench, encoded, rows=[10, 20, 30, 40])
+    record_chain(slot.batch, "lz4", decoded_spans(bench, 4))
+    failed = slot.failures()
+    assert sorted(failed) == [20, 30, 40]
+    assert failed[20].startswith("lz4: cannot be decompressed")
+    assert failed[30] == f"lz4: decodes to {NBYTES - 1} bytes, expected {NBYTES}"
+    assert failed[40].startswith("crc32c: checksum is 0x")
+
+
+def test_streams_of_one_row_fail_as_that_row(bench):
+    parts = [encode("lz4", smooth(100, i)) for i in range(6)]
+    parts[3] = parts[3][:-5]
+    slot = Slot(bench, [b"".join(parts)], rows=[7])
+    start = int(slot.batch.values.address[0])
+    src = Spans.contiguous(start, [len(part) for part in parts])
+    dst = Spans.contiguous(bench.allocate(600), [100] * 6)
+    slot.batch.decompress("lz4", src, dst, np.full(6, 7))
+    assert list(slot.failures()) == [7]
+
+
+def test_refused_values_are_left_to_the_host(bench):
+    values = [smooth(NBYTES, i) for i in range(4)]
+    slot = Slot(bench, [encode("zstd", value) for value in values], rows=[3, 5, 7, 9])
+    batch = slot.batch
+    batch.refuse({})
+    batch.refuse({0: "two frames", 2: "a dictionary"})
+    assert batch.refused == {3: "two frames", 7: "a dictionary"}
+    assert batch.rows.tolist() == [5, 9]
+    assert len(batch) == len(batch.values) == len(batch.encoded) == 2
+    dst = decoded_spans(bench, 2)
+    batch.decompress("zstd", batch.values, dst)
+    assert slot.failures() == {}
+    assert bench.get(int(dst.address[0]), 2 * NBYTES) == values[1] + values[3]
+
+
+def test_a_batch_without_values_asks_for_nothing(bench):
+    slot = Slot(bench, [b"x"])
+    slot.batch.refuse({0: "odd"})
+    nothing = Spans.contiguous(0, [])
+    slot.batch.decompress("zstd", slot.batch.values, nothing)
+    slot.batch.crc32c(slot.batch.values, np.zeros(0, "u4"))
+    slot.batch.launch("fill", "gs::fill_strided<gs::u8, 1>", 0, [])
+    assert (slot.batch.launches, slot.batch.table_nbytes, slot.batch.result_nbytes) == (0, 0, 0)
+    assert slot.failures() == {}
+
+
+def test_launches_do_not_grow_with_the_values(bench):
+    counts = []
+    for count in (1, 50):
+        slot = Slot(bench, [checksummed(encode("lz4", smooth(NBYTES, 1)))] * count)
+        record_chain(slot.batch, "lz4", decoded_spans(bench, count))
+        counts.append(slot.batch.launches)
+        assert slot.failures() == {}
+    assert counts == [2, 2]
+
+
+def test_kernels_get_the_addresses_of_tables_and_results(bench):
+    if host_build.COMPILER is None and bench.device.name == "emulated":
+        pytest.skip("no g++ on this machine: kernels cannot be compiled for the host")
+    slot = Slot(bench, [b"unused"])
+    batch = slot.batch
+    seen = []
+    out = batch.scratch(100)
+    batch.table(np.arange(3, dtype=np.uint8))  # Of odd length: the next one is aligned.
+    runs, blocks = fill_runs([out], 100, 1)
+    table = batch.table(runs)
+    untouched = batch.result(5, lambda found: seen.append(found.tolist()) or [(4, "never written")])
+    arguments = [table, np.uint32(1), np.array([9], np.uint8)]
+    batch.launch("fill", "gs::fill_strided<gs::u8, 1>", blocks, arguments)
+    copied = bench.device.allocate_pinned(100)
+
+    assert table.offset % 16 == untouched.offset % 16 == 0
+    tables = slot.values_nbytes
+    batch.write_tables(slot.slab.view[tables : tables + batch.table_nbytes])
+    bench.device.upload(slot.slab, 0, slot.arena, tables + batch.table_nbytes, bench.stream)
+    batch.run(slot.arena + tables, slot.arena + 4096)
+    bench.device.download(out, copied, 0, 100, bench.stream)
+    bench.device.download(slot.arena + 4096, slot.slab, 4096, 5, bench.stream)
+    batch.release()
+    batch.release()
+    bench.wait()
+    assert bytes(copied.view) == b"\x09" * 100
+    assert batch.failures(slot.slab.view[4096:4101]) == {4: "never written"}
+    assert seen == [[UNWRITTEN] * 5]
+    bench.device.free_pinned(copied)
+    bench.device.free_pinned(slot.slab)
+
+
+def test_what_was_never_written_is_no_success(bench):
+    """A codec call that does nothing at all must not look like one that decoded everything."""
+    slot = Slot(bench, [encode("lz4", smooth(NBYTES))])
+    batch = slot.batch
+    batch.decompress("lz4", batch.values, decoded_spans(bench, 1))
+    batch.crc32c(batch.values, np.zeros(1, "u4"))
+    unwritten = np.full(batch.result_nbytes, UNWRITTEN, np.uint8)
+    assert batch.failures(unwritten.data) == {0: "lz4: unknown status (-1)"}
+    bench.device.free_pinned(slot.slab)
+
+
+def test_too_little_memory_for_scratch_is_a_memory_error(bench):
+    slot = Slot(bench, [encode("zstd", smooth(NBYTES))])
+    too_many = bench.device.memory().total_nbytes
+    with pytest.raises(MemoryError):
+        slot.batch.scratch(too_many + 1)
+    slot.batch.release()
+    bench.device.free_pinned(slot.slab)
