@@ -17,7 +17,7 @@ namespace gs {
 template <class T, int R>
 __global__ void __launch_bounds__(THREADS_PER_BLOCK)
     fill_strided(const Run<R>* runs, u32 count, T pattern) {
-  const Run<R>& run = run_of_tile<R>(runs, count, blockIdx.x);
+  const Run<R>& run = owner_of(runs, count, blockIdx.x);
   const u32 tile = blockIdx.x - run.first_tile;
   char* dst = (char*)run.dst;
 #pragma unroll

@@ -4,12 +4,20 @@
 // it includes nothing: NVRTC has no C or C++ standard headers.
 #pragma once
 
+// A static array in shared memory. The host build has its own.
+#ifndef GS_SHARED
+#define GS_SHARED(T, name, n) __shared__ T name[n]
+#endif
+
 namespace gs {
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
 typedef long long i64;
 typedef uint4 u128;  // CUDA's vector type: 16-byte loads and stores exist for it, not for own structs
 
@@ -21,20 +29,21 @@ constexpr u32 THREADS_PER_BLOCK = 256;
 constexpr u32 ITEMS_PER_THREAD = 4;
 constexpr u32 ITEMS_PER_TILE = THREADS_PER_BLOCK * ITEMS_PER_THREAD;
 
-// One dimension of a strided run. Offsets in bytes, signed; `magic` and `shift` replace a division
-// by `extent` (see quotient) and are computed on the host.
+// One dimension of a run. Offsets in bytes, signed; `magic` and `shift` replace a division by
+// `extent` (see quotient) and are computed on the host. In copy_indexed, `indexed` says which sides
+// have a list of offsets (1: src, 2: dst); the stride of such a side is the place of its list.
 struct Dim {
   u32 extent;
   u32 magic;
   u32 shift;
-  u32 reserved;
+  u32 indexed;
   i64 src_stride;
   i64 dst_stride;
 };
 
-// One strided run of at most 2^31 - 1 items: `dim[R - 1]` varies fastest. Unused dimensions have
-// extent 1. `first_tile` is the number of tiles of all earlier descriptors of the batch, so that
-// one launch serves a batch of any length.
+// One run of fewer than 2^31 items: `dim[R - 1]` varies fastest. Unused dimensions have extent 1.
+// `first_tile` is the number of tiles of all earlier descriptors of the batch, so that one launch
+// serves a batch of any length.
 template <int R>
 struct Run {
   u64 src;
@@ -50,9 +59,9 @@ struct Offsets {
   i64 dst;
 };
 
-// dividend / extent for dividend < 2^31.
-__device__ __forceinline__ u32 quotient(u32 dividend, const Dim& dim) {
-  return dim.extent == 1 ? dividend : __umulhi(dividend, dim.magic) >> dim.shift;
+// dividend / divisor for dividend < 2^31.
+__device__ __forceinline__ u32 quotient(u32 dividend, u32 divisor, u32 magic, u32 shift) {
+  return divisor == 1 ? dividend : __umulhi(dividend, magic) >> shift;
 }
 
 // Byte offsets of item number `item` of the run.
@@ -61,10 +70,11 @@ __device__ __forceinline__ Offsets offsets_of(const Run<R>& run, u32 item) {
   Offsets sum = {0, 0};
 #pragma unroll
   for (int k = R - 1; k > 0; k--) {
-    const u32 rest = quotient(item, run.dim[k]);
-    const i64 index = item - rest * run.dim[k].extent;
-    sum.src += index * run.dim[k].src_stride;
-    sum.dst += index * run.dim[k].dst_stride;
+    const Dim& dim = run.dim[k];
+    const u32 rest = quotient(item, dim.extent, dim.magic, dim.shift);
+    const i64 index = item - rest * dim.extent;
+    sum.src += index * dim.src_stride;
+    sum.dst += index * dim.dst_stride;
     item = rest;
   }
   sum.src += (i64)item * run.dim[0].src_stride;
@@ -72,20 +82,38 @@ __device__ __forceinline__ Offsets offsets_of(const Run<R>& run, u32 item) {
   return sum;
 }
 
-// The run that owns tile number `tile`: the last one whose first_tile is not larger.
-template <int R>
-__device__ __forceinline__ const Run<R>& run_of_tile(const Run<R>* runs, u32 count, u32 tile) {
+// The descriptor that owns tile number `tile`: the last one whose first_tile is not larger.
+template <class D>
+__device__ __forceinline__ const D& owner_of(const D* descriptors, u32 count, u32 tile) {
   u32 low = 0;
   u32 high = count;
   while (high - low > 1) {
     const u32 middle = low + (high - low) / 2;
-    if (runs[middle].first_tile <= tile) {
+    if (descriptors[middle].first_tile <= tile) {
       low = middle;
     } else {
       high = middle;
     }
   }
-  return runs[low];
+  return descriptors[low];
+}
+
+// The bytes of each unit of 1, 2, 4 or 8 bytes in opposite order. `unit` is at most sizeof(T).
+__device__ __forceinline__ u8 swapped(u8 item, u32) { return item; }
+__device__ __forceinline__ u16 swapped(u16 item, u32 unit) {
+  return unit == 1 ? item : (u16)__byte_perm(item, 0, 0x4401);
+}
+__device__ __forceinline__ u32 swapped(u32 item, u32 unit) {
+  return unit == 1 ? item : __byte_perm(item, 0, unit == 2 ? 0x2301 : 0x0123);
+}
+__device__ __forceinline__ u64 swapped(u64 item, u32 unit) {
+  const u64 low = swapped((u32)item, unit), high = swapped((u32)(item >> 32), unit);
+  return unit == 8 ? low << 32 | high : high << 32 | low;
+}
+__device__ __forceinline__ u128 swapped(u128 item, u32 unit) {
+  const u32 x = swapped(item.x, unit), y = swapped(item.y, unit);
+  const u32 z = swapped(item.z, unit), w = swapped(item.w, unit);
+  return unit == 8 ? u128{y, x, w, z} : u128{x, y, z, w};
 }
 
 }  // namespace gs

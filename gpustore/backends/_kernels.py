@@ -17,87 +17,53 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
+from gpustore.backends._descriptor import layouts
 
-__all__ = [
-    "DIM",
-    "INSTANCES",
-    "ITEMS_PER_TILE",
-    "THREADS_PER_BLOCK",
-    "division",
-    "folder",
-    "run_dtype",
-    "source",
-]
+__all__ = ["INSTANCES", "OPTIONS", "THREADS_PER_BLOCK", "folder", "rank_for", "source"]
 
 HEADER = "gs_common.cuh"
-THREADS_PER_BLOCK = 256
-ITEMS_PER_TILE = 4 * THREADS_PER_BLOCK
 
-_WIDTHS = ("u8", "u16", "u32", "u64", "u128")
-_RANKS = (1, 2, 4, 8, 32)
+THREADS_PER_BLOCK = 256
+"""Of every launch."""
+
+OPTIONS = ("--std=c++17",)
+"""Given to the compiler, besides what CuPy adds."""
+
+WIDTHS = {1: "gs::u8", 2: "gs::u16", 4: "gs::u32", 8: "gs::u64", 16: "gs::u128"}
+"""Types that items are copied as, by bytes."""
+
+RANKS = (1, 2, 3, 4, 8, 32)
+_TILED_RANKS = (2, 3, 4, 8, 32)
+_INDEXED_RANKS = (2, 4, 32)
+
+
+def _expressions(kernel: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"gs::{kernel}<{width}, {rank}>" for width in WIDTHS.values() for rank in ranks)
+
 
 INSTANCES: dict[str, tuple[str, ...]] = {
-    "fill": tuple(f"gs::fill_strided<gs::{width}, {rank}>" for width in _WIDTHS for rank in _RANKS),
+    "copy": (
+        *_expressions("copy_strided", RANKS),
+        *_expressions("copy_tiled", _TILED_RANKS),
+        *_expressions("copy_indexed", _INDEXED_RANKS),
+    ),
+    "fill": _expressions("fill_strided", RANKS),
+    "stream": ("gs::copy_stream",),
 }
-"""Every kernel instance that exists, as C++ name expressions, by family."""
+"""Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""
 
-DIM = np.dtype(
-    [
-        ("extent", np.uint32),
-        ("magic", np.uint32),
-        ("shift", np.uint32),
-        ("reserved", np.uint32),
-        ("src_stride", np.int64),
-        ("dst_stride", np.int64),
-    ]
-)
-"""Layout of ``gs::Dim``; strides in bytes."""
+_OF_KERNEL = {"copy_tiled": _TILED_RANKS, "copy_indexed": _INDEXED_RANKS}
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]*)[">][^\n]*$', re.MULTILINE)
 
 
-def run_dtype(rank: int) -> np.dtype[np.void]:
-    """Layout of ``gs::Run<rank>``, one strided run of items.
+def rank_for(kernel: str, rank: int) -> int:
+    """The smallest rank that a kernel is compiled for and that `rank` dimensions fit in.
 
-    >>> run_dtype(2).itemsize
-    96
+    >>> rank_for("copy_strided", 5)
+    8
     """
-    return np.dtype(
-        [
-            ("src", np.uint64),
-            ("dst", np.uint64),
-            ("items", np.uint32),
-            ("first_tile", np.uint32),
-            ("reserved", np.uint32, (2,)),
-            ("dim", DIM, (rank,)),
-        ]
-    )
-
-
-def division(extent: int) -> tuple[int, int]:
-    """Magic number and shift that divide by `extent` in the kernels.
-
-    Returns ``(magic, shift)`` such that ``(a * magic >> 32) >> shift == a // extent`` for all
-    ``0 <= a < 2**31``. For an extent of 1, which the kernels do not divide by, ``(0, 0)``.
-
-    Parameters
-    ----------
-    extent : int
-        Between 1 and 2**31 - 1.
-
-    Source: Granlund and Montgomery, Division by invariant integers using multiplication, 1994,
-    theorem 4.2 with N = 31.
-
-    >>> magic, shift = division(7)
-    >>> (1_000_000 * magic >> 32) >> shift == 1_000_000 // 7
-    True
-    """
-    if extent == 1:
-        return 0, 0
-    shift = (extent - 1).bit_length() - 1
-    magic = -(-(1 << (32 + shift)) // extent)
-    return magic, shift
+    return next(r for r in _OF_KERNEL.get(kernel, RANKS) if r >= rank)
 
 
 def folder() -> Path:
@@ -143,18 +109,20 @@ def source(family: str) -> str:
             f'#line 1 "{path.name}"\n{text[: include.start()]}',
             f'#line 1 "{HEADER}"\n{header}',
             f'#line {line} "{path.name}"{text[include.end() :]}',
-            f'#line 1 "layout"\n{_layout_asserts()}',
+            f'#line 1 "layout"\n{_layout_asserts(header + text)}',
         ]
     )
 
 
-def _layout_asserts() -> str:
+def _layout_asserts(text: str) -> str:
     """C++ statements that fail to compile if a descriptor differs from its NumPy dtype."""
     lines: list[str] = []
-    for name, layout in (("gs::Dim", DIM), ("gs::Run<3>", run_dtype(3))):
+    for name, layout in layouts().items():
+        if not re.search(rf"\bstruct {re.escape(name.partition('<')[0])}\b", text):
+            continue  # Another family's.
+        name = f"gs::{name}"
         lines.append(f'static_assert(sizeof({name}) == {layout.itemsize}, "size of {name}");')
-        for field in layout.names or ():
-            part, offset = layout.fields[field][:2] if layout.fields else (layout, 0)
+        for field, (part, offset, *_) in (layout.fields or {}).items():
             lines.append(
                 f"static_assert(__builtin_offsetof({name}, {field}) == {offset} && "
                 f'sizeof((({name}*)0)->{field}) == {part.itemsize}, "{name}.{field}");'

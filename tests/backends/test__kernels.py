@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from gpustore.backends import _kernels
@@ -24,9 +23,22 @@ def test_source_is_complete_in_itself(family):
     assert "#include" not in text
     assert "#pragma once" not in text
     for expression in _kernels.INSTANCES[family]:
-        name = re.fullmatch(r"gs::(\w+)<.*>", expression)[1]
+        name = re.fullmatch(r"gs::(\w+)(<.*>)?", expression)[1]
         assert f" {name}(" in text
-    assert "static_assert(__builtin_offsetof(gs::Dim, dst_stride) == 24" in text
+
+
+@pytest.mark.parametrize("struct", ["Dim", "Run<3>", "ByteRange"])
+def test_layouts_are_asserted_where_the_struct_is(struct):
+    texts = [_kernels.source(family) for family in _kernels.INSTANCES]
+    declared = [f"struct {struct.partition('<')[0]} " in text for text in texts]
+    asserted = [f"static_assert(sizeof(gs::{struct})" in text for text in texts]
+    assert any(declared)
+    assert declared == asserted
+
+
+def test_rank_for_is_the_smallest_that_is_compiled():
+    assert [_kernels.rank_for("copy_tiled", n) for n in (2, 5, 9)] == [2, 8, 32]
+    assert [_kernels.rank_for("fill_strided", n) for n in (1, 5, 32)] == [1, 8, 32]
 
 
 @pytest.mark.parametrize("family", _kernels.INSTANCES)
@@ -63,19 +75,3 @@ def test_source_refuses_a_foreign_header(tmp_path, monkeypatch):
     monkeypatch.setattr(_kernels, "folder", lambda: tmp_path)
     with pytest.raises(ValueError, match=r"expected exactly one include.*cstdint"):
         _kernels.source("fill")
-
-
-def test_division_is_exact():
-    rng = np.random.default_rng(0)
-    extents = [2, 3, 5, 7, 255, 256, 257, 641, 65535, 65536, 65537, 2**30 - 1, 2**30, 2**31 - 1]
-    for extent in [*extents, *(int(e) for e in rng.integers(2, 2**31, 200))]:
-        magic, shift = _kernels.division(extent)
-        assert 0 < magic < 2**32
-        assert 0 <= shift < 32
-        multiples = np.arange(1, 50, dtype=np.uint64) * np.uint64(extent)
-        edges = np.concatenate([multiples - 1, multiples, multiples + 1])
-        random = rng.integers(0, 2**31, 200, dtype=np.uint64)
-        last = np.array([0, 2**31 - 1], np.uint64)
-        dividend = np.concatenate([edges[edges < 2**31], random, last])
-        got = (dividend * np.uint64(magic) >> np.uint64(32)) >> np.uint64(shift)
-        assert (got == dividend // np.uint64(extent)).all()

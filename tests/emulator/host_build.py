@@ -1,56 +1,140 @@
-"""Compiles a kernel family for the host with g++ and launches its instances.
+"""Compiles kernel families for the host with g++ and launches their instances.
 
-It proves indexing, descriptors and values of the kernels. It says nothing about speed, alignment
+It proves indexing, descriptors, barriers and values of the kernels. It says nothing about speed
 or what NVRTC accepts.
+
+``KERNEL_SANITIZER`` in the environment is ``address`` (with undefined behaviour) or ``thread``; the
+sanitizer's library must then be preloaded (`preload`), because Python itself is built without.
+Libraries are kept in the folder for temporary files under the hash of all that makes them.
 """
 
 import ctypes
+import functools
+import hashlib
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+
+import numpy as np
 
 from gpustore.backends import _kernels
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
+SANITIZER = os.environ.get("KERNEL_SANITIZER", "")
+ORDERS = ("forward", "backward", "shuffled")
 
-# -O1 compiles twice as fast as -O2 and the data are small.
-_FLAGS = ["-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fvisibility=hidden", "-shared", "-fPIC"]
+_FLAGS = ["-std=gnu++17", "-fno-strict-aliasing", "-fvisibility=hidden", "-shared", "-fPIC"]
 _WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
+_MODES = {
+    "": ["-O1"],
+    "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-g", "-fsanitize=thread"],
+}
+
+
+class LaunchError(Exception):
+    """A launch that CUDA promises nothing about: divergent barriers, wrong masks, an empty grid."""
+
+
+def preload(sanitizer):
+    """Path of the library that must be preloaded into Python for a sanitizer."""
+    name = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer]
+    command = [COMPILER, f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def text(source, expressions):
+    """A C++ file that runs these instances of a kernel source."""
+    parts = ['#include "cuda_on_host.h"', source]
+    for number, expression in enumerate(expressions):
+        parts.append(
+            'extern "C" __attribute__((visibility("default"))) int '
+            f"launch_{number}(unsigned blocks, unsigned threads, int order, void** arguments, "
+            "char* error, unsigned long nbytes) "
+            f"{{ return host::launch(&{expression}, blocks, threads, (host::Order)order, "
+            "arguments, error, nbytes); }"
+            '\nextern "C" __attribute__((visibility("default"))) unsigned '
+            f"parameters_{number}(unsigned* sizes) "
+            f"{{ return host::parameter_sizes(&{expression}, sizes); }}"
+        )
+    return "\n".join(parts) + "\n"
+
+
+@functools.cache
+def _compiler_version():
+    command = [COMPILER, "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def build(name, content, sanitizer=SANITIZER):
+    """Compile a C++ text to a shared library, unless it was compiled before."""
+    flags = [*_FLAGS, *_WARNINGS, *_MODES[sanitizer]]
+    shim = (HERE / "cuda_on_host.h").read_text(encoding="utf-8")
+    key = "\0".join([content, shim, _compiler_version(), *flags])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:20]
+    folder = Path(tempfile.gettempdir()) / f"gpustore-kernels-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    assert folder.stat().st_uid == os.getuid(), f"{folder} is another user's"
+    library = folder / f"{name}-{digest}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            file, made = Path(scratch) / f"{name}.cpp", Path(scratch) / "made.so"
+            file.write_text(content, encoding="utf-8")
+            command = [COMPILER, *flags, f"-I{HERE}", str(file), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            made.rename(library)
+    return library
 
 
 class HostModule:
-    """All instances of one family, compiled; the counterpart of a loaded CUDA module."""
+    """Instances of one kernel source, compiled; the counterpart of a loaded CUDA module."""
 
-    def __init__(self, family, build_folder):
-        self.expressions = _kernels.INSTANCES[family]
-        text = build_folder / f"{family}.cpp"
-        library = build_folder / f"{family}.so"
-        text.write_text(self._text(family), encoding="utf-8")
-        command = [COMPILER, *_FLAGS, *_WARNINGS, f"-I{HERE}", str(text), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, name, source, expressions, sanitizer=SANITIZER):
+        self._numbers = {expression: i for i, expression in enumerate(expressions)}
+        self._library = ctypes.CDLL(str(build(name, text(source, expressions), sanitizer)))
 
-    def _text(self, family):
-        parts = ['#include "cuda_on_host.h"', _kernels.source(family)]
-        parts += [
-            f'extern "C" __attribute__((visibility("default"))) void launch_{number}('
-            "unsigned blocks, unsigned threads, bool backwards, void** arguments) "
-            f"{{ host::launch(&{expression}, blocks, threads, backwards, arguments); }}"
-            for number, expression in enumerate(self.expressions)
-        ]
-        return "\n".join(parts)
+    def launch(self, expression, blocks, arguments, *, order="forward", threads=None):
+        """Run one instance.
 
-    def launch(self, expression, blocks, arguments, *, backwards=False):
-        """Run one instance; `arguments` are ctypes values or arrays, in the kernel's order."""
-        function = getattr(self._library, f"launch_{self.expressions.index(expression)}")
-        pointers = (ctypes.c_void_p * len(arguments))(
-            *(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments)
-        )
-        function(
+        Parameters
+        ----------
+        arguments : sequence of numpy.generic or ndarray
+            In the kernel's order, by value: a scalar, the bytes of an item, a uint64 address.
+        order : str
+            One of :data:`ORDERS`.
+        threads : int, optional
+            Of a block; those of the package's kernels if not given.
+
+        Raises
+        ------
+        LaunchError
+            See ``cuda_on_host.h``.
+        """
+        number = self._numbers[expression]
+        sizes = (ctypes.c_uint * 16)()
+        count = getattr(self._library, f"parameters_{number}")(sizes)
+        values = [np.ascontiguousarray(argument) for argument in arguments]
+        found = [value.nbytes for value in values]
+        assert found == sizes[:count], f"{expression} takes {sizes[:count]} bytes, got {found}"
+        pointers = (ctypes.c_void_p * count)(*(value.ctypes.data for value in values))
+        error = ctypes.create_string_buffer(512)
+        failed = getattr(self._library, f"launch_{number}")(
             ctypes.c_uint(blocks),
-            ctypes.c_uint(_kernels.THREADS_PER_BLOCK),
-            ctypes.c_bool(backwards),
+            ctypes.c_uint(threads or _kernels.THREADS_PER_BLOCK),
+            ctypes.c_int(ORDERS.index(order)),
             pointers,
+            error,
+            ctypes.c_ulong(len(error)),
         )
+        if failed:
+            raise LaunchError(error.value.decode())
+
+
+@functools.cache
+def load(family):
+    """All instances of one family of the package."""
+    return HostModule(family, _kernels.source(family), _kernels.INSTANCES[family])

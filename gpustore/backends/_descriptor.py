@@ -1,0 +1,147 @@
+"""Tables that kernels read: their layout, their division by multiplication, a launch of one.
+
+The NumPy dtypes here and the structs in ``kernels/`` describe the same bytes;
+:func:`gpustore.backends._kernels.source` ends each compile with static asserts made from
+:func:`layouts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.errors import LimitError
+
+__all__ = [
+    "BYTE_RANGE",
+    "DIM",
+    "ITEMS_PER_TILE",
+    "MAX_ITEMS",
+    "KernelLaunch",
+    "division",
+    "first_tiles",
+    "layouts",
+    "run_dtype",
+]
+
+ITEMS_PER_TILE = 1024
+"""Items that one block handles, in kernels that go item by item."""
+
+MAX_ITEMS = 2**31 - 1
+"""Most items of one run: what :func:`division` divides."""
+
+DIM = np.dtype(
+    [
+        ("extent", np.uint32),
+        ("magic", np.uint32),
+        ("shift", np.uint32),
+        ("indexed", np.uint32),
+        ("src_stride", np.int64),
+        ("dst_stride", np.int64),
+    ]
+)
+"""Layout of ``gs::Dim``; strides in bytes."""
+
+BYTE_RANGE = np.dtype(
+    [
+        ("src", np.uint64),
+        ("dst", np.uint64),
+        ("nbytes", np.uint64),
+        ("first_tile", np.uint32),
+        ("reserved", np.uint32),
+    ]
+)
+"""Layout of ``gs::ByteRange``."""
+
+
+def run_dtype(rank: int) -> np.dtype[np.void]:
+    """Layout of ``gs::Run<rank>``, one run of items.
+
+    >>> run_dtype(2).itemsize
+    96
+    """
+    return np.dtype(
+        [
+            ("src", np.uint64),
+            ("dst", np.uint64),
+            ("items", np.uint32),
+            ("first_tile", np.uint32),
+            ("reserved", np.uint32, (2,)),
+            ("dim", DIM, (rank,)),
+        ]
+    )
+
+
+def layouts() -> dict[str, np.dtype[np.void]]:
+    """The dtype of each struct of ``kernels/`` that the host writes, by its C++ name."""
+    return {"Dim": DIM, "Run<3>": run_dtype(3), "ByteRange": BYTE_RANGE}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One launch of one kernel instance, for a batch of any length.
+
+    Attributes
+    ----------
+    family, expression : str
+        As in :data:`gpustore.backends._kernels.INSTANCES`.
+    blocks : int
+    table : ndarray
+        Descriptors, to be uploaded to a multiple of 16 bytes. Their address and their number
+        (uint32) are the first two arguments of the kernel.
+    arguments : tuple of numpy.generic or ndarray
+        The arguments behind these two, by value.
+    offsets : ndarray of int64, optional
+        A second table to be uploaded to a multiple of 8 bytes: its address is the last argument.
+    """
+
+    family: str
+    expression: str
+    blocks: int
+    table: NDArray[np.void]
+    arguments: tuple[np.generic | NDArray[np.uint8], ...] = ()
+    offsets: NDArray[np.int64] | None = None
+
+
+def division(extent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Magic numbers and shifts that divide by `extent` in the kernels.
+
+    Returns ``(magic, shift)`` such that ``(a * magic >> 32) >> shift == a // extent`` for all
+    ``0 <= a < 2**31``. For an extent of 1, which the kernels do not divide by, ``(0, 0)``.
+
+    Parameters
+    ----------
+    extent : ndarray of int64
+        Each between 1 and 2**31 - 1.
+
+    Source: Granlund and Montgomery, Division by invariant integers using multiplication, 1994,
+    theorem 4.2 with N = 31.
+
+    >>> magic, shift = division(np.array([7]))
+    >>> int((1_000_000 * magic[0] >> 32) >> shift[0]) == 1_000_000 // 7
+    True
+    """
+    divides = extent > 1
+    # The exponent of extent - 1 is its number of bits, exactly: it is far below 2**53.
+    bits: NDArray[Any] = np.frexp((extent - 1).astype(np.float64))[1]
+    shift = np.where(divides, bits - 1, 0).astype(np.int64)
+    magic = np.where(divides, -(-(1 << (32 + shift)) // extent), 0)
+    return magic, shift
+
+
+def first_tiles(tiles: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """The column ``first_tile`` of descriptors with so many tiles each, and the number of blocks.
+
+    Raises
+    ------
+    LimitError
+        If one launch cannot have so many blocks.
+    """
+    ends = np.cumsum(tiles)
+    blocks = int(ends[-1])
+    if blocks > MAX_ITEMS:
+        raise LimitError(f"A launch of {blocks} blocks, at most {MAX_ITEMS} are possible")
+    return ends - tiles, blocks

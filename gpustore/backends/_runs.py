@@ -1,0 +1,386 @@
+"""Copies and fills of strided places, brought into the few forms that kernels know.
+
+A row is one rectangle of elements: where it starts in two memories, how many elements each
+dimension has, how far they are apart. :func:`copy_launches` turns the rows of a whole plan window
+into launches whose number does not depend on the number of rows. All steps work on columns:
+
+1. Dimensions with negative strides in dst are turned round, then sorted by their distance in
+   dst, the nearest last. The bytes of an element are the innermost dimension.
+2. For each row, dimensions of extent 1 are dropped, and what follows itself without a gap on
+   both sides is merged. Order, fields, steps and edges have vanished after this.
+3. The widest item of 1 to 16 bytes is chosen that divides the innermost run, all distances and
+   both addresses. Where elements whose bytes are swapped do not lie so, bytes are copied one by
+   one, backwards.
+4. Rows of 2**31 items or more are cut.
+5. Rows that the same kernel instance can do are one launch.
+
+Nothing here knows a device: addresses are numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpustore.backends._descriptor import (
+    ITEMS_PER_TILE,
+    MAX_ITEMS,
+    KernelLaunch,
+    division,
+    first_tiles,
+    run_dtype,
+)
+from gpustore.backends._kernels import WIDTHS, rank_for
+
+__all__ = ["Rows", "copy_launches", "fill_launches", "repeated"]
+
+Integers = NDArray[np.int64]
+
+_MAX_WIDTH = 16
+_TILED_EXTENT = 8
+"""Fewer neighbours than this are not worth a tile; not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rectangles of elements in two memories.
+
+    Attributes
+    ----------
+    src, dst : integers, shape (n,)
+        Address of the element of index zero of each row, in bytes.
+    count : integers, shape (rank, n)
+        Elements of each row along each dimension. Rows without elements are left out.
+    src_stride, dst_stride : integers, shape (rank,) or (rank, n)
+        Bytes between neighbours. A src stride may be 0, a dst stride only along one element.
+    """
+
+    src: ArrayLike
+    dst: ArrayLike
+    count: ArrayLike
+    src_stride: ArrayLike
+    dst_stride: ArrayLike
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Rows on their way; axis 0 of what has two counts dimensions, the innermost first."""
+
+    src: Integers
+    dst: Integers
+    extent: Integers
+    src_stride: Integers
+    dst_stride: Integers
+    indexed: Integers
+
+    def take(self, rows: NDArray[Any]) -> _Runs:
+        return _Runs(
+            self.src[rows],
+            self.dst[rows],
+            self.extent[:, rows],
+            self.src_stride[:, rows],
+            self.dst_stride[:, rows],
+            self.indexed[:, rows],
+        )
+
+    def items(self) -> Integers:
+        # Exact below 2**53, and what is larger is cut until it is not.
+        product: NDArray[np.float64] = np.prod(self.extent.astype(np.float64), axis=0)
+        items: Integers = np.minimum(product, 2.0**62).astype(np.int64)
+        return items
+
+
+def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLaunch]:
+    """Launches that copy all elements of all rows.
+
+    Parameters
+    ----------
+    rows : Rows
+        No byte of dst belongs to two elements, and none to src.
+    itemsize : int
+        Bytes of an element.
+    unit : int
+        Bytes whose order is reversed, each unit of an element by itself: 2, 4 or 8, and
+        `itemsize` a multiple of it. 1: bytes are copied as they are.
+
+    Raises
+    ------
+    ValueError
+        If elements of dst lie on each other (a stride of 0), or `unit` does not fit.
+    LimitError
+        If a launch would have 2**31 blocks or more.
+    """
+    if unit not in (1, 2, 4, 8) or itemsize % unit:
+        raise ValueError(f"elements of {itemsize} bytes cannot be swapped by {unit} bytes")
+    runs = _merged(_columns(rows), itemsize)
+    width = _width(runs, runs.extent[0])
+    width[width < unit] = 1
+    launches = []
+    for size in _MAX_WIDTH, 8, 4, 2, 1:
+        chosen = width == size
+        if not chosen.any():
+            continue
+        part = runs.take(chosen)
+        swapped = unit
+        if size < unit:
+            part = _reversed_bytes(part, unit)
+            swapped = 1
+        else:
+            part.extent[0] //= size
+            part.src_stride[0] = part.dst_stride[0] = size
+        part = _packed(_cut(part))
+        tiled = _is_tiled(part, size)
+        for kernel, mask in (("copy_tiled", tiled), ("copy_strided", ~tiled)):
+            if mask.any():
+                launches.append(
+                    _launch("copy", kernel, part.take(mask), size, (np.uint32(swapped),))
+                )
+    return launches
+
+
+def fill_launches(
+    dst: ArrayLike, count: ArrayLike, dst_stride: ArrayLike, pattern: bytes
+) -> list[KernelLaunch]:
+    """Launches that write `pattern` to all elements of all rows.
+
+    Parameters
+    ----------
+    dst, count, dst_stride
+        As in :class:`Rows`.
+    pattern : bytes
+        One element. Its :func:`repeated` part has 1, 2, 4, 8 or 16 bytes; others are copied from
+        device memory with a src stride of 0.
+
+    Raises
+    ------
+    ValueError
+        If `pattern` is another, or elements lie on each other (a stride of 0).
+    """
+    part_nbytes = repeated(pattern)
+    if part_nbytes not in WIDTHS:
+        raise ValueError(f"a pattern of {part_nbytes} bytes cannot be filled in")
+    # What is written lies like what is read, so it merges and widens alike.
+    runs = _merged(_columns(Rows(dst, dst, count, dst_stride, dst_stride)), len(pattern))
+    width = _width(runs, runs.extent[0])
+    launches = []
+    for size in _MAX_WIDTH, 8, 4, 2, 1:
+        chosen = width == size
+        if not chosen.any():
+            continue
+        # Narrower items than the pattern: one launch for each place in the pattern.
+        step = max(size, part_nbytes)
+        for place in range(0, step, size):
+            part = runs.take(chosen)
+            part.dst += place
+            part.extent[0] //= step
+            part.src_stride[0] = part.dst_stride[0] = step
+            item = np.frombuffer((pattern * _MAX_WIDTH)[place : place + size], np.uint8)
+            launches.append(_launch("fill", "fill_strided", _packed(_cut(part)), size, (item,)))
+    return launches
+
+
+def repeated(pattern: bytes) -> int:
+    """Bytes of the shortest beginning that `pattern` repeats.
+
+    >>> repeated(bytes(12)), repeated(b"abab"), repeated(b"abc")
+    (1, 2, 3)
+    """
+    return (pattern + pattern).index(pattern, 1)
+
+
+def _columns(rows: Rows) -> _Runs:
+    """Columns of the rows that have elements, no dst stride negative, dimensions sorted."""
+    src = np.array(rows.src, np.uint64).astype(np.int64)
+    dst = np.array(rows.dst, np.uint64).astype(np.int64)
+    count = np.asarray(rows.count, np.int64)
+    count = count.reshape(len(count), len(src))
+
+    def strides(given: ArrayLike) -> Integers:
+        column = np.asarray(given, np.int64)
+        return np.broadcast_to(column.reshape(len(count), -1 if len(count) else 1), count.shape)
+
+    src_stride, dst_stride = strides(rows.src_stride), strides(rows.dst_stride)
+    some = (count > 0).all(axis=0)
+    if not some.all():
+        src, dst, count = src[some], dst[some], count[:, some]
+        src_stride, dst_stride = src_stride[:, some], dst_stride[:, some]
+    if ((dst_stride == 0) & (count > 1)).any():
+        raise ValueError("elements of the destination lie on each other: a stride is 0")
+    back = dst_stride < 0
+    src += np.where(back, src_stride * (count - 1), 0).sum(axis=0)
+    dst += np.where(back, dst_stride * (count - 1), 0).sum(axis=0)
+    src_stride, dst_stride = (
+        np.where(back, -src_stride, src_stride),
+        np.where(back, -dst_stride, dst_stride),
+    )
+    uniform = np.ndim(rows.src_stride) == np.ndim(rows.dst_stride) == 1
+    head = slice(0, 1) if uniform else slice(None)
+    order = np.lexsort((np.abs(src_stride[:, head]), dst_stride[:, head]), axis=0)
+    if uniform and order.size:
+        at = order[:, 0]
+        count, src_stride, dst_stride = count[at], src_stride[at], dst_stride[at]
+    elif order.size:
+        count, src_stride, dst_stride = (
+            np.take_along_axis(column, order, 0) for column in (count, src_stride, dst_stride)
+        )
+    return _Runs(src, dst, count, src_stride, dst_stride, np.zeros_like(count))
+
+
+def _merged(runs: _Runs, itemsize: int) -> _Runs:
+    """The same bytes, as few dimensions as each row needs; the innermost is always of bytes."""
+    rank, n = runs.extent.shape
+    extent = np.ones((rank + 1, n), np.int64)
+    src_stride = np.zeros((rank + 1, n), np.int64)
+    dst_stride = np.zeros((rank + 1, n), np.int64)
+    extent[0], src_stride[0], dst_stride[0] = itemsize, 1, 1
+    last = np.zeros(n, np.int64)
+    every = np.arange(n)
+    for k in range(rank):
+        more = runs.extent[k] > 1
+        reach = extent[last, every]
+        follows = more & (src_stride[last, every] * reach == runs.src_stride[k])
+        follows &= dst_stride[last, every] * reach == runs.dst_stride[k]
+        last += more & ~follows
+        kept = every[more]
+        to = last[more]
+        extent[to, kept] *= runs.extent[k][more]
+        new = more & ~follows
+        src_stride[last[new], every[new]] = runs.src_stride[k][new]
+        dst_stride[last[new], every[new]] = runs.dst_stride[k][new]
+    top = int(last.max(initial=0)) + 1
+    return _Runs(
+        runs.src,
+        runs.dst,
+        extent[:top],
+        src_stride[:top],
+        dst_stride[:top],
+        np.zeros((top, n), np.int64),
+    )
+
+
+def _width(runs: _Runs, innermost: Integers) -> Integers:
+    """Bytes of the widest item that all distances of a row are multiples of."""
+    every = innermost | runs.src | runs.dst | _MAX_WIDTH
+    for k in range(1, len(runs.extent)):
+        every |= runs.src_stride[k] | runs.dst_stride[k]
+    lowest_bit: Integers = every & -every
+    return lowest_bit
+
+
+def _reversed_bytes(runs: _Runs, unit: int) -> _Runs:
+    """Each unit of the innermost dimension as single bytes, read backwards."""
+    inner = np.ones_like(runs.extent[:1])
+    return _Runs(
+        runs.src + unit - 1,
+        runs.dst,
+        np.concatenate((inner * unit, runs.extent[:1] // unit, runs.extent[1:])),
+        np.concatenate((-inner, inner * unit, runs.src_stride[1:])),
+        np.concatenate((inner, inner * unit, runs.dst_stride[1:])),
+        np.concatenate((runs.indexed, 0 * inner)),
+    )
+
+
+def _cut(runs: _Runs) -> _Runs:
+    """The same items in rows of at most :data:`MAX_ITEMS`."""
+    while True:
+        items = runs.items()
+        large = items > MAX_ITEMS
+        if not large.any():
+            return runs
+        n = len(items)
+        every = np.arange(n)
+        outer = np.argmax(np.cumsum(runs.extent > 1, axis=0), axis=0)
+        extent = runs.extent[outer, every]
+        inside = np.where(large, items // extent, 1)
+        step = np.where(large, np.maximum(MAX_ITEMS // np.maximum(inside, 1), 1), extent)
+        parts = -(-extent // step)
+        whose = np.repeat(every, parts)
+        number = np.arange(len(whose)) - np.repeat(np.cumsum(parts) - parts, parts)
+        begin = number * step[whose]
+        cut = runs.take(whose)
+        place = outer[whose], np.arange(len(whose))
+        indexed = cut.indexed[place]
+        for side, start, stride in ((1, cut.src, cut.src_stride), (2, cut.dst, cut.dst_stride)):
+            listed = (indexed & side) > 0
+            start += np.where(listed, 0, begin * stride[place])
+            stride[place] += np.where(listed, begin, 0)
+        cut.extent[place] = np.minimum(step[whose], extent[whose] - begin)
+        runs = cut
+
+
+def _packed(runs: _Runs) -> _Runs:
+    """The same rows with dimensions of extent 1 outermost, as few as the longest row has."""
+    unused = runs.extent == 1
+    order = np.argsort(unused, axis=0, kind="stable")
+    rank = max(1, int((~unused).sum(axis=0).max(initial=0)))
+    order = order[:rank]
+
+    def packed(column: Integers) -> Integers:
+        return np.take_along_axis(column, order, 0)
+
+    return _Runs(
+        runs.src,
+        runs.dst,
+        packed(runs.extent),
+        packed(runs.src_stride),
+        packed(runs.dst_stride),
+        packed(runs.indexed),
+    )
+
+
+def _is_tiled(runs: _Runs, size: int) -> NDArray[np.bool_]:
+    """Rows whose neighbours in dst are far apart in src but have near ones across.
+
+    Makes the dimension of these the second one.
+    """
+    rank, n = runs.extent.shape
+    if rank < 2:
+        return np.zeros(n, np.bool_)
+    apart = np.where(runs.extent < _TILED_EXTENT, np.iinfo(np.int64).max, np.abs(runs.src_stride))
+    nearest = np.argmin(apart, axis=0)
+    every = np.arange(n)
+    tiled: NDArray[np.bool_] = (
+        (nearest > 0) & (runs.extent[0] >= _TILED_EXTENT) & (runs.dst_stride[0] == size)
+    )
+    tiled &= apart[nearest, every] == size
+    source = np.repeat(np.arange(rank)[:, None], n, axis=1)
+    chosen = every[tiled]
+    source[1, chosen], source[nearest[tiled], chosen] = nearest[tiled], 1
+    for column in (runs.extent, runs.src_stride, runs.dst_stride):
+        column[...] = np.take_along_axis(column, source, 0)
+    return tiled
+
+
+def _launch(
+    family: str,
+    kernel: str,
+    runs: _Runs,
+    size: int,
+    arguments: tuple[np.generic | NDArray[np.uint8], ...],
+) -> KernelLaunch:
+    used, n = runs.extent.shape
+    tile = 64 if size <= 2 else 32
+    rank = rank_for(kernel, used)
+    table = np.zeros(n, run_dtype(rank))
+    table["src"], table["dst"] = runs.src, runs.dst
+    table["items"] = runs.items()
+    dim = table["dim"]
+    dim["extent"] = 1
+    tiles = np.ones(n, np.int64)
+    for k in range(used):
+        column = dim[:, rank - 1 - k]
+        extent = runs.extent[k]
+        steps = -(-extent // tile) if kernel == "copy_tiled" and k < 2 else extent
+        tiles *= steps
+        column["extent"] = extent
+        column["magic"], column["shift"] = division(steps)
+        column["indexed"] = runs.indexed[k]
+        column["src_stride"], column["dst_stride"] = runs.src_stride[k], runs.dst_stride[k]
+    if kernel != "copy_tiled":
+        tiles = -(-tiles // ITEMS_PER_TILE)
+    table["first_tile"], blocks = first_tiles(tiles)
+    expression = f"gs::{kernel}<{WIDTHS[size]}, {rank}>"
+    return KernelLaunch(family, expression, blocks, table, arguments)

@@ -1,0 +1,157 @@
+"""The canonicaliser by itself: descriptors replayed in NumPy, every access checked."""
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from gpustore.backends import _kernels
+from gpustore.backends._runs import Rows, copy_launches, fill_launches, repeated
+from tests.kernels import reference, views
+
+SRC, DST = 3 << 40, 5 << 40
+"""Addresses that no machine has."""
+
+
+def check_instances(launches):
+    for launch in launches:
+        assert launch.expression in _kernels.INSTANCES[launch.family]
+        assert launch.table.dtype.itemsize % 16 == 0
+    assert len({launch.expression for launch in launches}) == len(launches)
+
+
+@settings(max_examples=400)
+@given(views.cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
+def test_copies_equal_numpy_and_write_each_byte_once(case, seed, offset):
+    rng = np.random.default_rng(seed)
+    src = rng.integers(0, 256, case.src_nbytes, np.uint8)
+    dst = rng.integers(0, 256, case.dst_nbytes, np.uint8)
+    expected = case.expected(src, dst)
+    memory = reference.Memory()
+    memory.add(src, SRC + offset)
+    memory.add(dst, DST)
+    launches = copy_launches(case.rows(SRC + offset, DST), case.itemsize, unit=case.unit)
+    check_instances(launches)
+    reference.replay(launches, memory)
+    assert dst.tobytes() == expected.tobytes()
+
+
+@settings(max_examples=200)
+@given(views.cases(units=False), st.data())
+def test_fills_equal_numpy_and_write_each_byte_once(case, data):
+    part = data.draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if case.itemsize % p == 0]))
+    pattern = data.draw(st.binary(min_size=part, max_size=part)) * (case.itemsize // part)
+    dst = np.zeros(case.dst_nbytes, np.uint8)
+    case.src = [(0, shape, (0,) * len(shape)) for _, shape, _ in case.dst]
+    expected = case.expected(np.frombuffer(pattern, np.uint8), dst)
+    memory = reference.Memory()
+    memory.add(dst, DST)
+    rows = case.rows(SRC, DST)
+    launches = fill_launches(rows.dst, rows.count, rows.dst_stride, pattern)
+    reference.replay(launches, memory)
+    assert dst.tobytes() == expected.tobytes()
+
+
+def rows_of(src, dst):
+    """Rows of NumPy views, one."""
+    return Rows(
+        [src.ctypes.data],
+        [dst.ctypes.data],
+        np.array(dst.shape)[:, None],
+        src.strides,
+        dst.strides,
+    )
+
+
+def test_a_whole_chunk_in_any_order_is_one_run_of_16_bytes():
+    chunk = np.zeros((8, 16, 4), np.uint16)
+    copy = chunk.copy()
+    for index in (..., (slice(None, None, -1), ..., slice(None, None, -1))):
+        for axes in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+            src, dst = (array[index].transpose(axes) for array in (chunk, copy))
+            (launch,) = copy_launches(rows_of(src, dst), 2)
+            assert launch.expression == "gs::copy_strided<gs::u128, 1>"
+            assert launch.table["items"].tolist() == [64]
+
+
+def test_a_transpose_goes_through_tiles():
+    a, b = np.zeros((40, 50), np.uint32), np.zeros((50, 40), np.uint32).T
+    (launch,) = copy_launches(rows_of(a, b), 4)
+    assert launch.expression == "gs::copy_tiled<gs::u32, 2>"
+    assert launch.blocks == 4
+
+
+def test_rows_of_all_strides_are_as_many_launches_as_instances():
+    rng = np.random.default_rng(0)
+    n = 5000
+    rows = Rows(
+        src=SRC + 1024 * np.arange(n),
+        dst=DST + 4096 * np.arange(n),
+        count=rng.integers(1, 9, (3, n)),
+        src_stride=(128, 16, 2),
+        dst_stride=(2, 20, 200),
+    )
+    launches = copy_launches(rows, 2)
+    assert len(launches) <= 4
+    assert sum(len(launch.table) for launch in launches) == n
+
+
+def test_a_window_without_elements_is_no_launch():
+    assert copy_launches(Rows([], [], np.zeros((2, 0)), (4, 4), (4, 4)), 4) == []
+    empty = Rows([SRC], [DST], [[0], [3]], (4, 4), (12, 4))
+    assert copy_launches(empty, 4) == []
+    assert fill_launches([DST], [[0]], [4], b"abcd") == []
+
+
+@pytest.mark.parametrize(
+    ("count", "stride"),
+    [
+        ((2**33,), (3,)),
+        ((5, 2**31), (2**34, 3)),
+        ((2**32, 3), (9, 2)),
+        ((3, 2**20, 2**18), (2**45, 2**22, 3)),
+    ],
+)
+def test_runs_of_2_to_the_31_items_are_cut(count, stride):
+    n = np.array(count)[:, None]
+    rows = Rows([SRC], [DST], n, stride, stride)
+    launches = copy_launches(rows, 1)
+    items, seen = 0, []
+    for launch in launches:
+        for run in launch.table:
+            assert 0 < run["items"] < 2**31
+            items += int(run["items"])
+            reach = sum((int(d["extent"]) - 1) * int(d["dst_stride"]) for d in run["dim"])
+            assert int(run["src"]) - SRC == int(run["dst"]) - DST
+            seen.append((int(run["dst"]), int(run["dst"]) + reach))
+    assert items == np.prod(n.astype(object))
+    seen.sort()
+    assert seen[0][0] == DST
+    assert seen[-1][1] == DST + sum((c - 1) * s for c, s in zip(count, stride, strict=True))
+    if len(count) == 1:
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(seen))
+
+
+def test_elements_that_lie_on_each_other_are_refused():
+    with pytest.raises(ValueError, match="stride is 0"):
+        copy_launches(Rows([SRC], [DST], [[3]], [4], [0]), 4)
+    with pytest.raises(ValueError, match="stride is 0"):
+        fill_launches([DST], [[3]], [0], b"a")
+
+
+def test_what_cannot_be_swapped_or_filled_is_refused():
+    with pytest.raises(ValueError, match="6 bytes cannot be swapped by 4"):
+        copy_launches(Rows([SRC], [DST], [[3]], [6], [6]), 6, unit=4)
+    with pytest.raises(ValueError, match="a pattern of 3 bytes"):
+        fill_launches([DST], [[3]], [3], b"abc")
+
+
+@settings(max_examples=200)
+@given(st.binary(min_size=1, max_size=4), st.integers(1, 6))
+def test_repeated_is_the_shortest_beginning(part, times):
+    pattern = part * times
+    n = repeated(pattern)
+    assert pattern[:n] * (len(pattern) // n) == pattern
+    assert all(pattern[:m] * -(-len(pattern) // m) != pattern for m in range(1, n))

@@ -1,0 +1,132 @@
+"""kernels/copy.cu against NumPy, run on the host in three orders of threads."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from gpustore.backends import _kernels
+from gpustore.backends._runs import Rows, copy_launches
+from tests.emulator import host_build
+from tests.kernels import execution, views
+
+pytestmark = execution.needs_compiler
+
+GUARD = 64
+
+
+def guarded(nbytes, offset=0):
+    """Memory for a kernel to write, with bytes around it that it must not touch."""
+    whole = execution.aligned(GUARD + nbytes + GUARD, offset=offset)
+    whole[:] = 0xEE
+    return whole, whole[GUARD : GUARD + nbytes]
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@settings(max_examples=200)
+@given(case=views.cases(), seed=st.integers(0, 2**32 - 1), offset=st.sampled_from([0, 1, 4, 8]))
+def test_copies_equal_numpy(order, case, seed, offset):
+    rng = np.random.default_rng(seed)
+    src = execution.aligned(case.src_nbytes, offset=offset)
+    src[:] = rng.integers(0, 256, case.src_nbytes, np.uint8)
+    whole, dst = guarded(case.dst_nbytes)
+    expected = case.expected(src, dst)
+    rows = case.rows(execution.address(src), execution.address(dst))
+    execution.run(copy_launches(rows, case.itemsize, unit=case.unit), order)
+    assert dst.tobytes() == expected.tobytes()
+    assert (whole[:GUARD] == 0xEE).all()
+    assert (whole[-GUARD:] == 0xEE).all()
+
+
+def element(itemsize, rng, shape):
+    values = rng.integers(0, 256, (*shape, itemsize), np.uint8)
+    return np.ascontiguousarray(values).view(f"V{itemsize}")[..., 0]
+
+
+def copy_view(src, dst, order, unit=1, kernel=None):
+    rows = Rows(
+        [execution.address(src)],
+        [execution.address(dst)],
+        np.array(dst.shape, np.int64)[:, None],
+        src.strides,
+        dst.strides,
+    )
+    launches = copy_launches(rows, dst.dtype.itemsize, unit=unit)
+    assert kernel is None or all(kernel in launch.expression for launch in launches)
+    execution.run(launches, order)
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("extents", [(8, 8), (31, 33), (64, 65), (9, 130), (129, 32)])
+def test_tiles_end_exactly_at_their_edges(itemsize, extents, order):
+    rng = np.random.default_rng(itemsize)
+    src = element(itemsize, rng, extents).T
+    whole = element(itemsize, rng, (src.shape[0] + 2, src.shape[1] + 2))
+    dst = whole[1:-1, 1:-1]
+    expected = whole.copy()
+    expected[1:-1, 1:-1] = src
+    copy_view(src, dst, order, kernel="copy_tiled")
+    assert whole.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("rank", [2, 3, 4, 5, 8, 9])
+def test_tiles_of_every_rank(itemsize, rank):
+    rng = np.random.default_rng(rank)
+    outer = (3, 2, 2, 2, 2, 2, 2)[: rank - 2]
+    full = tuple(extent + 1 for extent in outer)
+    src = element(itemsize, rng, (*full, 9, 10)).swapaxes(-1, -2)
+    dst = element(itemsize, rng, (*full, 10, 9))
+    cut = (*(slice(extent) for extent in outer), slice(None), slice(None))
+    expected = dst.copy()
+    expected[cut] = src[cut]
+    copy_view(src[cut], dst[cut], "shuffled", kernel="copy_tiled")
+    assert dst.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "unit"),
+    [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4), (16, 8)],
+)
+@pytest.mark.parametrize("kernel", ["copy_strided", "copy_tiled"])
+def test_units_are_swapped_in_items_of_every_width(itemsize, unit, kernel):
+    rng = np.random.default_rng(unit)
+    src = element(itemsize, rng, (40, 20))
+    src = src.T if kernel == "copy_tiled" else src[:, ::2]
+    dst = np.zeros(src.shape, src.dtype)
+    copy_view(src, dst, "forward", unit, kernel)
+    swapped = np.ascontiguousarray(src)[..., None].view(f"u{unit}").byteswap()
+    assert dst.tobytes() == swapped.tobytes()
+
+
+@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("rank", [*range(1, 10), 12])
+def test_strided_runs_of_every_rank(itemsize, rank):
+    rng = np.random.default_rng(rank)
+    extents = (3, *[2] * (rank - 1))
+    src = element(itemsize, rng, tuple(extent + 1 for extent in extents[:6]) + extents[6:])
+    src = src[tuple(slice(extent) for extent in extents[:6])]
+    src = src.transpose(range(rank)[::-1]).copy().T
+    dst = np.zeros(extents, src.dtype)
+    copy_view(src, dst, "backward", kernel="copy_strided")
+    assert dst.tobytes() == src.tobytes()
+
+
+@pytest.mark.parametrize("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])
+@pytest.mark.parametrize("order", host_build.ORDERS)
+def test_runs_end_exactly_at_tile_edges(nitems, order):
+    src = np.arange(16 * nitems, dtype=np.uint8)
+    whole, dst = guarded(len(src))
+    copy_view(src, dst, order)
+    assert dst.tobytes() == src.tobytes()
+    assert (whole[:GUARD] == 0xEE).all()
+    assert (whole[-GUARD:] == 0xEE).all()
+
+
+def test_offsets_are_64_bit():
+    # Two items 5 GiB apart in address space that is reserved but never touched in between.
+    src, dst = (np.zeros(5 << 30, np.uint8)[:: (5 << 30) - 1] for _ in range(2))
+    src[:] = 7, 9
+    copy_view(src, dst, "forward")
+    assert dst.tolist() == [7, 9]
