@@ -88,6 +88,7 @@ def _check(
     keys = list(dict.fromkeys(rows.keys[row] for row, _ in old))
     # What cannot be read has no generation: fetching it tells why.
     columns = stored.store.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
+    STATISTICS.add(key_reads=len(keys))
     current = dict(zip(keys, columns.generation))
     for row, entry in old:
         generation = current[rows.keys[row]]
@@ -99,7 +100,6 @@ def _check(
 
 def _decoded(stored: ChunkedArray, key: str, value: Buffer) -> Buffer:
     """A decoded chunk in memory of its own, which nobody changes."""
-    STATISTICS.add(bytes_fetched=len(value))
     chain = stored.chain
     try:
         if chain.is_raw:

@@ -19,6 +19,7 @@ from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
 from gpustore.kvstores.base import Arena, Buffer, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
+from gpustore.statistics import STATISTICS
 
 __all__ = ["Changed", "fetch", "fetch_whole", "refine"]
 
@@ -167,6 +168,7 @@ def _read(
             into=arena,
         )
     )
+    _count(columns)
     for row, error in sorted(columns.error.items()):
         raise _explained(array, keys[row], error) from error
     if if_equal is not None:
@@ -174,6 +176,13 @@ def _read(
             if state is ReadState.UNSPECIFIED:
                 raise Changed(keys[row])
     return columns
+
+
+def _count(columns: ReadColumns) -> None:
+    STATISTICS.add(
+        key_reads=len(columns.value),
+        bytes_fetched=sum([len(value) for value in columns.value if value is not None]),
+    )
 
 
 def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreError:
@@ -227,6 +236,7 @@ def _check_received(
 def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
     """Fetch whole values, in buffers of their own, for a read-modify-write."""
     columns = array.store.read_many(ReadRequest(keys=keys, max_nbytes=array.object_bound))
+    _count(columns)
     for row, error in sorted(columns.error.items()):
         raise _explained(array, keys[row], error) from error
     return columns

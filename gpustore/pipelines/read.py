@@ -159,13 +159,10 @@ def check_rows(
     values: list[Buffer | None],
     errors: Mapping[int, GpustoreError],
 ) -> None:
-    """Raise the first error of a scatter, naming its key; count the rows if there is none."""
+    """Raise the first error of a scatter, naming its key; count missing rows if there is none."""
     for row, error in sorted(errors.items()):
         key = rows.keys[row]
         raise error.prefixed(f"Error reading {array.store.describe(key)}", key=key) from error
-    STATISTICS.add(
-        chunks_missing=values.count(None),
-        bytes_fetched=0
-        if array.stored is not None
-        else sum(len(value) for value in values if value is not None),
-    )
+    missing = values.count(None)
+    if missing:
+        STATISTICS.add(chunks_missing=missing)

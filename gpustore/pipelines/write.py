@@ -135,7 +135,6 @@ def _write_shard(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
         value = _encoded(array, rows, None, source)
         columns = _store(array, WriteRequest(keys=rows.keys[:1], values=[value]))
         _raise_first(array, rows, columns)
-        STATISTICS.add(bytes_stored=0 if value is None else len(value))
     else:
         _write_partial(array, rows, source)
 
@@ -156,7 +155,6 @@ def _write_whole(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     values = _gather(array, rows, nothing, source)
     columns = _store(array, WriteRequest(keys=rows.keys, values=values))
     _raise_first(array, rows, columns)
-    STATISTICS.add(bytes_stored=sum(len(value) for value in values if value is not None))
 
 
 def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
@@ -172,7 +170,6 @@ def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> Non
         columns = _store(array, WriteRequest([key], [value], present.generation))
         _raise_first(array, rows, columns)
         if columns.generation[0]:
-            STATISTICS.add(bytes_stored=0 if value is None else len(value))
             return
         STATISTICS.add(retries=1)
         time.sleep(random.uniform(0, delay))
@@ -219,10 +216,15 @@ def _encoded(
 
 def _store(array: ChunkedArray, request: WriteRequest) -> WriteColumns:
     try:
-        return array.store.write_many(request)
+        columns = array.store.write_many(request)
     finally:
         if array.cache is not None:
             array.cache.forget(request.keys)
+    # Where a condition failed or an error occurred there is no generation.
+    stored = zip(request.values, columns.generation)
+    nbytes = sum([len(value) for value, generation in stored if generation and value is not None])
+    STATISTICS.add(bytes_stored=nbytes)
+    return columns
 
 
 def _raise_first(array: ChunkedArray, rows: PlanWindow, columns: WriteColumns) -> None:
