@@ -451,10 +451,6 @@ class Members:
 
         return self.take_with(name, convert, default)
 
-    def take_float(self, name: str, default: T | Required = REQUIRED) -> float | T:
-        """A number."""
-        return self.take_with(name, expect_float, default)
-
     def take_bool(self, name: str, default: T | Required = REQUIRED) -> bool | T:
         """A boolean."""
         return self.take_with(name, expect_bool, default)
@@ -468,33 +464,6 @@ class Members:
     ) -> str | T:
         """A string, one of `choices` if they are given."""
         return self.take_with(name, lambda value: expect_str(value, choices=choices), default)
-
-    def take_list(
-        self, name: str, default: T | Required = REQUIRED, *, length: int | None = None
-    ) -> list[JsonValue] | T:
-        """An array as a new list, of `length` elements if that is given."""
-        return self.take_with(name, lambda value: expect_list(value, length=length), default)
-
-    def take_elements(
-        self,
-        name: str,
-        convert: Callable[[JsonValue], V],
-        default: T | Required = REQUIRED,
-        *,
-        length: int | None = None,
-    ) -> list[V] | T:
-        """An array as a list of ``convert(element)``, errors naming the position."""
-        if name not in self._rest and not isinstance(default, Required):
-            return default
-
-        def convert_all(value: JsonValue) -> list[V]:
-            converted = []
-            for index, element in enumerate(expect_list(value, length=length)):
-                with at_position(index):
-                    converted.append(convert(element))
-            return converted
-
-        return self.take_with(name, convert_all, default)
 
     def take_object(self, name: str, default: T | Required = REQUIRED) -> Members | T:
         """An object as a cursor that knows where it stands."""

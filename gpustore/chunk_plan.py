@@ -451,10 +451,6 @@ def _check_rows(rows: int, most: int) -> None:
         )
 
 
-def as_list(column: Column) -> list[int]:
-    return column.tolist() if isinstance(column, np.ndarray) else list(column)
-
-
 def _take(column: Any, rows: Any, scalar: bool) -> Column:
     if scalar:
         return [column[i] for i in rows]

@@ -12,7 +12,6 @@ the errors with ``Parsing spec from url: "...": ``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_to_bytes
@@ -20,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 from gpustore._json import quote
 from gpustore.errors import InvalidKeyError, MetadataError
 
-__all__ = ["UrlComponent", "check_segments", "encode_path", "format_pipeline", "parse_pipeline"]
+__all__ = ["UrlComponent", "check_segments", "encode_path", "parse_pipeline"]
 
 # Never encoded by TensorStore, besides letters, digits and -._~ .
 _UNENCODED = "!$&'()*+,/:;="
@@ -116,15 +115,6 @@ def parse_pipeline(url: str) -> tuple[UrlComponent, ...]:
         raise MetadataError("URL must be non-empty")
     root, *rest = url.split("|")
     return (_parse_root(root), *map(_parse_applied, rest))
-
-
-def format_pipeline(components: Iterable[UrlComponent]) -> str:
-    """The inverse of :func:`parse_pipeline`, in canonical form.
-
-    >>> format_pipeline(parse_pipeline("memory://a b|zarr3"))
-    'memory://a%20b|zarr3:'
-    """
-    return "|".join(map(str, components))
 
 
 def encode_path(path: str) -> str:

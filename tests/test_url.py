@@ -12,13 +12,17 @@ from gpustore.url import (
     UrlComponent,
     check_segments,
     encode_path,
-    format_pipeline,
     parse_pipeline,
 )
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def pipeline(components):
+    """The text of a pipeline in canonical form."""
+    return "|".join(map(str, components))
 
 
 def has_dots(path):
@@ -101,7 +105,7 @@ def test_plain_path_is_taken_literally(path):
     root, driver = parse_pipeline(f"{path}|zarr3:")
     assert root == UrlComponent("file", path, plain=True)
     assert driver == UrlComponent("zarr3")
-    assert format_pipeline((root, driver)) == f"{path}|zarr3:"
+    assert f"{root}|{driver}" == f"{path}|zarr3:"
 
 
 APPLIED = {
@@ -138,9 +142,9 @@ def test_applied_component_is_parsed(text, component):
 @PROPERTY
 def test_parsing_is_the_inverse_of_printing(root, rest):
     components = (root, *rest)
-    printed = format_pipeline(components)
+    printed = pipeline(components)
     assert parse_pipeline(printed) == components
-    assert format_pipeline(parse_pipeline(printed)) == printed
+    assert pipeline(parse_pipeline(printed)) == printed
 
 
 @given(st.text("ab:/|%2eE.?#@\\ é", max_size=20) | unicode_text)
@@ -151,7 +155,7 @@ def test_any_text_parses_or_raises_a_typed_error_and_holds_no_dots(text):
     except (MetadataError, InvalidKeyError):
         return
     assert not any(has_dots(part.path) for part in components if not part.plain)
-    assert parse_pipeline(format_pipeline(components)) == components
+    assert parse_pipeline(pipeline(components)) == components
 
 
 DOTS = [

@@ -10,7 +10,7 @@ from gpustore.index_space.dim import Dim
 from gpustore.index_space.domain import IndexDomain
 from gpustore.index_space.interval import INF as inf
 from gpustore.index_space.output_map import OutputIndexMap, OutputIndexMaps, OutputIndexMethod
-from gpustore.index_space.transform import IndexTransform, index_transform
+from gpustore.index_space.transform import IndexTransform
 
 newaxis = None
 
@@ -21,7 +21,6 @@ __all__ = [
     "OutputIndexMap",
     "OutputIndexMaps",
     "OutputIndexMethod",
-    "index_transform",
     "inf",
     "newaxis",
 ]

@@ -35,7 +35,7 @@ from gpustore.index_space.output_map import (
 from gpustore.index_space.selection import permutation
 from gpustore.index_space.translation import translate_box, translated_map
 
-__all__ = ["IndexTransform", "index_transform", "make_transform"]
+__all__ = ["IndexTransform", "make_transform"]
 
 _NAMES = {
     name: f"input_{name}"
@@ -399,11 +399,6 @@ def make_transform(domain: IndexDomain, output: OutputIndexMaps) -> IndexTransfo
     _set(transform, "domain", domain)
     _set(transform, "output", output)
     return transform
-
-
-def index_transform(transform: IndexTransform, indices: Any) -> IndexTransform:
-    """``transform[indices]``, as a function."""
-    return transform[indices]
 
 
 def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:

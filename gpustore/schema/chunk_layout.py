@@ -402,11 +402,6 @@ class ChunkLayout:
         return None if self._grid_origin is None else self._grid_origin.select(hard=False)
 
     @property
-    def grid_origin_constraint(self) -> ConstraintVector[int] | None:
-        """Hard and soft origins together."""
-        return self._grid_origin
-
-    @property
     def write_chunk(self) -> ChunkGrid:
         """Constraints on write chunks; a copy."""
         return self._grids["write"].copy()

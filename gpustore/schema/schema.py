@@ -392,11 +392,6 @@ class Schema:
         return None if self._fill_value is None else self._fill_value.array
 
     @property
-    def typed_fill_value(self) -> FillValue | None:
-        """The fill value with its data type, which tells json from string."""
-        return self._fill_value
-
-    @property
     def dimension_units(self) -> tuple[Unit | None, ...] | None:
         """Unit of each dimension, None where it is not known; None if the rank is not known."""
         if self._units is None and self._rank is not None:
