@@ -18,6 +18,8 @@ def medians(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
     rows: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for one in result["benchmarks"]:
         operation, _, parameters = one["name"].partition("[")
+        if not parameters:
+            continue  # Rows of ours alone.
         peer, _, rest = parameters.rstrip("]").partition("-")
         rows[operation.removeprefix("test_"), rest][peer] = one["stats"]["median"]
     return rows
