@@ -129,7 +129,7 @@ class Spec(IndexedView):
         recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float
             When cached data are checked again; see the drivers.
         rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
-            As for :class:`Schema`; merged with what is there.
+            As for :class:`Schema`, about the dimensions of this spec; merged with what is there.
         device : str, optional
             Where arrays live: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
@@ -150,7 +150,10 @@ class Spec(IndexedView):
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
         if schema:
-            driver = driver.updated(schema=Schema(**schema))
+            constraints = Schema(**schema)
+            if self._transform is not None:
+                constraints = constraints.inverse_transformed(self._transform)
+            driver = driver.updated(schema=constraints)
         if "kvstore" in given:
             kvstore = given.pop("kvstore")
             if isinstance(kvstore, KvStore):

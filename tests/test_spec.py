@@ -293,3 +293,54 @@ def test_device_stays_as_written():
     spec.update(device="cuda:1")
     assert spec.to_json()["device"] == "cuda:1"
     assert pickle.loads(pickle.dumps(spec)).to_json() == spec.to_json()
+
+
+THROUGH = {
+    "identity": lambda s: s.label["p", "q"],
+    "transpose": lambda s: s.T,
+    "shift": lambda s: s.translate_by[5, -7],
+    "stride": lambda s: s[0:20:2, 9:3:-1],
+    "constant": lambda s: s[:, 3],
+    "new": lambda s: s[:, None],
+}
+
+CONSTRAINTS = {
+    "rank": lambda library: {"rank": 2},
+    "dtype": lambda library: {"dtype": "int8"},
+    "units": lambda library: {"dimension_units": ["nm", None]},
+    "units, one more": lambda library: {"dimension_units": ["nm", None, "s"]},
+    "chunk": lambda library: {"chunk_layout": library.ChunkLayout(chunk_shape=[3, 4])},
+    "soft chunk": lambda library: {
+        "chunk_layout": library.ChunkLayout(chunk_shape_soft_constraint=[3, 4])
+    },
+    "aspect ratio": lambda library: {
+        "chunk_layout": library.ChunkLayout(chunk_aspect_ratio=[1, 2])
+    },
+    "inner order": lambda library: {"chunk_layout": library.ChunkLayout(inner_order=[1, 0])},
+    "elements": lambda library: {"chunk_layout": library.ChunkLayout(chunk_elements=100)},
+    "schema": lambda library: {"schema": library.Schema(dimension_units=["nm", "s"], dtype="int8")},
+}
+
+
+@pytest.mark.parametrize("base", [ZARR3, ZARR2, {"driver": "auto", "kvstore": "memory://a"}])
+@pytest.mark.parametrize("view", THROUGH)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_constraints_are_those_of_what_the_spec_shows(base, view, constraint):
+    """What is given to a spec with a transform is about its own dimensions."""
+
+    def updated(library):
+        spec = THROUGH[view](library.Spec(base | {"rank": 2}))
+        spec.update(**CONSTRAINTS[constraint](library))
+        return spec.to_json()
+
+    assert outcome(lambda: updated(gpustore)) == outcome(lambda: updated(ts))
+
+
+def test_array_created_through_a_transform_has_the_chunks_asked_for():
+    def chunks(library):
+        spec = library.Spec(ZARR3 | {"metadata": {"shape": [7, 9], "data_type": "uint8"}}).T
+        layout = library.ChunkLayout(chunk_shape=[3, 4])
+        store = library.open(spec, create=True, chunk_layout=layout).result()
+        return store.chunk_layout.read_chunk.shape, store.spec().to_json()["metadata"]["chunk_grid"]
+
+    assert chunks(gpustore) == chunks(ts)
