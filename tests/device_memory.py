@@ -3,9 +3,12 @@
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
-from gpustore.backends import _kernels
+from gpustore.backends import _descriptor
 from gpustore.device import CodecBatch, Spans
+from tests.emulator import host_build
+from tests.kernels.execution import MUST_RUN
 
 
 class Bench:
@@ -94,10 +97,16 @@ def bench_of(device):
     bench.close()
 
 
+def require_kernels(device):
+    """Skip if this device needs a C++ compiler for its kernels and there is none."""
+    if device.name == "emulated" and host_build.COMPILER is None and not MUST_RUN:
+        pytest.skip("no g++ on this machine: kernels cannot be compiled for the host")
+
+
 def fill_runs(addresses, nitems, itemsize):
     """Descriptors of ``gs::fill_strided<..., 1>`` for runs of items, and the blocks to launch."""
-    runs = np.zeros(len(addresses), _kernels.run_dtype(1))
-    tiles = -(-nitems // _kernels.ITEMS_PER_TILE)
+    runs = np.zeros(len(addresses), _descriptor.run_dtype(1))
+    tiles = -(-nitems // _descriptor.ITEMS_PER_TILE)
     runs["dst"] = addresses
     runs["items"] = nitems
     runs["first_tile"] = np.arange(len(addresses)) * tiles

@@ -6,8 +6,7 @@ import pytest
 
 from gpustore.device import Spans
 from gpustore.device_batch import UNWRITTEN, DeviceBatch
-from tests.device_memory import bench_of, fill_runs
-from tests.emulator import host_build
+from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.streams import encode, smooth
 
 NBYTES = 3000
@@ -147,8 +146,7 @@ def test_launches_do_not_grow_with_the_values(bench):
 
 
 def test_kernels_get_the_addresses_of_tables_and_results(bench):
-    if host_build.COMPILER is None and bench.device.name == "emulated":
-        pytest.skip("no g++ on this machine: kernels cannot be compiled for the host")
+    require_kernels(bench.device)
     slot = Slot(bench, [b"unused"])
     batch = slot.batch
     seen = []

@@ -5,7 +5,8 @@ proves nothing about CUDA, CuPy, nvcomp, kvikio, nor about speed. Never a produc
 
 * Memory (:mod:`tests.emulator.memory`) is poisoned and guarded, and the host cannot look into it.
 * Streams (:mod:`tests.emulator.queue`) run when they are waited for.
-* Kernels are the sources of ``kernels/``, compiled by g++ (:mod:`tests.emulator.host_build`).
+* Kernels are the sources of ``kernels/``, compiled by g++ (:mod:`tests.emulator.host_build`). Each
+  launch runs their threads in another one of three orders.
 * Streams of codecs are decoded by the host's libraries (:mod:`tests.emulator.codecs`).
 * :class:`Faults` says what goes wrong.
 
@@ -14,19 +15,17 @@ in :meth:`EmulatedDevice.close`, in case somebody has swallowed it.
 """
 
 import ctypes
-import functools
 import os
-import tempfile
 import threading
 import weakref
 import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
+from gpustore.backends import _kernels
 from gpustore.device import ChecksumBatch, CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
@@ -377,7 +376,7 @@ class EmulatedDevice:
 
     def kernel(self, family, expression):
         with self._asked("kernel"):
-            if expression not in _module(family).expressions:
+            if expression not in _kernels.INSTANCES.get(family, ()):
                 raise Breach(f"kernel {expression} is not listed in family {family}")
             return EmulatedKernel(family, expression)
 
@@ -393,19 +392,16 @@ class EmulatedDevice:
                 if found:
                     pointers = _joined(pointers, Spans.contiguous(int(argument), [1]))
             self._memory.require(pointers, kernel.expression, running=False)
-            values = [
-                (ctypes.c_ubyte * argument.nbytes).from_buffer_copy(argument.tobytes())
-                for argument in arguments
-            ]
+            values = [argument.copy() for argument in arguments]
             number = self.counts["calls"]
             self.counts["calls"] += 1
 
             def run():
                 self._lose(number)
                 self._memory.require(pointers, kernel.expression, running=True)
-                _module(kernel.family).launch(
-                    kernel.expression, blocks, values, backwards=bool(number % 2)
-                )
+                module = host_build.load(kernel.family)
+                order = host_build.ORDERS[number % len(host_build.ORDERS)]
+                module.launch(kernel.expression, blocks, values, order=order)
                 self._memory.check_guards()
 
             self._submit(stream, kernel.expression, run, reads=[pointers])
@@ -660,13 +656,6 @@ class _Asked:
         if isinstance(error, Breach):
             self._device.breaches.append(error)
         self._device.lock.release()
-
-
-@functools.cache
-def _module(family):
-    """A family of kernels, compiled once a process."""
-    with tempfile.TemporaryDirectory() as folder:
-        return host_build.HostModule(family, Path(folder))
 
 
 def _at(address, nbytes):

@@ -13,9 +13,9 @@ import zstandard
 from gpustore.device import CodecBatch, Spans
 from gpustore.errors import DeviceError
 from tests.device_memory import Bench, fill_runs
-from tests.emulator import host_build
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS, Breach
+from tests.kernels.execution import needs_compiler
 from tests.streams import CODECS, encode, smooth
 
 CHUNKS = 8
@@ -192,12 +192,6 @@ def fill_by_kernel(device, bug):
     device.free_pinned(pinned)
     device.close()
     return found
-
-
-needs_compiler = pytest.mark.skipif(
-    host_build.COMPILER is None,
-    reason="no g++ on this machine: kernels cannot be compiled for the host",
-)
 
 
 @needs_compiler
