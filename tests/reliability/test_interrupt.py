@@ -58,6 +58,36 @@ def test_write(path, delay_s):
 
 
 @pytest.mark.slow
+def test_write_of_shards(tmp_path):
+    path = tmp_path / "a"
+    shard = 256
+    store = gpustore.open(
+        {"driver": "zarr3", "kvstore": f"file://{path}/"},
+        create=True,
+        dtype="uint16",
+        shape=SHAPE,
+        codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": ["zstd"]}),
+        chunk_layout=gpustore.ChunkLayout(
+            read_chunk_shape=[32, 32], write_chunk_shape=[shard, shard]
+        ),
+        context=gpustore.Context(QUICK),
+    ).result()
+    store[...] = 1
+    changed, changed_late, temporary, idle, works = interrupt("write", path, 0.3)
+    assert int(changed) <= 16
+    assert (changed_late, temporary, idle, works) == ("0", "0", "True", "True")
+    # Each shard is of one version: the old one or the new one, whole.
+    shards = store.read().result().reshape(SHAPE[0] // shard, shard, SHAPE[1] // shard, shard)
+    assert (shards == shards[:, :1, :, :1]).all()
+    assert shards.max() > 1
+
+
+@pytest.mark.slow
+def test_read_many(path):
+    assert interrupt("read-many", path, 0.3) == ["0", "0", "0", "True", "True"]
+
+
+@pytest.mark.slow
 def test_read(path):
     assert interrupt("read", path, 0.2) == ["0", "0", "0", "True", "True"]
 

@@ -4,16 +4,20 @@ worker.py overwrite NAME PATH COUNT      children that write until they are kill
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
+worker.py leave PATH HOW                 ends while writes are pending that nobody waits for
 worker.py increment LIBRARY NAME PATH FIRST STEP COUNT
 worker.py write-whole NAME PATH SECONDS  overwrites one chunk
 worker.py write-versions PATH SECONDS    overwrites a shard whose inner chunks move each time
 worker.py as-nobody ACTION PATH          reads or writes without the rights of root
+worker.py full-disk PATH                 mounts a small disk there, fills it, and writes
 """
 
+import errno
 import itertools
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import gpustore
-from gpustore.errors import GpustoreError
+from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
 
@@ -153,12 +157,15 @@ def interrupted(action, path):
     """Start something long; print how it ended and what happened afterwards."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     store = gpustore.open(str(path)).result()
+    starts = np.random.default_rng(4).integers(0, np.array(store.shape) - 63, (4000, 2))
     print("ready", flush=True)
     name = "nothing"
     try:
         for version in itertools.count(2):
             if action == "write":
                 store.write(version).result()
+            elif action == "read-many":
+                store.read_many(starts, [64, 64]).result()
             else:
                 store.read().result()
     except KeyboardInterrupt:
@@ -175,6 +182,23 @@ def interrupted(action, path):
     changed_late = sum(latest[file] != later.get(file) for file in latest)
     works = bool(store[0, 0].read().result())
     print(name, ended, changed, changed_late, len(temporary), idle, works, sep=",", flush=True)
+
+
+# --------------------------------------------------------------------------- the end
+
+
+def leave(path, how):
+    """Begin writes, wait for none, and end; print how many were not done then."""
+    store = gpustore.open(str(path)).result()
+    rows = store.shape[0] // 16
+    writes = [
+        store[rows * i : rows * (i + 1)].write(np.full((rows, store.shape[1]), i + 1, np.uint16))
+        for i in range(16)
+    ]
+    print(sum(not write.done() for write in writes), flush=True)
+    del writes
+    if how == "exception":
+        raise RuntimeError("the program fails")
 
 
 # --------------------------------------------------------------------------- several writers
@@ -265,6 +289,42 @@ def as_nobody(action, path):
     for fd in spent:
         os.close(fd)
     print(answer)
+
+
+def full_disk(path):
+    """Write to arrays on a disk that is really full; asserts what must hold."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], check=True)
+    print("mounted", flush=True)
+    root = Path(path)
+    for name in ("plain", "shard"):
+        store = gpustore.open(
+            {"driver": "zarr3", "kvstore": f"file://{root}/{name}/"},
+            create=True,
+            dtype="uint8",
+            shape=[1024, 1024],
+            chunk_layout=gpustore.ChunkLayout(
+                read_chunk_shape=[64 if name == "shard" else 256] * 2,
+                write_chunk_shape=[256] * 2,
+            ),
+        ).result()
+        values = np.random.default_rng(1).integers(1, 255, store.shape, np.uint8)
+        store.write(values).result()
+        before = {f: f.read_bytes() for f in (root / name).rglob("*") if f.is_file()}
+        disk = os.statvfs(root)
+        (root / "fill").write_bytes(bytes(disk.f_bavail * disk.f_frsize - 20_000))
+        for write in (store.write(values + 1), store[3:5, 3:5].write(7)):
+            error = write.exception()
+            assert isinstance(error, StoreIOError), repr(error)
+            assert error.errno == errno.ENOSPC
+            assert error.key.startswith(f"{root}/{name}/c/")
+            assert error.key in str(error)
+        # Each chunk and shard is as it was: none fits beside its old self.
+        assert {f: f.read_bytes() for f in (root / name).rglob("*") if f.is_file()} == before
+        assert np.array_equal(store.read().result(), values)
+        (root / "fill").unlink()
+        store.write(values + 1).result()
+        assert np.array_equal(store.read().result(), values + 1)
+    print("done", flush=True)
 
 
 if __name__ == "__main__":
