@@ -20,6 +20,7 @@ __all__ = [
     "DIM",
     "ITEMS_PER_TILE",
     "MAX_ITEMS",
+    "SHUFFLED_BLOCK",
     "KernelLaunch",
     "division",
     "first_tiles",
@@ -56,6 +57,17 @@ BYTE_RANGE = np.dtype(
 )
 """Layout of ``gs::ByteRange``."""
 
+SHUFFLED_BLOCK = np.dtype(
+    [
+        ("src", np.uint64),
+        ("dst", np.uint64),
+        ("elements", np.uint64),
+        ("typesize", np.uint32),
+        ("first_tile", np.uint32),
+    ]
+)
+"""Layout of ``gs::ShuffledBlock``."""
+
 
 def run_dtype(rank: int) -> np.dtype[np.void]:
     """Layout of ``gs::Run<rank>``, one run of items.
@@ -77,7 +89,12 @@ def run_dtype(rank: int) -> np.dtype[np.void]:
 
 def layouts() -> dict[str, np.dtype[np.void]]:
     """The dtype of each struct of ``kernels/`` that the host writes, by its C++ name."""
-    return {"Dim": DIM, "Run<3>": run_dtype(3), "ByteRange": BYTE_RANGE}
+    return {
+        "Dim": DIM,
+        "Run<3>": run_dtype(3),
+        "ByteRange": BYTE_RANGE,
+        "ShuffledBlock": SHUFFLED_BLOCK,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,16 @@ from pathlib import Path
 
 from gpustore.backends._descriptor import layouts
 
-__all__ = ["INSTANCES", "OPTIONS", "THREADS_PER_BLOCK", "folder", "rank_for", "source"]
+__all__ = [
+    "CASTS",
+    "CAST_TARGETS",
+    "INSTANCES",
+    "OPTIONS",
+    "THREADS_PER_BLOCK",
+    "folder",
+    "rank_for",
+    "source",
+]
 
 HEADER = "gs_common.cuh"
 
@@ -32,9 +41,29 @@ OPTIONS = ("--std=c++17",)
 WIDTHS = {1: "gs::u8", 2: "gs::u16", 4: "gs::u32", 8: "gs::u64", 16: "gs::u128"}
 """Types that items are copied as, by bytes."""
 
+CASTS = {
+    "|b1": "gs::u8",
+    "|i1": "gs::i8",
+    "|u1": "gs::u8",
+    "<i2": "gs::i16",
+    "<u2": "gs::u16",
+    "<i4": "gs::i32",
+    "<u4": "gs::u32",
+    "<i8": "gs::i64",
+    "<u8": "gs::u64",
+    "<f2": "gs::f16",
+    "bfloat16": "gs::bf16",
+    "<f4": "gs::f32",
+    "<f8": "gs::f64",
+}
+"""Types that can be cast from, by the text of their NumPy dtype; to: :data:`CAST_TARGETS`."""
+
+CAST_TARGETS = ("gs::f16", "gs::bf16", "gs::f32")
+
 RANKS = (1, 2, 3, 4, 8, 32)
 _TILED_RANKS = (2, 3, 4, 8, 32)
 _INDEXED_RANKS = (2, 4, 32)
+_CAST_RANKS = (2, 4, 32)
 
 
 def _expressions(kernel: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -47,12 +76,32 @@ INSTANCES: dict[str, tuple[str, ...]] = {
         *_expressions("copy_tiled", _TILED_RANKS),
         *_expressions("copy_indexed", _INDEXED_RANKS),
     ),
+    "cast": tuple(
+        f"gs::cast_strided<{source}, {target}, {neighbours}, {rank}>"
+        for source in sorted(set(CASTS.values()))
+        for target in CAST_TARGETS
+        if source != target
+        for neighbours in (1, 4)
+        for rank in _CAST_RANKS
+    ),
     "fill": _expressions("fill_strided", RANKS),
     "stream": ("gs::copy_stream",),
+    "shuffle": (
+        *(f"gs::unshuffle<{typesize}>" for typesize in (2, 4, 8, 16)),
+        "gs::unshuffle_any",
+        *(f"gs::bit_unshuffle<{typesize}>" for typesize in (1, 2, 4, 8, 16)),
+        "gs::bit_unshuffle_any",
+    ),
+    "crc32c": ("gs::crc32c",),
+    "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
 }
 """Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""
 
-_OF_KERNEL = {"copy_tiled": _TILED_RANKS, "copy_indexed": _INDEXED_RANKS}
+_OF_KERNEL = {
+    "copy_tiled": _TILED_RANKS,
+    "copy_indexed": _INDEXED_RANKS,
+    "cast_strided": _CAST_RANKS,
+}
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]*)[">][^\n]*$', re.MULTILINE)
 

@@ -19,12 +19,14 @@ Nothing here knows a device: addresses are numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpustore.backends import _kernels
 from gpustore.backends._descriptor import (
     ITEMS_PER_TILE,
     MAX_ITEMS,
@@ -33,13 +35,22 @@ from gpustore.backends._descriptor import (
     first_tiles,
     run_dtype,
 )
-from gpustore.backends._kernels import WIDTHS, rank_for
+from gpustore.backends._kernels import WIDTHS
 
-__all__ = ["Rows", "copy_launches", "fill_launches", "repeated"]
+__all__ = [
+    "Listed",
+    "Rows",
+    "cast_launches",
+    "copy_launches",
+    "fill_launches",
+    "indexed_launches",
+    "repeated",
+]
 
 Integers = NDArray[np.int64]
 
 _MAX_WIDTH = 16
+_WIDTHS_DOWN = (16, 8, 4, 2, 1)
 _TILED_EXTENT = 8
 """Fewer neighbours than this are not worth a tile; not measured."""
 
@@ -113,31 +124,177 @@ def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLau
     LimitError
         If a launch would have 2**31 blocks or more.
     """
-    if unit not in (1, 2, 4, 8) or itemsize % unit:
-        raise ValueError(f"elements of {itemsize} bytes cannot be swapped by {unit} bytes")
-    runs = _merged(_columns(rows), itemsize)
-    width = _width(runs, runs.extent[0])
-    width[width < unit] = 1
+    _check_unit(itemsize, unit)
     launches = []
-    for size in _MAX_WIDTH, 8, 4, 2, 1:
-        chosen = width == size
-        if not chosen.any():
-            continue
-        part = runs.take(chosen)
-        swapped = unit
-        if size < unit:
-            part = _reversed_bytes(part, unit)
-            swapped = 1
-        else:
-            part.extent[0] //= size
-            part.src_stride[0] = part.dst_stride[0] = size
+    for size, swapped, _, part in _by_width(_merged(_columns(rows), itemsize), unit, 0):
         part = _packed(_cut(part))
         tiled = _is_tiled(part, size)
         for kernel, mask in (("copy_tiled", tiled), ("copy_strided", ~tiled)):
             if mask.any():
                 launches.append(
-                    _launch("copy", kernel, part.take(mask), size, (np.uint32(swapped),))
+                    _launch("copy", kernel, WIDTHS[size], part.take(mask), (np.uint32(swapped),))
                 )
+    return launches
+
+
+def _check_unit(itemsize: int, unit: int) -> None:
+    if unit not in (1, 2, 4, 8) or itemsize % unit:
+        raise ValueError(f"elements of {itemsize} bytes cannot be swapped by {unit} bytes")
+
+
+def _by_width(
+    runs: _Runs, unit: int, common: int
+) -> Iterator[tuple[int, int, NDArray[np.bool_], _Runs]]:
+    """Rows that are copied by items of one width: it, the unit left to swap, which rows, they.
+
+    `common` has the bits of all further offsets.
+    """
+    width = _width(runs, common)
+    width[width < unit] = 1
+    for size in _WIDTHS_DOWN:
+        chosen = width == size
+        if not chosen.any():
+            continue
+        part = runs.take(chosen)
+        if size < unit:
+            yield size, 1, chosen, _reversed_bytes(part, unit)
+            continue
+        part.extent[0] //= size
+        part.src_stride[0] = part.dst_stride[0] = size
+        yield size, unit, chosen, part
+
+
+def cast_launches(
+    rows: Rows, src_dtype: np.dtype[Any], dst_dtype: np.dtype[Any]
+) -> list[KernelLaunch]:
+    """Launches that convert all elements of all rows, as NumPy's and ml_dtypes' ``astype`` do.
+
+    Parameters
+    ----------
+    rows : Rows
+    src_dtype : dtype
+        Boolean, integer or float, in any byte order.
+    dst_dtype : dtype
+        float16, bfloat16 or float32, not the type of `src_dtype`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel, or elements of dst lie on each other (a stride of 0).
+    """
+    source = _kernels.CASTS.get(_type_text(src_dtype))
+    target = _kernels.CASTS.get(_type_text(dst_dtype))
+    if source is None or target not in _kernels.CAST_TARGETS or source == target:
+        raise ValueError(f"no kernel casts {src_dtype} to {dst_dtype}")
+    sizes = src_dtype.itemsize, dst_dtype.itemsize
+    unit = np.uint32(1 if src_dtype.isnative else src_dtype.itemsize)
+    # Elements are whole items: the innermost dimension is of one.
+    runs = _merged(_columns(rows), 1, sizes)
+    n = len(runs.src)
+    src_bits, dst_bits = runs.src.copy(), runs.dst.copy()
+    for k in range(1, len(runs.extent)):
+        src_bits |= runs.src_stride[k]
+        dst_bits |= runs.dst_stride[k]
+    bytewise = (src_bits % sizes[0] != 0) | (dst_bits % sizes[1] != 0)
+    four = np.arange(n) >= 0
+    for bits, size in ((src_bits, sizes[0]), (dst_bits, sizes[1])):
+        four &= bits % min(4 * size, _MAX_WIDTH) == 0
+    four &= runs.extent[0] % 4 == 0
+    launches = []
+    for neighbours, unaligned, chosen in (
+        (4, 0, four),
+        (1, 0, ~four & ~bytewise),
+        (1, 1, bytewise),
+    ):
+        if not chosen.any():
+            continue
+        part = runs.take(chosen)
+        part.extent[0] //= neighbours
+        part.src_stride[0] *= neighbours
+        part.dst_stride[0] *= neighbours
+        launches.append(
+            _launch(
+                "cast",
+                "cast_strided",
+                f"{source}, {target}, {neighbours}",
+                _packed(_cut(part)),
+                (unit, np.uint32(unaligned)),
+            )
+        )
+    return launches
+
+
+def _type_text(dtype: np.dtype[Any]) -> str:
+    native = dtype.newbyteorder("=")
+    return native.str if native.str in _kernels.CASTS else native.name
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A dimension whose elements are listed one by one.
+
+    Attributes
+    ----------
+    count : integers, shape (n,)
+        Elements of each row.
+    src, dst : list of ndarray of int64, length n
+        Byte offsets of the elements of each row; None for src: the same element for all.
+    """
+
+    count: ArrayLike
+    src: list[Integers] | None
+    dst: list[Integers]
+
+
+def indexed_launches(
+    rows: Rows, listed: Sequence[Listed], itemsize: int, *, unit: int = 1
+) -> list[KernelLaunch]:
+    """Launches that copy elements of which some dimensions are listed, as index arrays do.
+
+    Parameters
+    ----------
+    rows : Rows
+        The strided dimensions; the elements are all sums of their offsets and the listed ones.
+    listed : sequence of Listed
+        At least one.
+    itemsize, unit : int
+        As in :func:`copy_launches`.
+
+    Raises
+    ------
+    ValueError
+        As in :func:`copy_launches`.
+    """
+    _check_unit(itemsize, unit)
+    runs = _merged(_columns(rows), itemsize)
+    n = len(runs.src)
+    counts = [np.asarray(part.count, np.int64) for part in listed]
+    if not all(len(count) == n and (count > 0).all() for count in counts):
+        raise ValueError("a row without elements")
+    offsets: list[Integers] = []
+    length = 0
+    dims: list[tuple[Integers, Integers, Integers, int]] = []
+    for each, count in zip(listed, counts):
+        places = [np.zeros(n, np.int64)] * 2
+        for side, lists in enumerate((each.src, each.dst)):
+            if lists is not None:
+                places[side] = np.cumsum(count) - count + length
+                offsets.extend(lists)
+                length += int(count.sum())
+        dims.append((count, places[0], places[1], 2 if each.src is None else 3))
+    table = np.concatenate([*offsets, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+    common = int(np.bitwise_or.reduce(table))
+    step = min(map(_step, listed))
+    launches = []
+    for size, swapped, chosen, part in _by_width(runs, unit, common):
+        inside = (part.extent > 1) & (part.dst_stride < step)
+        at = int(inside.sum(axis=0).max())
+        for number, (count, src, dst, sides) in enumerate(dims):
+            part = _inserted(part, at + number, count[chosen], src[chosen], dst[chosen], sides)
+        part = _packed(_cut(part))
+        launches.append(
+            _launch("copy", "copy_indexed", WIDTHS[size], part, (np.uint32(swapped),), table)
+        )
     return launches
 
 
@@ -164,9 +321,9 @@ def fill_launches(
         raise ValueError(f"a pattern of {part_nbytes} bytes cannot be filled in")
     # What is written lies like what is read, so it merges and widens alike.
     runs = _merged(_columns(Rows(dst, dst, count, dst_stride, dst_stride)), len(pattern))
-    width = _width(runs, runs.extent[0])
+    width = _width(runs, 0)
     launches = []
-    for size in _MAX_WIDTH, 8, 4, 2, 1:
+    for size in _WIDTHS_DOWN:
         chosen = width == size
         if not chosen.any():
             continue
@@ -178,7 +335,9 @@ def fill_launches(
             part.extent[0] //= step
             part.src_stride[0] = part.dst_stride[0] = step
             item = np.frombuffer((pattern * _MAX_WIDTH)[place : place + size], np.uint8)
-            launches.append(_launch("fill", "fill_strided", _packed(_cut(part)), size, (item,)))
+            launches.append(
+                _launch("fill", "fill_strided", WIDTHS[size], _packed(_cut(part)), (item,))
+            )
     return launches
 
 
@@ -229,13 +388,13 @@ def _columns(rows: Rows) -> _Runs:
     return _Runs(src, dst, count, src_stride, dst_stride, np.zeros_like(count))
 
 
-def _merged(runs: _Runs, itemsize: int) -> _Runs:
-    """The same bytes, as few dimensions as each row needs; the innermost is always of bytes."""
+def _merged(runs: _Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> _Runs:
+    """As few dimensions as each row needs; the innermost begins with `inner` bytes or elements."""
     rank, n = runs.extent.shape
     extent = np.ones((rank + 1, n), np.int64)
     src_stride = np.zeros((rank + 1, n), np.int64)
     dst_stride = np.zeros((rank + 1, n), np.int64)
-    extent[0], src_stride[0], dst_stride[0] = itemsize, 1, 1
+    extent[0], src_stride[0], dst_stride[0] = inner, *strides
     last = np.zeros(n, np.int64)
     every = np.arange(n)
     for k in range(rank):
@@ -261,9 +420,9 @@ def _merged(runs: _Runs, itemsize: int) -> _Runs:
     )
 
 
-def _width(runs: _Runs, innermost: Integers) -> Integers:
+def _width(runs: _Runs, common: int) -> Integers:
     """Bytes of the widest item that all distances of a row are multiples of."""
-    every = innermost | runs.src | runs.dst | _MAX_WIDTH
+    every = runs.extent[0] | runs.src | runs.dst | _MAX_WIDTH | common
     for k in range(1, len(runs.extent)):
         every |= runs.src_stride[k] | runs.dst_stride[k]
     lowest_bit: Integers = every & -every
@@ -313,7 +472,7 @@ def _cut(runs: _Runs) -> _Runs:
 
 def _packed(runs: _Runs) -> _Runs:
     """The same rows with dimensions of extent 1 outermost, as few as the longest row has."""
-    unused = runs.extent == 1
+    unused = (runs.extent == 1) & (runs.indexed == 0)  # The one listed element has an offset.
     order = np.argsort(unused, axis=0, kind="stable")
     rank = max(1, int((~unused).sum(axis=0).max(initial=0)))
     order = order[:rank]
@@ -354,16 +513,40 @@ def _is_tiled(runs: _Runs, size: int) -> NDArray[np.bool_]:
     return tiled
 
 
+def _step(part: Listed) -> int:
+    """How far neighbours lie apart in dst, more or less."""
+    for offsets in part.dst:
+        if len(offsets) > 1:
+            return abs(int(offsets[1] - offsets[0]))
+    return 1 << 62
+
+
+def _inserted(
+    runs: _Runs, at: int, extent: Integers, src: Integers, dst: Integers, sides: int
+) -> _Runs:
+    """The rows with one more dimension, of listed elements."""
+    return _Runs(
+        runs.src,
+        runs.dst,
+        np.insert(runs.extent, at, extent, 0),
+        np.insert(runs.src_stride, at, src, 0),
+        np.insert(runs.dst_stride, at, dst, 0),
+        np.insert(runs.indexed, at, sides, 0),
+    )
+
+
 def _launch(
     family: str,
     kernel: str,
+    types: str,
     runs: _Runs,
-    size: int,
     arguments: tuple[np.generic | NDArray[np.uint8], ...],
+    offsets: Integers | None = None,
 ) -> KernelLaunch:
     used, n = runs.extent.shape
-    tile = 64 if size <= 2 else 32
-    rank = rank_for(kernel, used)
+    is_tiled = kernel == "copy_tiled"
+    side = 64 if types in (WIDTHS[1], WIDTHS[2]) else 32
+    rank = _kernels.rank_for(kernel, used)
     table = np.zeros(n, run_dtype(rank))
     table["src"], table["dst"] = runs.src, runs.dst
     table["items"] = runs.items()
@@ -373,14 +556,14 @@ def _launch(
     for k in range(used):
         column = dim[:, rank - 1 - k]
         extent = runs.extent[k]
-        steps = -(-extent // tile) if kernel == "copy_tiled" and k < 2 else extent
+        steps = -(-extent // side) if is_tiled and k < 2 else extent
         tiles *= steps
         column["extent"] = extent
         column["magic"], column["shift"] = division(steps)
         column["indexed"] = runs.indexed[k]
         column["src_stride"], column["dst_stride"] = runs.src_stride[k], runs.dst_stride[k]
-    if kernel != "copy_tiled":
+    if not is_tiled:
         tiles = -(-tiles // ITEMS_PER_TILE)
     table["first_tile"], blocks = first_tiles(tiles)
-    expression = f"gs::{kernel}<{WIDTHS[size]}, {rank}>"
-    return KernelLaunch(family, expression, blocks, table, arguments)
+    expression = f"gs::{kernel}<{types}, {rank}>"
+    return KernelLaunch(family, expression, blocks, table, arguments, offsets)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 
 from gpustore.backends import _kernels
-from gpustore.backends._runs import Rows, copy_launches, fill_launches, repeated
+from gpustore.backends._runs import (
+    Listed,
+    Rows,
+    copy_launches,
+    fill_launches,
+    indexed_launches,
+    repeated,
+)
 from tests.kernels import reference, views
 
 SRC, DST = 3 << 40, 5 << 40
@@ -146,6 +153,44 @@ def test_what_cannot_be_swapped_or_filled_is_refused():
         copy_launches(Rows([SRC], [DST], [[3]], [6], [6]), 6, unit=4)
     with pytest.raises(ValueError, match="a pattern of 3 bytes"):
         fill_launches([DST], [[3]], [3], b"abc")
+
+
+@settings(max_examples=200)
+@given(views.listed_cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
+def test_listed_elements_equal_numpy_and_are_written_once(case, seed, offset):
+    rng = np.random.default_rng(seed)
+    src = rng.integers(0, 256, case.src_nbytes, np.uint8)
+    dst = rng.integers(0, 256, case.dst_nbytes, np.uint8)
+    expected = case.expected(src, dst)
+    memory = reference.Memory()
+    memory.add(src, SRC + offset)
+    memory.add(dst, DST)
+    launches = indexed_launches(
+        case.rows(SRC + offset, DST), case.listed(), case.itemsize, unit=case.unit
+    )
+    check_instances(launches)
+    reference.replay(launches, memory)
+    assert dst.tobytes() == expected.tobytes()
+
+
+def test_listed_elements_of_an_empty_row_are_refused():
+    listed = Listed([0], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)])
+    with pytest.raises(ValueError, match="a row without elements"):
+        indexed_launches(Rows([SRC], [DST], [[2]], [4], [4]), [listed], 4)
+
+
+def test_listed_rows_of_2_to_the_31_items_are_cut():
+    # The one offset is repeated over 2**32 strided elements, for each of 3 listed ones.
+    offsets = [np.array([0, 5, 9])]
+    rows = Rows([SRC], [DST], [[2**32]], [64], [64])
+    (launch,) = indexed_launches(rows, [Listed([3], offsets, offsets)], 1)
+    assert int(launch.table["items"].astype(np.int64).sum()) == 3 << 32
+    dim = launch.table["dim"]
+    assert (dim["indexed"].sum(axis=1) == 3).all()
+    listed = dim["indexed"] == 3
+    assert (dim["src_stride"][listed] < 3).all()
+    reach = dim["src_stride"][listed] + dim["extent"][listed]
+    assert set(reach.tolist()) <= {1, 2, 3}
 
 
 @settings(max_examples=200)

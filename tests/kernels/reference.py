@@ -124,6 +124,51 @@ def fill_strided(launch, memory):
         memory.write(dst[:, None] + np.arange(size), pattern)
 
 
+def copy_stream(launch, memory):
+    nbytes = launch.table["nbytes"].astype(np.int64)
+    _check_table(launch, -(-(nbytes + launch.table["dst"].astype(np.int64) % 16) // 16384))
+    for found in launch.table:
+        within = np.arange(found["nbytes"]).astype(np.int64)
+        memory.write(int(found["dst"]) + within, memory.read(int(found["src"]) + within))
+
+
+def _unshuffled(launch, memory, tile, undo):
+    _check_table(launch, -(-launch.table["elements"].astype(np.int64) // tile))
+    fixed = re.search(r"<(\d+)>", launch.expression)
+    for block in launch.table:
+        n, typesize = int(block["elements"]), int(block["typesize"])
+        assert fixed is None or int(fixed[1]) == typesize
+        within = np.arange(n * typesize)
+        memory.write(int(block["dst"]) + within, undo(memory.read(int(block["src"]) + within), n))
+
+
+def unshuffle(launch, memory):
+    table = launch.table
+    assert not (table["elements"] % 4).any()
+    assert not (table["src"] % 4).any()
+    assert not (table["dst"] % np.minimum(4 * table["typesize"], 16)).any()
+    _unshuffled(launch, memory, 1024, lambda data, n: data.reshape(-1, n).T.ravel())
+
+
+def unshuffle_any(launch, memory):
+    _unshuffled(launch, memory, 128, lambda data, n: data.reshape(-1, n).T.ravel())
+
+
+def bit_unshuffle_any(launch, memory):
+    assert not (launch.table["elements"] % 8).any()
+
+    def undo(data, n):
+        bits = np.unpackbits(data, bitorder="little").reshape(-1, n).T
+        return np.packbits(bits, bitorder="little")
+
+    _unshuffled(launch, memory, 2048, undo)
+
+
+def bit_unshuffle(launch, memory):
+    assert not (launch.table["dst"] % np.minimum(8 * launch.table["typesize"], 16)).any()
+    bit_unshuffle_any(launch, memory)
+
+
 def replay(launches, memory):
     """All launches of one batch."""
     memory.begin()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from gpustore.backends import _kernels
-from gpustore.backends._runs import Rows, copy_launches
+from gpustore.backends._runs import Listed, Rows, copy_launches, indexed_launches
 from tests.emulator import host_build
 from tests.kernels import execution, views
 
@@ -36,6 +36,48 @@ def test_copies_equal_numpy(order, case, seed, offset):
     assert dst.tobytes() == expected.tobytes()
     assert (whole[:GUARD] == 0xEE).all()
     assert (whole[-GUARD:] == 0xEE).all()
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@settings(max_examples=200)
+@given(
+    case=views.listed_cases(),
+    seed=st.integers(0, 2**32 - 1),
+    offset=st.sampled_from([0, 1, 4, 8]),
+)
+def test_listed_elements_equal_numpy(order, case, seed, offset):
+    rng = np.random.default_rng(seed)
+    src = execution.aligned(case.src_nbytes, offset=offset)
+    src[:] = rng.integers(0, 256, case.src_nbytes, np.uint8)
+    whole, dst = guarded(case.dst_nbytes)
+    expected = case.expected(src, dst)
+    rows = case.rows(execution.address(src), execution.address(dst))
+    execution.run(indexed_launches(rows, case.listed(), case.itemsize, unit=case.unit), order)
+    assert dst.tobytes() == expected.tobytes()
+    assert (whole[:GUARD] == 0xEE).all()
+    assert (whole[-GUARD:] == 0xEE).all()
+
+
+@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
+def test_listed_elements_of_every_rank_are_gathered(itemsize, rank):
+    rng = np.random.default_rng(rank)
+    src = element(itemsize, rng, (1500, *[3] * rank))
+    places = rng.permutation(1500)
+    dst = np.zeros((1500, *[2] * rank), src.dtype)
+    cut = (slice(None), *[slice(0, 2)] * rank)
+    listed = Listed([1500], [places * src.strides[0]], [np.arange(1500) * dst.strides[0]])
+    rows = Rows(
+        [execution.address(src)],
+        [execution.address(dst)],
+        np.full((rank, 1), 2),
+        src.strides[1:],
+        dst.strides[1:],
+    )
+    (launch,) = indexed_launches(rows, [listed], itemsize)
+    assert "copy_indexed" in launch.expression
+    execution.run([launch], "shuffled")
+    assert dst.tobytes() == src[places][cut].tobytes()
 
 
 def element(itemsize, rng, shape):

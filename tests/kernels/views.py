@@ -6,7 +6,7 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 
-from gpustore.backends._runs import Rows
+from gpustore.backends._runs import Listed, Rows
 
 ITEMSIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
 
@@ -116,3 +116,85 @@ def cases(draw, max_items=2000, max_rank=5, units=True):
         sides.append(places)
         sizes.append(end)
     return Case(itemsize, unit, sizes[0], sizes[1], sides[0], sides[1], per_row)
+
+
+@dataclasses.dataclass
+class ListedCase:
+    """Rectangles of which some dimensions are listed.
+
+    Attributes
+    ----------
+    lists : list over the listed dimensions, of lists over the rows, of (src, dst) offsets
+    patterns : list of bool, one a listed dimension
+        Whether all its elements are the same one of src.
+    """
+
+    case: Case
+    lists: list
+    patterns: list
+
+    itemsize = property(lambda self: self.case.itemsize)
+    unit = property(lambda self: self.case.unit)
+    src_nbytes = property(lambda self: self.case.src_nbytes)
+    dst_nbytes = property(lambda self: self.case.dst_nbytes)
+
+    def rows(self, src_address, dst_address):
+        return self.case.rows(src_address, dst_address)
+
+    def listed(self):
+        return [
+            Listed(
+                [len(dst) for _, dst in rows],
+                None if pattern else [src for src, _ in rows],
+                [dst for _, dst in rows],
+            )
+            for rows, pattern in zip(self.lists, self.patterns, strict=True)
+        ]
+
+    def expected(self, src, dst):
+        case = self.case
+        for row in range(len(case.dst)):
+            lists = [rows[row] for rows in self.lists]
+            for index in np.ndindex(*(len(dst_offsets) for _, dst_offsets in lists)):
+                picked = list(zip(lists, self.patterns, index, strict=True))
+                more_src = sum(0 if p else int(a[0][i]) for a, p, i in picked)
+                more_dst = sum(int(a[1][i]) for a, _, i in picked)
+                (start, shape, strides), (first, _, steps) = case.dst[row], case.src[row]
+                one = dataclasses.replace(
+                    case,
+                    src=[(first + more_src, shape, steps)],
+                    dst=[(start + more_dst, shape, strides)],
+                )
+                dst = one.expected(src, dst)
+        return dst
+
+
+@st.composite
+def listed_cases(draw):
+    """Cases whose elements are copied to several places, from several places."""
+    case = draw(cases(max_items=60, max_rank=3))
+    dims = draw(st.integers(1, 2))
+    lists, patterns = [], []
+    src_room, dst_room = case.src_nbytes, case.dst_nbytes
+    for _ in range(dims):
+        # Copies of the whole of dst lie behind each other, so that no byte is written twice.
+        count = draw(st.integers(1, 5))
+        places = draw(st.permutations(range(count)))
+        step = draw(st.sampled_from([1, 2, 4, 8]))
+        dst_step = dst_room + -dst_room % step
+        src_offsets = [step * draw(st.integers(0, 9)) for _ in range(count)]
+        rows = []
+        for _ in case.dst:
+            length = draw(st.integers(1, count))
+            rows.append(
+                (
+                    np.array(src_offsets[:length], np.int64),
+                    np.array(places[:length], np.int64) * dst_step,
+                )
+            )
+        lists.append(rows)
+        patterns.append(draw(st.booleans()))
+        src_room += max(src_offsets)
+        dst_room += (count - 1) * dst_step
+    case.src_nbytes, case.dst_nbytes = src_room, dst_room
+    return ListedCase(case, lists, patterns)

@@ -1,0 +1,121 @@
+"""Copies of byte ranges and unshuffling of blocks, as launches for batches of any length.
+
+What kernels need not know is settled here: blocks that were never shuffled, the bytes behind the
+last whole element, and which blocks lie well enough for the fast kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpustore.backends._descriptor import (
+    BYTE_RANGE,
+    ITEMS_PER_TILE,
+    SHUFFLED_BLOCK,
+    KernelLaunch,
+    first_tiles,
+)
+
+__all__ = ["bit_unshuffle_launches", "stream_launches", "unshuffle_launches"]
+
+_STREAM_TILE_NBYTES = 16 * ITEMS_PER_TILE
+_UNSHUFFLED = {"unshuffle": (2, 4, 8, 16), "bit_unshuffle": (1, 2, 4, 8, 16)}
+_TILE_ELEMENTS = {
+    "unshuffle": 1024,
+    "unshuffle_any": 128,
+    "bit_unshuffle": 2048,
+    "bit_unshuffle_any": 2048,
+}
+
+
+def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[KernelLaunch]:
+    """The launch that copies byte ranges of any alignment; none if all are empty.
+
+    Parameters
+    ----------
+    src, dst, nbytes : integers, shape (n,)
+        Addresses and sizes in bytes. No range of dst overlaps another or one of src.
+    """
+    src, dst, nbytes = (np.asarray(column, np.int64) for column in (src, dst, nbytes))
+    some = nbytes > 0
+    if not some.any():
+        return []
+    table = np.zeros(int(some.sum()), BYTE_RANGE)
+    table["src"], table["dst"], table["nbytes"] = src[some], dst[some], nbytes[some]
+    # Tiles are of whole lines of 16 bytes of dst, the first of which may begin before the range.
+    lines = nbytes[some] + dst[some] % 16
+    table["first_tile"], blocks = first_tiles(-(-lines // _STREAM_TILE_NBYTES))
+    return [KernelLaunch("stream", "gs::copy_stream", blocks, table)]
+
+
+def unshuffle_launches(
+    src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
+) -> list[KernelLaunch]:
+    """Launches that undo the byte shuffle of blocks, as Blosc and numcodecs make it.
+
+    Parameters
+    ----------
+    src, dst, nbytes : integers, shape (n,)
+        Addresses and sizes in bytes of blocks. No dst overlaps another or a src.
+    typesize : integers, shape (n,) or ()
+        Bytes of an element, at least 1.
+    """
+    return _launches("unshuffle", src, dst, nbytes, typesize)
+
+
+def bit_unshuffle_launches(
+    src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
+) -> list[KernelLaunch]:
+    """Launches that undo the bit shuffle of blocks as Blosc 1 makes it.
+
+    It leaves blocks as they are whose number of elements is no multiple of 8. Parameters as in
+    :func:`unshuffle_launches`.
+    """
+    return _launches("bit_unshuffle", src, dst, nbytes, typesize)
+
+
+def _launches(
+    kernel: str, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
+) -> list[KernelLaunch]:
+    src, dst, nbytes, typesize = np.broadcast_arrays(
+        *(np.asarray(column, np.int64) for column in (src, dst, nbytes, typesize))
+    )
+    elements = nbytes // typesize
+    if kernel == "unshuffle":
+        shuffled = (elements > 0) & (typesize > 1)
+    else:
+        shuffled = (elements > 0) & (elements % 8 == 0)
+    # What is copied: the bytes behind the last element, or all of a block.
+    begin = np.where(shuffled, elements * typesize, 0)
+    launches = stream_launches(src + begin, dst + begin, nbytes - begin)
+    fast = np.zeros(len(src), np.bool_)
+    for size in _UNSHUFFLED[kernel]:
+        if kernel == "unshuffle":
+            lies = (elements % 4 == 0) & (src % 4 == 0) & (dst % min(4 * size, 16) == 0)
+        else:
+            lies = dst % min(8 * size, 16) == 0
+        chosen = shuffled & (typesize == size) & lies
+        fast |= chosen
+        launches += _launch(kernel, f"gs::{kernel}<{size}>", src, dst, elements, typesize, chosen)
+    any_kernel = f"{kernel}_any"
+    slow = shuffled & ~fast
+    return launches + _launch(any_kernel, f"gs::{any_kernel}", src, dst, elements, typesize, slow)
+
+
+def _launch(
+    kernel: str,
+    expression: str,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    elements: NDArray[np.int64],
+    typesize: NDArray[np.int64],
+    chosen: NDArray[np.bool_],
+) -> list[KernelLaunch]:
+    if not chosen.any():
+        return []
+    table = np.zeros(int(chosen.sum()), SHUFFLED_BLOCK)
+    table["src"], table["dst"] = src[chosen], dst[chosen]
+    table["elements"], table["typesize"] = elements[chosen], typesize[chosen]
+    table["first_tile"], blocks = first_tiles(-(-elements[chosen] // _TILE_ELEMENTS[kernel]))
+    return [KernelLaunch("shuffle", expression, blocks, table)]

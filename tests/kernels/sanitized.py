@@ -1,0 +1,24 @@
+"""Run pytest with the kernels compiled for a sanitizer, whose library Python must preload.
+
+``python -m tests.kernels.sanitized address -q tests/kernels``; or ``thread``.
+"""
+
+import os
+import sys
+
+from tests.emulator import host_build
+
+
+def main():
+    sanitizer, *arguments = sys.argv[1:]
+    os.environ |= {
+        "KERNEL_SANITIZER": sanitizer,
+        "LD_PRELOAD": host_build.preload(sanitizer),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TSAN_OPTIONS": "halt_on_error=1",
+    }
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+
+
+if __name__ == "__main__":
+    main()
