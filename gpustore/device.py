@@ -338,6 +338,9 @@ class Device(Protocol):
     name: str
     """As in :class:`~gpustore.resources.device.DeviceName`: ``"cuda:0"``."""
 
+    has_crc32c: bool
+    """Whether :meth:`crc32c` works."""
+
     # ----------------------------------------------------------------- memory and budget
 
     def memory(self) -> MemoryInfo:
@@ -480,7 +483,11 @@ class Device(Protocol):
         """Sizes for :meth:`compress`: of the longest result, and of the scratch memory."""
 
     def compress(self, batch: CodecBatch, stream: Stream) -> None:
-        """Compress each stream of `batch` by itself, with the device's default options."""
+        """Compress each stream of `batch` by itself, with the device's default options.
+
+        All addresses in it are multiples of 16, and `dst` has as much room as
+        :meth:`compress_nbytes` says.
+        """
 
     def crc32c(self, batch: ChecksumBatch, stream: Stream) -> None:
         """CRC-32C (Castagnoli) of each piece of memory."""
@@ -494,6 +501,8 @@ class Device(Protocol):
         ------
         OSError
             If it cannot be opened.
+        UnsupportedError
+            If this device reads no files.
         """
 
     def read_file(self, file: DeviceFile, start: int, nbytes: int, dst: int) -> FileRead:

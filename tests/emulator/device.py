@@ -172,6 +172,7 @@ class EmulatedDevice:
 
     def __init__(self, order="lazy", *, seed=0, total_nbytes=1 << 30, file_alignment=4096):
         self.name = "emulated"
+        self.has_crc32c = True
         self.order = order
         self.faults = Faults()
         self.counts = Counter()
@@ -449,6 +450,7 @@ class EmulatedDevice:
 
     def compress(self, batch, stream):
         with self._asked("compress"):
+            _require_alignment("compress", [*batch.src.address, *batch.dst.address], 16)
             longest = int(batch.src.nbytes.max())
             if (batch.dst.nbytes < codecs.compressed_bound(batch.codec, longest)).any():
                 raise Breach("compress: less room than compress_nbytes says")

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 import gpustore
+from gpustore import registry
 
 NAMES = sorted(
     module.name
     for module in pkgutil.walk_packages(gpustore.__path__, "gpustore.")
     if not module.name.endswith("__main__")
 )
-MODULES = ["gpustore", *NAMES]
+# Imports CuPy, which is not installed everywhere.
+CUDA = pytest.param(
+    "gpustore.backends.cuda",
+    marks=pytest.mark.skipif(not registry.is_installed("cupy"), reason="cupy is not installed"),
+)
+MODULES = ["gpustore", *(CUDA if name == CUDA.values[0] else name for name in NAMES)]
 
 
 def sort_key(name):

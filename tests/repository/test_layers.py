@@ -59,9 +59,9 @@ LAYERS = {
 
 # Third-party modules and the only folders or modules that may import them.
 CONFINED = {
-    "cupy": "gpustore.backends",
-    "kvikio": "gpustore.backends",
-    "nvidia": "gpustore.backends",
+    "cupy": "gpustore.backends.cuda",
+    "kvikio": "gpustore.backends._gds",
+    "nvidia": "gpustore.backends._nvcomp",
     "importlib": "gpustore.registry",
     "rich": "gpustore.cli",
     "PIL": "gpustore.cli",

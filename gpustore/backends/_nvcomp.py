@@ -1,0 +1,291 @@
+"""nvcomp: batches of streams decompressed and compressed on a GPU.
+
+Two engines do the same:
+
+:class:`Library`
+    nvcomp's batched C calls, by :mod:`ctypes`, in the library that the wheel ``nvidia-libnvcomp``
+    brings. They read the table of a :class:`~gpustore.device.CodecBatch` as it lies, wait for
+    nothing and give a status for each stream.
+:class:`Bindings`
+    nvcomp's Python package, for versions whose prototypes are not known. It waits for each call,
+    and a failure counts for all streams of it.
+
+Streams and memory are given by address. Only ``backends/cuda`` uses this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends._nvcomp_abi import (
+    DETECTS_DAMAGE,
+    FORMATS,
+    LARGEST,
+    ROWS,
+    Alignments,
+    CrcOptions,
+    CrcSpec,
+    Options,
+    Properties,
+    prototypes,
+)
+from gpustore.device import STATUSES, ChecksumBatch, CodecBatch, DeviceCodec, Spans
+from gpustore.errors import DeviceError
+
+try:
+    # nvcomp takes the attribute `libnvcomp` off the package `nvidia` again, so bind it by name.
+    from nvidia import libnvcomp, nvcomp
+except ImportError:
+    libnvcomp = nvcomp = None
+
+__all__ = ["Bindings", "DeviceBytes", "Library", "engine"]
+
+_BACKEND_CUDA = 2
+"""Decode by CUDA also where there is a decompression engine, which checks nothing."""
+
+_ONLY_SEGMENT = 0
+_CANNOT_DECOMPRESS = 12
+
+CRC32C = CrcSpec(0x1EDC6F41, 0xFFFFFFFF, True, True, 0xFFFFFFFF)
+"""``nvcompCRC32_C``."""
+
+
+def _library_path() -> Path:
+    """The shared library that the wheel brought."""
+    folder = Path(libnvcomp.__file__).parent / "lib64"
+    found = sorted(folder.glob("libnvcomp.so.[0-9]*"))
+    if not found:
+        raise DeviceError(f"nvcomp: no libnvcomp.so in {folder}; install nvidia-nvcomp again")
+    return found[-1]
+
+
+class Library:
+    """nvcomp's C library.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The shared library; by default that of the installed wheel.
+
+    Raises
+    ------
+    DeviceError
+        If it cannot be loaded, or its prototypes are not known.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        found = path or _library_path()
+        try:
+            library = ctypes.CDLL(str(found))
+            properties = Properties()
+            library.nvcompGetProperties(ctypes.byref(properties))
+        except (OSError, AttributeError) as error:
+            raise DeviceError(f"nvcomp: {found} cannot be used: {error}") from error
+        self.version = properties.version
+        major = self.version // 1000
+        if major not in ROWS:
+            raise DeviceError(
+                f"nvcomp: version {self.version} of {found} is not known, only {[*ROWS]}"
+            )
+        self._prototypes = prototypes(major)
+        self._temp_size, self._takes_stream, self._first_words = ROWS[major]
+        self._functions: dict[str, Any] = {}
+        for name, prototype in self._prototypes.items():
+            function = getattr(library, name)
+            function.restype = ctypes.c_int
+            function.argtypes = list(prototype.values())
+            self._functions[name] = function
+        self._codecs = {name: self._describe(name) for name in FORMATS}
+
+    def _call(self, function: str, **arguments: Any) -> None:
+        prototype = self._prototypes[function]
+        status = self._functions[function](*[arguments[name] for name in prototype])
+        if status:
+            reason = STATUSES.get(status, "unknown status")
+            raise DeviceError(f"nvcomp: {function}: {reason} ({status})")
+
+    def _describe(self, codec: str) -> DeviceCodec:
+        found = Alignments()
+        self._call(
+            f"nvcompBatched{FORMATS[codec]}DecompressGetRequiredAlignments",
+            decompress_opts=Options(_BACKEND_CUDA),
+            alignment_requirements=ctypes.addressof(found),
+        )
+        decoded_max, encodes_max = LARGEST[codec]
+        return DeviceCodec(
+            name=codec,
+            src_alignment=found.input,
+            dst_alignment=found.output,
+            temp_alignment=found.temp,
+            decoded_max_nbytes=decoded_max,
+            encodes_max_nbytes=encodes_max,
+            detects_damage=codec in DETECTS_DAMAGE,
+        )
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        """See :meth:`gpustore.device.Device.codec`."""
+        return self._codecs.get(name)
+
+    def _temp_nbytes(self, verb: str, codec: str, count: int, longest: int, total: int) -> int:
+        found = ctypes.c_size_t()
+        self._call(
+            f"nvcompBatched{FORMATS[codec]}{verb.capitalize()}{self._temp_size}",
+            **{f"{verb}_opts": self._options(verb, codec)},
+            num_chunks=count,
+            max_uncompressed_chunk_bytes=longest,
+            temp_bytes=ctypes.addressof(found),
+            max_total_uncompressed_bytes=total,
+            stream=None,
+        )
+        return found.value
+
+    def _options(self, verb: str, codec: str) -> Options:
+        if verb == "decompress":
+            return Options(_BACKEND_CUDA)
+        return Options(self._first_words.get(codec, 0))
+
+    def decompress_temp_nbytes(
+        self, codec: str, count: int, max_nbytes: int, total_nbytes: int
+    ) -> int:
+        """See :meth:`gpustore.device.Device.decompress_temp_nbytes`."""
+        return self._temp_nbytes("decompress", codec, count, max_nbytes, total_nbytes)
+
+    def decompress(self, batch: CodecBatch, stream: int) -> None:
+        """See :meth:`gpustore.device.Device.decompress`."""
+        column = 8 * len(batch)
+        self._call(
+            f"nvcompBatched{FORMATS[batch.codec]}DecompressAsync",
+            device_compressed_chunk_ptrs=batch.table,
+            device_compressed_chunk_bytes=batch.table + column,
+            device_uncompressed_chunk_ptrs=batch.table + 2 * column,
+            device_uncompressed_buffer_bytes=batch.table + 3 * column,
+            device_uncompressed_chunk_bytes=batch.result,
+            device_statuses=batch.result + column,
+            num_chunks=len(batch),
+            device_temp_ptr=batch.temp or None,
+            temp_bytes=batch.temp_nbytes,
+            decompress_opts=self._options("decompress", batch.codec),
+            stream=stream,
+        )
+
+    def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
+        """See :meth:`gpustore.device.Device.compress_nbytes`."""
+        bound = ctypes.c_size_t()
+        self._call(
+            f"nvcompBatched{FORMATS[codec]}CompressGetMaxOutputChunkSize",
+            max_uncompressed_chunk_bytes=max_nbytes,
+            compress_opts=self._options("compress", codec),
+            max_compressed_chunk_bytes=ctypes.addressof(bound),
+        )
+        temp = self._temp_nbytes("compress", codec, count, max_nbytes, count * max_nbytes)
+        return bound.value, temp
+
+    def compress(self, batch: CodecBatch, stream: int) -> None:
+        """See :meth:`gpustore.device.Device.compress`."""
+        column = 8 * len(batch)
+        self._call(
+            f"nvcompBatched{FORMATS[batch.codec]}CompressAsync",
+            device_uncompressed_chunk_ptrs=batch.table,
+            device_uncompressed_chunk_bytes=batch.table + column,
+            device_compressed_chunk_ptrs=batch.table + 2 * column,
+            device_compressed_chunk_bytes=batch.result,
+            device_statuses=batch.result + column,
+            max_uncompressed_chunk_bytes=int(batch.src.nbytes.max()),
+            num_chunks=len(batch),
+            device_temp_ptr=batch.temp or None,
+            temp_bytes=batch.temp_nbytes,
+            compress_opts=self._options("compress", batch.codec),
+            stream=stream,
+        )
+
+    def crc32c(self, batch: ChecksumBatch, stream: int) -> None:
+        """See :meth:`gpustore.device.Device.crc32c`."""
+        count = len(batch.src)
+        options = CrcOptions(CRC32C)
+        self._call(
+            "nvcompBatchedCRC32GetHeuristicConf",
+            device_input_chunk_bytes=None,
+            num_chunks=count,
+            kernel_conf=ctypes.addressof(options.kernel_conf),
+            max_input_chunk_bytes=max(1, int(batch.src.nbytes.max())),
+            stream=stream,
+        )
+        self._call(
+            "nvcompBatchedCRC32Async",
+            device_input_chunk_ptrs=batch.table,
+            device_input_chunk_bytes=batch.table + 8 * count,
+            num_chunks=count,
+            device_crc32_ptr=batch.result,
+            opts=options,
+            segment_kind=_ONLY_SEGMENT,
+            device_statuses=None,
+            stream=stream,
+        )
+
+
+class DeviceBytes:
+    """Device memory, as other libraries take it."""
+
+    __slots__ = ("__cuda_array_interface__",)
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class Bindings:
+    """nvcomp's Python package. It decodes, but does not encode nor compute CRC-32C."""
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        """See :meth:`gpustore.device.Device.codec`; the alignment is what suits all of nvcomp."""
+        if name not in FORMATS:
+            return None
+        return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)
+
+    def decompress_temp_nbytes(
+        self, codec: str, count: int, max_nbytes: int, total_nbytes: int
+    ) -> int:
+        """Nothing: the package allocates it."""
+        del codec, count, max_nbytes, total_nbytes
+        return 0
+
+    def results(self, batch: CodecBatch, stream: int) -> NDArray[np.uint8]:
+        """Decode, wait for it, and return what belongs at ``batch.result``."""
+        sizes, status = [0] * len(batch), _CANNOT_DECOMPRESS
+        try:
+            codec = nvcomp.Codec(
+                algorithm=FORMATS[batch.codec],
+                bitstream_kind=nvcomp.BitstreamKind.RAW,
+                cuda_stream=stream,
+            )
+            src, dst = (_batch_array(spans, stream) for spans in (batch.src, batch.dst))
+            sizes, status = list(codec.decode(src, out=dst).buffer_sizes), 0
+        except (RuntimeError, ValueError):
+            pass  # Which stream it was is not said: all are decoded by the host.
+        statuses = np.full(len(batch), status, np.int32)
+        return np.concatenate([np.array(sizes, np.uint64).view(np.uint8), statuses.view(np.uint8)])
+
+
+def _batch_array(spans: Spans, stream: int) -> Any:
+    pieces = zip(spans.address.tolist(), spans.nbytes.tolist())
+    sources = [DeviceBytes(address, nbytes) for address, nbytes in pieces]
+    return nvcomp.as_arrays(sources, cuda_stream=stream)
+
+
+def engine() -> Library | Bindings | None:
+    """The C library if its version is known, else the Python package; None without nvcomp."""
+    if nvcomp is None:
+        return None
+    try:
+        return Library()
+    except DeviceError:
+        return Bindings()

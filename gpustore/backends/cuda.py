@@ -1,0 +1,353 @@
+"""A CUDA GPU as a :class:`gpustore.device.Device`: CuPy, nvcomp and kvikio, and nothing else.
+
+It only translates. What is asked, in what order and with which memory, is decided above and tested
+on an emulated device; so this module, ``_nvcomp`` and ``_gds`` are kept small.
+
+Memory is CUDA's stream-ordered pool, which gives freed memory back to the streams that ordered the
+free before them. Arrays for the user come from CuPy's own pool. Every operation makes its device
+the current one of the calling thread, and nothing runs on the default stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import cupy
+import numpy as np
+
+from gpustore.backends import _gds, _kernels, _nvcomp
+from gpustore.device import (
+    Allocation,
+    Argument,
+    ChecksumBatch,
+    CodecBatch,
+    DeviceCodec,
+    MemoryInfo,
+)
+from gpustore.errors import DeviceError, ForkError, UnsupportedError
+
+__all__ = ["CudaDevice"]
+
+_OUT_OF_MEMORY = 2
+
+# Errors after which a context is of no use: ECC, illegal address and what follows it in the list
+# of the runtime, up to "launch failure", and failed assertions.
+_STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
+
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_PORTABLE = 1
+_KEEP_ALL = 2**64 - 1
+_DLPACK_CUDA = (2, 13)
+
+_Operation = TypeVar("_Operation", bound=Callable[..., Any])
+
+
+def _on_device(operation: _Operation) -> _Operation:
+    """Run an operation on its device, and translate what CUDA says."""
+
+    @wraps(operation)
+    def guarded(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        if os.getpid() != self.pid:
+            raise ForkError(f"{self.name} was used before this process was forked; start it anew")
+        try:
+            with cupy.cuda.Device(self.ordinal):
+                return operation(self, *args, **kwargs)
+        except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise MemoryError(f"{self.name}: {error}") from error
+            failure = DeviceError(f"{self.name}: {operation.__name__}: {error}")
+            if error.status in _STICKY:
+                failure = DeviceError(
+                    f"{failure.text}; this process cannot use the device any more: start it anew"
+                )
+                self.failure = failure
+            raise failure from error
+
+    return cast(_Operation, guarded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    address: int
+    view: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    array: Any
+    address: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    expression: str
+    function: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """A stream given as a number, in the protocol that CuPy understands."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.address)
+
+
+class CudaDevice:
+    """See :class:`gpustore.device.Device`.
+
+    Parameters
+    ----------
+    ordinal : int
+        As CUDA counts them.
+
+    Raises
+    ------
+    DeviceError
+        If there is no such device.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.name = f"cuda:{ordinal}"
+        self.ordinal = ordinal
+        self.pid = os.getpid()
+        self.failure: DeviceError | None = None
+        self._nvcomp = _nvcomp.engine()
+        self.has_crc32c = isinstance(self._nvcomp, _nvcomp.Library)
+        self._kernels: dict[str, _Kernel] = {}
+        self._keep_freed_memory()
+
+    @_on_device
+    def _keep_freed_memory(self) -> None:
+        """By default the pool gives memory back to the system whenever somebody synchronizes."""
+        runtime = cupy.cuda.runtime
+        pool = runtime.deviceGetDefaultMemPool(self.ordinal)
+        runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, _KEEP_ALL)
+
+    # ----------------------------------------------------------------- memory and budget
+
+    @_on_device
+    def memory(self) -> MemoryInfo:
+        runtime = cupy.cuda.runtime
+        free, total = runtime.memGetInfo()
+        pool = runtime.deviceGetDefaultMemPool(self.ordinal)
+        reserved = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)
+        used = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrUsedMemCurrent)
+        kept = reserved - used + cupy.get_default_memory_pool().free_bytes()
+        cache = cupy.cuda.Device(self.ordinal).attributes["L2CacheSize"]
+        return MemoryInfo(total, min(total, free + kept), cache)
+
+    @_on_device
+    def allocate(self, nbytes: int, stream: Any) -> _Allocation:
+        runtime = cupy.cuda.runtime
+        try:
+            address = runtime.mallocAsync(nbytes, stream.ptr)
+        except runtime.CUDARuntimeError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+            cupy.get_default_memory_pool().free_all_blocks()
+            address = runtime.mallocAsync(nbytes, stream.ptr)
+        return _Allocation(address, nbytes)
+
+    @_on_device
+    def free(self, allocation: Allocation, stream: Any) -> None:
+        cupy.cuda.runtime.freeAsync(allocation.address, stream.ptr)
+
+    @_on_device
+    def allocate_pinned(self, nbytes: int) -> _Pinned:
+        address = cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE)
+        view = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+        return _Pinned(address, view)
+
+    @_on_device
+    def free_pinned(self, pinned: Any) -> None:
+        cupy.cuda.runtime.freeHost(pinned.address)
+
+    @_on_device
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any
+    ) -> _Array:
+        with stream:
+            return _array(cupy.ndarray(shape, dtype, order=order))
+
+    @_on_device
+    def wrap(self, array: Any) -> _Array | None:
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            kind = getattr(array, "__dlpack_device__", lambda: (None, None))()[0]
+            if kind not in _DLPACK_CUDA:
+                return None
+            found = _array(cupy.from_dlpack(array))
+            return _Array(array, found.address, found.strides, found.shape, found.dtype)
+        address, read_only = interface["data"]
+        if read_only:
+            raise TypeError("device memory is read-only, expected writable memory")
+        if address:
+            ordinal = cupy.cuda.runtime.pointerGetAttributes(address).device
+            if ordinal != self.ordinal:
+                raise TypeError(f"memory of device {ordinal}, expected memory of {self.name}")
+        shape = tuple(interface["shape"])
+        dtype = getattr(array, "dtype", None)
+        if not isinstance(dtype, np.dtype):
+            dtype = np.dtype(interface["typestr"])
+        strides = interface.get("strides")
+        if strides is None:
+            strides = _dense(shape, dtype.itemsize)
+        return _Array(array, address, tuple(strides), shape, dtype)
+
+    # ----------------------------------------------------------------- queue
+
+    @_on_device
+    def stream(self) -> Any:
+        return cupy.cuda.Stream(non_blocking=True)
+
+    @_on_device
+    def caller_stream(self, stream: Any = None) -> Any:
+        if stream is None:
+            return cupy.cuda.get_current_stream()
+        if isinstance(stream, int):
+            stream = _Handle(stream)
+        if hasattr(stream, "ptr"):
+            return stream
+        if not hasattr(stream, "__cuda_stream__"):
+            raise TypeError(f"stream: expected a CUDA stream, got {stream!r}")
+        return cupy.cuda.Stream.from_external(stream)
+
+    @_on_device
+    def record(self, stream: Any) -> Any:
+        return stream.record(cupy.cuda.Event(disable_timing=True))
+
+    @_on_device
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    @_on_device
+    def is_done(self, event: Any) -> bool:
+        return bool(event.done)
+
+    @_on_device
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+    @_on_device
+    def upload(self, src: Any, start: int, dst: int, nbytes: int, stream: Any) -> None:
+        cupy.cuda.runtime.memcpyAsync(dst, src.address + start, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    @_on_device
+    def download(self, src: int, dst: Any, start: int, nbytes: int, stream: Any) -> None:
+        cupy.cuda.runtime.memcpyAsync(dst.address + start, src, nbytes, _DEVICE_TO_HOST, stream.ptr)
+
+    @_on_device
+    def fill(self, dst: int, value: int, nbytes: int, stream: Any) -> None:
+        cupy.cuda.runtime.memsetAsync(dst, value, nbytes, stream.ptr)
+
+    # ----------------------------------------------------------------- kernels
+
+    @_on_device
+    def kernel(self, family: str, expression: str) -> _Kernel:
+        found = self._kernels.get(expression)
+        if found is None:
+            module = cupy.RawModule(
+                code=_kernels.source(family),
+                options=_kernels.OPTIONS,
+                name_expressions=(expression,),
+            )
+            found = _Kernel(expression, module.get_function(expression))
+            self._kernels[expression] = found
+        return found
+
+    @_on_device
+    def launch(self, kernel: Any, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
+        with stream:
+            kernel.function((blocks,), (_kernels.THREADS_PER_BLOCK,), tuple(arguments))
+
+    # ----------------------------------------------------------------- codecs
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        return None if self._nvcomp is None else self._nvcomp.codec(name)
+
+    @_on_device
+    def decompress_temp_nbytes(
+        self, codec: str, count: int, max_nbytes: int, total_nbytes: int
+    ) -> int:
+        return self._engine().decompress_temp_nbytes(codec, count, max_nbytes, total_nbytes)
+
+    @_on_device
+    def decompress(self, batch: CodecBatch, stream: Any) -> None:
+        engine = self._engine()
+        if isinstance(engine, _nvcomp.Library):
+            engine.decompress(batch, stream.ptr)
+            return
+        results = engine.results(batch, stream.ptr)
+        cupy.cuda.runtime.memcpyAsync(
+            batch.result, results.ctypes.data, results.nbytes, _HOST_TO_DEVICE, stream.ptr
+        )
+        stream.synchronize()
+
+    @_on_device
+    def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
+        return self._library("compress").compress_nbytes(codec, count, max_nbytes)
+
+    @_on_device
+    def compress(self, batch: CodecBatch, stream: Any) -> None:
+        self._library("compress").compress(batch, stream.ptr)
+
+    @_on_device
+    def crc32c(self, batch: ChecksumBatch, stream: Any) -> None:
+        self._library("crc32c").crc32c(batch, stream.ptr)
+
+    def _engine(self) -> _nvcomp.Library | _nvcomp.Bindings:
+        if self._nvcomp is None:
+            raise UnsupportedError(f"{self.name} has no codecs: nvidia-nvcomp is not installed")
+        return self._nvcomp
+
+    def _library(self, operation: str) -> _nvcomp.Library:
+        engine = self._engine()
+        if not isinstance(engine, _nvcomp.Library):
+            raise UnsupportedError(f"{self.name}: {operation} needs nvcomp 5 or 6")
+        return engine
+
+    # ----------------------------------------------------------------- files
+
+    @_on_device
+    def open_file(self, path: Path) -> _gds.File:
+        return _gds.File(path)
+
+    @_on_device
+    def read_file(self, file: Any, start: int, nbytes: int, dst: int) -> _gds.Read:
+        read: _gds.Read = file.read(start, nbytes, dst)
+        return read
+
+    @_on_device
+    def close_file(self, file: Any) -> None:
+        file.close()
+
+
+def _array(array: Any) -> _Array:
+    return _Array(array, array.data.ptr, array.strides, array.shape, array.dtype)
+
+
+def _dense(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= extent
+    return tuple(reversed(strides))

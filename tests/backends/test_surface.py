@@ -1,0 +1,128 @@
+"""Every name of CuPy, kvikio and nvcomp that the package uses exists in what is installed.
+
+The modules that use them never run here, so this is what notices a name that was taken away or
+misspelt. Names are read off the syntax trees; those of objects that only a GPU can make are listed.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpustore import registry
+from tests.backends.wheels import skip
+
+BACKENDS = Path(__file__).parents[2] / "gpustore/backends"
+MODULES = ("cuda", "_nvcomp", "_gds")
+
+# Class -> what is used of its objects.
+MEMBERS = {
+    # Stream.ptr is set on each object.
+    "cupy.cuda.Stream": ("record", "wait_event", "synchronize", "__enter__", "__exit__"),
+    "cupy.cuda.Event": ("done", "synchronize"),
+    "cupy.cuda.Device": ("attributes", "__enter__", "__exit__"),
+    "cupy.ndarray": ("data", "strides", "shape", "dtype"),
+    "cupy.cuda.MemoryPointer": ("ptr",),
+    "cupy.cuda.MemoryPool": ("free_bytes", "free_all_blocks"),
+    "cupy.cuda.runtime.PointerAttributes": ("device",),
+    "cupy.RawModule": ("get_function",),
+    "cupy.RawKernel": ("__call__",),
+    "kvikio.CuFile": ("pread", "close"),
+    "kvikio.cufile.IOFuture": ("get",),
+    "nvidia.nvcomp.Codec": ("decode",),
+    "nvidia.nvcomp.BatchArray": ("buffer_sizes",),
+}
+
+# Numbers that are written out in backends/cuda.py.
+NUMBERS = {
+    "cupy.cuda.runtime.memcpyHostToDevice": 1,
+    "cupy.cuda.runtime.memcpyDeviceToHost": 2,
+    "cupy.cuda.runtime.hostAllocPortable": 1,
+}
+
+_RESOLVE = """
+import importlib, json, sys
+found = {}
+for name in json.loads(sys.argv[1]):
+    parts, value = name.split("."), None
+    for count in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        break
+    try:
+        for part in parts[count:]:
+            value = getattr(value, part)
+        found[name] = value if isinstance(value, int) else "there"
+    except AttributeError:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+def names_used(module):
+    """Dotted names of other packages in a module of the package."""
+    tree = ast.parse((BACKENDS / f"{module}.py").read_text(encoding="utf-8"))
+    roots = {"cupy": "cupy", "kvikio": "kvikio"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "nvidia":
+            roots |= {alias.name: f"nvidia.{alias.name}" for alias in node.names}
+
+    def dotted(node):
+        if isinstance(node, ast.Name):
+            return roots.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = dotted(node.value)
+            return base and f"{base}.{node.attr}"
+        return None
+
+    for node in ast.walk(tree):  # runtime = cupy.cuda.runtime
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = dotted(node.value)
+            if name:
+                roots[node.targets[0].id] = name
+    return {name for node in ast.walk(tree) if (name := dotted(node))}
+
+
+USED = {module: names_used(module) for module in MODULES}
+
+
+def resolve(root):
+    if not registry.is_installed(root):
+        skip(f"{root} is not installed")
+    names = {name for used in USED.values() for name in used}
+    names |= {f"{kind}.{member}" for kind, members in MEMBERS.items() for member in members}
+    names |= set(NUMBERS)
+    mine = sorted(name for name in names if name.startswith(root.partition(".")[0]))
+    command = [sys.executable, "-W", "ignore", "-c", _RESOLVE, json.dumps(mine)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("root", ["cupy", "kvikio", "nvidia.nvcomp"])
+def test_every_name_exists_in_what_is_installed(root):
+    found = resolve(root)
+    assert len(found) >= {"cupy": 30, "kvikio": 4, "nvidia.nvcomp": 4}[root]
+    assert [name for name, value in found.items() if value is None] == []
+
+
+def test_numbers_are_cupys():
+    found = resolve("cupy")
+    assert {name: found[name] for name in NUMBERS} == NUMBERS
+
+
+def test_names_are_found_in_the_modules():
+    assert "cupy.cuda.runtime.mallocAsync" in USED["cuda"]
+    assert "nvidia.nvcomp.as_arrays" in USED["_nvcomp"]
+    assert "kvikio.defaults.is_compat_mode_preferred" in USED["_gds"]
+
+
+def test_modules_that_never_run_here_are_small():
+    lines = sum(len((BACKENDS / f"{module}.py").read_text().splitlines()) for module in MODULES)
+    assert lines < 800
