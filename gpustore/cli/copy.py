@@ -23,6 +23,7 @@ import gpustore
 from gpustore.cli.copy_plan import Plan, plan_regions
 from gpustore.cli.copy_target import Options, make_target
 from gpustore.cli.copy_transfer import first_interrupt, transfer
+from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.failure import CommandError
 from gpustore.cli.info import FORMATS, chunk_extents, format_codecs, format_shape
 from gpustore.cli.screen import Screen, format_nbytes
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         After Ctrl-C, with a text that says what is left.
     """
     screen = None if arguments.quiet else Screen()
-    source = gpustore.open(arguments.source, read=True, device="cpu").result()
+    source = open_whole(arguments.source, field=arguments.field, read=True, device="cpu")
     options = Options(
         chunks=arguments.chunks,
         shards=arguments.shards,
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         made = target.make(delete_existing=arguments.overwrite)
         plan = plan_regions(
             source.shape,
-            source.dtype.numpy_dtype.itemsize,
+            source.dtype.array_dtype.itemsize,
             source_chunk=chunk_extents(source.chunk_layout.read_chunk.shape, source.shape),
             target_chunk=chunk_extents(made.chunk_layout.write_chunk.shape, source.shape),
             memory_nbytes=arguments.memory << 20,
@@ -171,16 +172,17 @@ def _report(
     seconds: float,
 ) -> None:
     """What was done."""
-    shape, layout = target.shape, target.chunk_layout
-    chunk = chunk_extents(layout.read_chunk.shape, shape)
-    shard = chunk_extents(layout.write_chunk.shape, shape)
-    nbytes = math.prod(shape) * target.dtype.numpy_dtype.itemsize
+    elements, layout = Elements.of(target), target.chunk_layout
+    nbytes = math.prod(target.shape) * target.dtype.array_dtype.itemsize
+    rank = target.rank - elements.inner if elements.fields else target.rank
+    chunk = chunk_extents(layout.read_chunk.shape, target.shape)[:rank]
+    shard = chunk_extents(layout.write_chunk.shape, target.shape)[:rank]
     ratio = f", ratio {nbytes / stored_nbytes:.2f}" if stored_nbytes else ""
     codec = target.codec.to_json() if target.codec is not None else {}
     pairs = [
         ("format", FORMATS[str(target.spec().to_json()["driver"])]),
-        ("shape", format_shape(shape)),
-        ("type", target.dtype.name),
+        ("shape", format_shape(target.shape[:rank])),
+        ("type", str(elements) if elements.fields else target.dtype.name),
         ("chunk", format_shape(chunk)),
         *([("shard", format_shape(shard))] if shard != chunk else []),
         ("codecs", format_codecs(codec)),

@@ -2,7 +2,8 @@
 
 Within a format the source's metadata are taken over as they are written (byte and element order,
 the bits of a NaN, unknown members), but for what an option changes. Between the formats the data
-type, fill value, chunks, compressor and attributes are translated; the rest is the default.
+type, fill value, chunks, compressor and attributes are translated; the rest is the default. So it
+is for one field of records; whole records stay in their format.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
+from gpustore.cli.elements import Elements
 from gpustore.cli.failure import CommandError
 from gpustore.cli.info import chunk_extents, format_shape
 
@@ -23,6 +25,9 @@ __all__ = ["Options", "Target", "make_target"]
 
 _FORMATS = {"zarr": 2, "zarr2": 2, "zarr3": 3}
 _DRIVERS = {2: "zarr", 3: "zarr3"}
+_MAX_TYPESIZE = 255
+"""Longest element that Blosc shuffles."""
+
 _COMPRESSORS_AND_CHECKSUMS = ("blosc", "crc32c", "gzip", "zstd")
 
 
@@ -62,6 +67,8 @@ class Target:
         Zarr metadata, whole or in part.
     schema : dict
         Keywords of :func:`gpustore.open` for what `metadata` leave open.
+    as_void : bool
+        Whether elements are written as their bytes.
     attributes : bytes, optional
         Contents of ``.zattrs``, which Zarr v2 has beside its metadata.
     notes : list of str
@@ -72,6 +79,7 @@ class Target:
     kvstore: dict[str, Any]
     metadata: dict[str, Any]
     schema: dict[str, Any] = field(default_factory=dict)
+    as_void: bool = False
     attributes: bytes | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -87,8 +95,9 @@ class Target:
         self._open("memory://", context=gpustore.Context())
 
     def _open(self, kvstore: Any, **keywords: Any) -> gpustore.TensorStore:
+        spec = {"driver": self.driver, "kvstore": kvstore, "metadata": self.metadata}
         return gpustore.open(
-            {"driver": self.driver, "kvstore": kvstore, "metadata": self.metadata},
+            {**spec, "open_as_void": True} if self.as_void else spec,
             create=True,
             device="cpu",
             **self.schema,
@@ -102,7 +111,7 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     Parameters
     ----------
     source : TensorStore
-        The array to copy, as a whole.
+        The array to copy: all of it, or one field of its records.
     name : str
         URL or path of the target.
     options : Options
@@ -121,18 +130,60 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     place = gpustore.Spec(name).to_json()
     after = _chosen_format(options.zarr_format, str(place["driver"]), before)
     metadata: Any = read["metadata"]
-    _check(options, source.rank, after)
+    taken = before == after and "field" not in read
+    elements = Elements.of(source)
+    if elements.inner and not taken and "field" not in read:
+        raise CommandError(_untranslatable(elements, source, before, after))
+    grid = _Grid.of(source, source.rank - elements.inner if taken else source.rank)
+    _check(options, len(grid.shape), after)
 
     target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
-    if before == after:
+    if taken:
         target.metadata = dict(metadata)
+        target.as_void = bool(read.get("open_as_void"))
     else:
         fill = {} if source.fill_value is None else {"fill_value": source.fill_value}
         target.schema = {"dtype": source.dtype, "shape": source.shape, **fill}
-    (_fill_v3 if after == 3 else _fill_v2)(target, source, metadata, options)
+    itemsize = elements.nbytes if taken else source.dtype.array_dtype.itemsize
+    (_fill_v3 if after == 3 else _fill_v2)(target, grid, itemsize, metadata, options, taken=taken)
+    if after == 2 and before == 3:
+        _note_losses(target, source, metadata)
     _take_attributes(target, source, metadata)
     target.check()
     return target
+
+
+def _untranslatable(
+    elements: Elements, source: gpustore.TensorStore, before: int, after: int
+) -> str:
+    """Why an array cannot go to another format, and what can be done."""
+    if elements.fields:
+        names = ", ".join(field.name for field in elements.fields)
+        what, instead = "records", f", or copy one with --field ({names})"
+    else:
+        what, instead = f"elements of {elements.nbytes} {source.dtype.name}s", ""
+    return (
+        f"{what} cannot be copied from Zarr v{before} to v{after}: leave out --zarr-format{instead}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Extents of the source, of its chunks and of its shards (of a chunk if there are none)."""
+
+    shape: list[int]
+    chunk: list[int]
+    shard: list[int]
+
+    @classmethod
+    def of(cls, source: gpustore.TensorStore, rank: int) -> _Grid:
+        """Those of the first `rank` dimensions."""
+        shape, layout = source.shape, source.chunk_layout
+        return cls(
+            [int(n) for n in shape[:rank]],
+            chunk_extents(layout.read_chunk.shape, shape)[:rank],
+            chunk_extents(layout.write_chunk.shape, shape)[:rank],
+        )
 
 
 def _chosen_format(asked: int | None, driver: str, before: int) -> int:
@@ -161,15 +212,22 @@ def _check(options: Options, rank: int, after: int) -> None:
 
 
 def _fill_v3(
-    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any], options: Options
+    target: Target,
+    grid: _Grid,
+    itemsize: int,
+    metadata: dict[str, Any],
+    options: Options,
+    *,
+    taken: bool,
 ) -> None:
     """Set chunk grid and codecs of Zarr v3 metadata, unless they stay as they are."""
     before = metadata.get("codecs")
     asked = (options.chunks, options.shards, options.codec, options.checksum)
-    if before is not None and asked == (None,) * 4:
+    if taken and asked == (None,) * 4:
         return
-    chunk, shard = _chunk_and_shard(source, options)
-    itemsize = source.dtype.numpy_dtype.itemsize
+    chunk, shard = _chunk_and_shard(grid, options)
+    if itemsize > _MAX_TYPESIZE:
+        itemsize = 1
     sharding: dict[str, Any] = {}
     if before is None:
         codecs, target.notes[:] = codecs_of(metadata.get("compressor"), itemsize)
@@ -177,6 +235,8 @@ def _fill_v3(
         codecs, sharding, lost = _innermost(before)
         if lost:
             target.notes.append("shards in shards and codecs around shards are not kept")
+        if not taken and len(chunk) > len(metadata["shape"]):
+            codecs = [codec for codec in codecs if codec["name"] != "transpose"]
     checksum = options.checksum
     if checksum is None:
         checksum = any(codec["name"] == "crc32c" for codec in codecs)
@@ -189,8 +249,8 @@ def _fill_v3(
     if shard is not None:
         configuration = {**sharding, "chunk_shape": chunk, "codecs": codecs}
         codecs = [{"name": "sharding_indexed", "configuration": configuration}]
-    grid = {"name": "regular", "configuration": {"chunk_shape": shard or chunk}}
-    target.metadata |= {"chunk_grid": grid, "codecs": codecs}
+    regular = {"name": "regular", "configuration": {"chunk_shape": shard or chunk}}
+    target.metadata |= {"chunk_grid": regular, "codecs": codecs}
 
 
 def _innermost(
@@ -205,16 +265,13 @@ def _innermost(
     return codecs, {}, False
 
 
-def _chunk_and_shard(
-    source: gpustore.TensorStore, options: Options
-) -> tuple[list[int], list[int] | None]:
+def _chunk_and_shard(grid: _Grid, options: Options) -> tuple[list[int], list[int] | None]:
     """Chunk and shard extents; without options those of the source."""
-    layout, chunk, shard = source.chunk_layout, options.chunks, options.shards
+    chunk, shard = options.chunks, options.shards
     if chunk is None:
-        chunk = chunk_extents(layout.read_chunk.shape, source.shape)
+        chunk = grid.chunk
         if shard is None:
-            written = chunk_extents(layout.write_chunk.shape, source.shape)
-            shard = written if written != chunk else None
+            shard = grid.shard if grid.shard != chunk else None
     if shard is not None and any(s % c for s, c in zip(shard, chunk, strict=True)):
         raise CommandError(
             f"shards of {format_shape(shard)} are not whole multiples of chunks of "
@@ -224,23 +281,31 @@ def _chunk_and_shard(
 
 
 def _fill_v2(
-    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any], options: Options
+    target: Target,
+    grid: _Grid,
+    itemsize: int,
+    metadata: dict[str, Any],
+    options: Options,
+    *,
+    taken: bool,
 ) -> None:
     """Set chunks and compressor of Zarr v2 metadata, unless they stay as they are."""
     converted = "codecs" in metadata
-    if converted or options.chunks is not None:
-        layout = source.chunk_layout.read_chunk.shape
-        chunk = options.chunks or chunk_extents(layout, source.shape)
-        target.metadata["chunks"] = list(chunk)
+    if not taken or options.chunks is not None:
+        target.metadata["chunks"] = list(options.chunks or grid.chunk)
     if options.codec is not None:
-        codecs = codecs_named(options.codec, source.dtype.numpy_dtype.itemsize)
+        codecs = codecs_named(options.codec, itemsize)
         target.metadata |= {"compressor": compressor_of(codecs)[0], "filters": None}
     elif converted:
         compressor, notes = compressor_of(_innermost(metadata["codecs"])[0])
         target.metadata |= {"compressor": compressor, "filters": None}
         target.notes += notes
-    if not converted:
-        return
+    elif not taken:
+        target.metadata |= {"compressor": metadata["compressor"], "filters": None}
+
+
+def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]) -> None:
+    """What Zarr v2 does not keep of a Zarr v3 array."""
     if source.dtype.numpy_dtype.isbuiltin == 2:  # registered by ml_dtypes
         target.notes.append(
             f"{source.dtype.name} is no data type of the Zarr v2 specification: TensorStore and "

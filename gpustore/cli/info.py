@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
+from gpustore.cli.elements import Elements, Field, open_whole
 from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    store = gpustore.open(arguments.array).result()
+    store = open_whole(arguments.array)
     facts = describe(store)
     if arguments.json:
         print(json.dumps(facts, indent=2))
@@ -49,11 +50,16 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
     -------
     dict
         Sizes in bytes. ``shard`` is None unless several chunks share a stored value;
-        ``stored_nbytes`` is None where the kvstore does not tell sizes.
+        ``stored_nbytes`` is None where the kvstore does not tell sizes. Of records, ``fields``
+        tells what is in one.
     """
+    elements = Elements.of(store)
+    rank = store.rank - elements.inner if elements.fields else store.rank
     shape = [int(n) for n in store.shape]
-    chunk = chunk_extents(store.chunk_layout.read_chunk.shape, shape)
-    written = chunk_extents(store.chunk_layout.write_chunk.shape, shape)
+    nbytes_decoded = math.prod(shape) * store.dtype.array_dtype.itemsize
+    chunk = chunk_extents(store.chunk_layout.read_chunk.shape, shape)[:rank]
+    written = chunk_extents(store.chunk_layout.write_chunk.shape, shape)[:rank]
+    shape = shape[:rank]
     spec = store.spec().to_json()
     codec = store.codec.to_json() if store.codec is not None else {}
     nstored, nbytes = _stored(store)
@@ -61,13 +67,19 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "format": FORMATS.get(spec["driver"], spec["driver"]),
         "kvstore": spec.get("kvstore"),
         "shape": shape,
-        "labels": list(store.domain.labels),
-        "dtype": store.dtype.name,
+        "labels": list(store.domain.labels[:rank]),
+        "dtype": str(elements).splitlines()[0] if elements.fields else store.dtype.name,
+        "fields": [
+            {"name": field.name, "dtype": field.dtype, "shape": list(field.shape)}
+            for field in elements.fields
+        ],
         "chunk": chunk,
         "shard": written if written != chunk else None,
         "codec": {name: value for name, value in codec.items() if name != "driver"},
-        "fill_value": _plain(store.fill_value),
-        "nbytes": math.prod(shape) * store.dtype.numpy_dtype.itemsize,
+        "fill_value": spec["metadata"]["fill_value"]
+        if elements.fields
+        else _plain(store.fill_value),
+        "nbytes": nbytes_decoded,
         "values_possible": math.prod(-(-n // c) for n, c in zip(shape, written)),
         "values_stored": nstored,
         "stored_nbytes": nbytes,
@@ -130,7 +142,7 @@ def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = [
         ("format", facts["format"]),
         ("shape", format_shape(facts["shape"]) + named),
-        ("type", facts["dtype"]),
+        ("type", "\n".join([facts["dtype"], *(str(Field(**f)) for f in facts["fields"])])),
         ("decoded size", format_nbytes(facts["nbytes"])),
         ("chunk", format_shape(facts["chunk"])),
         ("codecs", format_codecs(facts["codec"])),

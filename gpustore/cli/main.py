@@ -132,6 +132,11 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="whether a crc32c stands behind each chunk; Zarr v3 only (default: as in the source)",
     )
     command.add_argument(
+        "--field",
+        metavar="NAME",
+        help="copy this field of records to an array of its own (default: whole records)",
+    )
+    command.add_argument(
         "--zarr-format",
         type=int,
         choices=(2, 3),
