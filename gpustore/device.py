@@ -38,7 +38,6 @@ __all__ = [
     "STATUSES",
     "Allocation",
     "Argument",
-    "ChecksumBatch",
     "CodecBatch",
     "Device",
     "DeviceArray",
@@ -309,37 +308,11 @@ class CodecBatch:
         return found[: 8 * count].view(np.uint64), found[8 * count :].view(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksumBatch:
-    """Pieces of memory of which one call computes the CRC-32C of each.
-
-    Attributes
-    ----------
-    src : Spans, length n
-    table : int
-        Address of :meth:`columns`, uploaded by the caller: 16 n bytes, at a multiple of 8.
-    result : int
-        Address of n uint32 at a multiple of 4 that the call fills.
-    """
-
-    src: Spans
-    table: int
-    result: int
-
-    @staticmethod
-    def columns(src: Spans) -> NDArray[np.uint64]:
-        """What the device reads, shape (2, n): addresses and sizes."""
-        return np.stack((src.address, src.nbytes))
-
-
 class Device(Protocol):
     """One device. Any number of threads may use it at once, but a stream is one thread's."""
 
     name: str
     """As in :class:`~gpustore.resources.device.DeviceName`: ``"cuda:0"``."""
-
-    has_crc32c: bool
-    """Whether :meth:`crc32c` works."""
 
     # ----------------------------------------------------------------- memory and budget
 
@@ -488,9 +461,6 @@ class Device(Protocol):
         All addresses in it are multiples of 16, and `dst` has as much room as
         :meth:`compress_nbytes` says.
         """
-
-    def crc32c(self, batch: ChecksumBatch, stream: Stream) -> None:
-        """CRC-32C (Castagnoli) of each piece of memory."""
 
     # ----------------------------------------------------------------- files
 

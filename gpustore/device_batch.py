@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from gpustore.device import (
     STATUSES,
     Allocation,
     Argument,
-    ChecksumBatch,
     CodecBatch,
     Device,
     Spans,
@@ -33,7 +32,7 @@ from gpustore.device import (
 )
 from gpustore.kvstores.base import Buffer
 
-__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table"]
+__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table", "TableLaunch"]
 
 UNWRITTEN = 0xFF
 """Every byte of the results before the steps run: no status, no likely size or checksum."""
@@ -57,10 +56,51 @@ class Result:
     nbytes: int
 
 
+_WARPS_PER_BLOCK = 8
+_SEGMENT_NBYTES = 64 << 10
+"""One block of threads computes the checksum of so many bytes; not measured."""
+
+_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
+"""Codecs that the package decodes itself where the device's libraries do not."""
+
 Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
 """From the bytes of a :class:`Result` to rows that failed, and why."""
 
 _Step = Callable[[Stream, int, int], None]
+
+
+class TableLaunch(Protocol):
+    """A launch whose first arguments are the address and the length of a table of descriptors.
+
+    Attributes
+    ----------
+    family, expression, blocks
+        As for :meth:`DeviceBatch.launch`.
+    table : ndarray, shape (n,)
+        Its address and n, a uint32, are the first two arguments.
+    arguments : tuple
+        Those behind them.
+    offsets : ndarray of int64, optional
+        A second table: its address is the last argument.
+    """
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def expression(self) -> str: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def table(self) -> NDArray[Any]: ...
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]: ...
+
+    @property
+    def offsets(self) -> NDArray[np.int64] | None: ...
 
 
 class DeviceBatch:
@@ -209,6 +249,22 @@ class DeviceBatch:
 
         self._record(step)
 
+    def launch_tables(self, launches: Sequence[TableLaunch]) -> None:
+        """Record launches together with their tables; offsets that some share are one table."""
+        shared: dict[int, Table] = {}
+        for one in launches:
+            arguments: list[Argument | Table] = [self.table(one.table), np.uint32(len(one.table))]
+            arguments += one.arguments
+            if one.offsets is not None:
+                if id(one.offsets) not in shared:
+                    shared[id(one.offsets)] = self.table(one.offsets)
+                arguments.append(shared[id(one.offsets)])
+            self.launch(one.family, one.expression, one.blocks, arguments)
+
+    def can_decompress(self, codec: str) -> bool:
+        """Whether :meth:`decompress` takes streams of this codec."""
+        return codec in _KERNELS or self._device.codec(codec) is not None
+
     def decompress(
         self, codec: str, src: Spans, dst: Spans, rows: NDArray[np.int64] | None = None
     ) -> None:
@@ -217,19 +273,25 @@ class DeviceBatch:
         Parameters
         ----------
         codec : str
-            One for which the device has a :class:`~gpustore.device.DeviceCodec`; `src` and `dst`
-            are aligned as that says.
+            One for which :meth:`can_decompress` is true; `src` and `dst` are aligned as the
+            device's :class:`~gpustore.device.DeviceCodec` says, anyhow if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.
         """
-        if not len(src):
+        count = len(src)
+        if not count:
             return
         owners = self.rows if rows is None else rows
         sizes = dst.nbytes
         table = self.table(CodecBatch.columns(src, dst))
-        result = self.result(12 * len(src), lambda found: _wrong(found, owners, sizes, codec))
+        result = self.result(12 * count, lambda found: _wrong(found, owners, sizes, codec))
+        if self._device.codec(codec) is None:
+            statuses = Result(result.offset + 8 * count, 4 * count)
+            blocks = -(-count // _WARPS_PER_BLOCK)
+            self.launch("lz", _KERNELS[codec], blocks, [table, np.uint32(count), result, statuses])
+            return
         temp_nbytes = self._device.decompress_temp_nbytes(
-            codec, len(src), int(sizes.max()), int(sizes.sum())
+            codec, count, int(sizes.max()), int(sizes.sum())
         )
         temp = self.scratch(temp_nbytes) if temp_nbytes else 0
 
@@ -251,17 +313,20 @@ class DeviceBatch:
         self, src: Spans, expected: NDArray[np.uint32], rows: NDArray[np.int64] | None = None
     ) -> None:
         """Record that the CRC-32C of each of `src` is compared with `expected`."""
-        if not len(src):
+        count = len(src)
+        if not count:
             return
         owners = self.rows if rows is None else rows
-        table = self.table(ChecksumBatch.columns(src))
-        result = self.result(4 * len(src), lambda found: _differing(found, owners, expected))
-
-        def step(stream: Stream, tables: int, results: int) -> None:
-            batch = ChecksumBatch(src, tables + table.offset, results + result.offset)
-            self._device.crc32c(batch, stream)
-
-        self._record(step)
+        table = self.table(np.stack((src.address, src.nbytes)))
+        # The kernel adds to what is there: all bits set, as all results are before the steps.
+        result = self.result(4 * count, lambda found: _differing(found, owners, expected))
+        segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
+        self.launch(
+            "crc32c",
+            "gs::crc32c",
+            count * segments,
+            [table, np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES), result],
+        )
 
     def _record(self, step: _Step) -> None:
         self._steps.append(step)

@@ -5,11 +5,10 @@ import inspect
 import itertools
 import threading
 
-import google_crc32c
 import numpy as np
 import pytest
 
-from gpustore.device import ALIGNMENT, ChecksumBatch, CodecBatch, Device, Spans
+from gpustore.device import ALIGNMENT, CodecBatch, Device, Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
 from tests.streams import CODECS, decode, encode, smooth
@@ -32,7 +31,7 @@ def operations(kind):
 
 def test_the_emulated_device_has_every_operation():
     assert operations(EmulatedDevice) == operations(Device)
-    assert len(operations(Device)) == 27
+    assert len(operations(Device)) == 26
 
 
 # --------------------------------------------------------------------------- memory
@@ -369,19 +368,6 @@ def test_what_the_device_compresses_the_host_decodes(bench, codec):
     assert statuses == [0] * len(data)
     for start, nbytes, part in zip(dst.address.tolist(), found, data, strict=True):
         assert decode(codec, bench.get(start, nbytes), len(part)) == part
-
-
-def test_crc32c_equals_googles(bench):
-    data = [smooth(nbytes, nbytes) for nbytes in (0, 1, 3, 4, 15, 16, 17, 4096, 70_001)]
-    src = bench.put_streams(data, offset=1)
-    batch = ChecksumBatch(
-        src,
-        table=bench.put(ChecksumBatch.columns(src).tobytes()),
-        result=bench.allocate(4 * len(data)),
-    )
-    bench.device.crc32c(batch, bench.stream)
-    found = np.frombuffer(bench.get(batch.result, 4 * len(data)), np.uint32)
-    assert found.tolist() == [google_crc32c.value(part) for part in data]
 
 
 def test_columns_are_read_back_as_they_were_written():

@@ -1,12 +1,17 @@
 """Sub-batches of values, recorded and run on the emulated device and on a GPU."""
 
 import google_crc32c
+import numcodecs
 import numpy as np
 import pytest
 
+from gpustore.backends._blocks import stream_launches
+from gpustore.backends._runs import Listed, Rows, indexed_launches
 from gpustore.device import Spans
 from gpustore.device_batch import UNWRITTEN, DeviceBatch
 from tests.device_memory import bench_of, fill_runs, require_kernels
+from tests.emulator.device import EmulatedDevice
+from tests.emulator.queue import ORDERS
 from tests.streams import encode, smooth
 
 NBYTES = 3000
@@ -64,8 +69,10 @@ def checksummed(data):
     return data + google_crc32c.value(data).to_bytes(4, "little")
 
 
-def record_chain(batch, codec, dst):
+def record_chain(slot, codec, dst):
     """What the codecs of a chain ``[..., codec, crc32c]`` record."""
+    require_kernels(slot.bench.device)
+    batch = slot.batch
     expected = np.array([int.from_bytes(value[-4:], "little") for value in batch.encoded], "u4")
     batch.narrow(0, 4)
     batch.crc32c(batch.values, expected)
@@ -77,7 +84,7 @@ def test_checksums_and_streams_are_checked_and_decoded_together(bench):
     values = [smooth(NBYTES, i) for i in range(5)]
     slot = Slot(bench, [checksummed(encode("zstd", value)) for value in values])
     dst = decoded_spans(bench, 5)
-    record_chain(slot.batch, "zstd", dst)
+    record_chain(slot, "zstd", dst)
     assert slot.batch.launches == 2
     assert slot.failures() == {}
     assert bench.get(int(dst.address[0]), 5 * NBYTES) == b"".join(values)
@@ -90,7 +97,7 @@ def test_failures_are_told_by_row_and_with_the_first_reason(bench):
     encoded[2] = checksummed(encode("lz4", smooth(NBYTES - 1)))
     encoded[3] = encoded[3][:-1] + bytes([encoded[3][-1] ^ 1])
     slot = Slot(bench, encoded, rows=[10, 20, 30, 40])
-    record_chain(slot.batch, "lz4", decoded_spans(bench, 4))
+    record_chain(slot, "lz4", decoded_spans(bench, 4))
     failed = slot.failures()
     assert sorted(failed) == [20, 30, 40]
     assert failed[20].startswith("lz4: cannot be decompressed")
@@ -135,11 +142,91 @@ def test_a_batch_without_values_asks_for_nothing(bench):
     assert slot.failures() == {}
 
 
+def blosclz(data):
+    """The only stream of a Blosc frame of one block."""
+    encoded = numcodecs.Blosc("blosclz", 9, 0, blocksize=len(data)).encode(data)
+    start = int.from_bytes(encoded[16:20], "little")
+    length = int.from_bytes(encoded[start : start + 4], "little")
+    assert length < len(data)
+    return encoded[start + 4 : start + 4 + length]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "blosclz"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_kernels_decode_what_the_device_has_no_codec_for(order, codec):
+    device = EmulatedDevice(order, decodes=())
+    require_kernels(device)
+    values = [bytes(range(64)) * (NBYTES // 64) + bytes(NBYTES % 64), bytes(NBYTES)] * 6
+    encoded = [blosclz(v) if codec == "blosclz" else encode("lz4", v) for v in values]
+    encoded[4] = encoded[4][:-3]
+    with bench_of(device) as bench:
+        slot = Slot(bench, encoded)
+        assert slot.batch.can_decompress(codec)
+        assert not slot.batch.can_decompress("zstd")
+        dst = decoded_spans(bench, len(values))
+        slot.batch.decompress(codec, slot.batch.values, dst)
+        assert slot.batch.launches == 1
+        assert slot.failures() == {4: f"{codec}: cannot be decompressed (12)"}
+        found = bench.get(int(dst.address[0]), len(values) * NBYTES)
+    parts = [found[i * NBYTES : (i + 1) * NBYTES] for i in range(len(values))]
+    assert [part for i, part in enumerate(parts) if i != 4] == values[:4] + values[5:]
+    device.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 65_535, 65_536, 200_001])
+def test_checksums_of_any_length_are_computed_in_one_launch(bench, nbytes):
+    require_kernels(bench.device)
+    pieces = [smooth(nbytes, 1), b"123456789", smooth(100, 2)]
+    slot = Slot(bench, pieces)
+    expected = np.array([google_crc32c.value(piece) for piece in pieces], "u4")
+    slot.batch.crc32c(slot.batch.values, expected ^ np.array([0, 0, 1], "u4"))
+    assert slot.batch.launches == 1
+    assert list(slot.failures()) == [2]
+
+
+def test_launches_with_tables_are_recorded_with_them(bench):
+    require_kernels(bench.device)
+    pieces = [smooth(nbytes, nbytes) for nbytes in (5, 1000, 70_000)]
+    slot = Slot(bench, pieces)
+    dst = Spans.contiguous(bench.allocate(80_000), slot.batch.values.nbytes.tolist(), 3)
+    values = slot.batch.values
+    slot.batch.launch_tables(stream_launches(values.address, dst.address, dst.nbytes))
+    assert slot.failures() == {}
+    for start, piece in zip(dst.address.tolist(), pieces, strict=True):
+        assert bench.get(start, len(piece)) == piece
+
+
+def test_launches_share_the_offsets_of_listed_elements(bench):
+    require_kernels(bench.device)
+    data = np.arange(5000, dtype="<u2")
+    picks = [np.array([7, 7, 4000, 0, 123]), np.array([1, 4999])]
+    slot = Slot(bench, [data.tobytes()] * 2)
+    start = bench.put(bytes(20))
+    rows = Rows(
+        src=slot.batch.values.address.astype(np.int64),
+        dst=np.array([start, start + 10 + 1]),  # The second at an odd address: another launch.
+        count=np.zeros((0, 2), np.int64),
+        src_stride=(),
+        dst_stride=(),
+    )
+    listed = Listed([5, 2], [2 * p for p in picks], [2 * np.arange(5), 2 * np.arange(2)])
+    launches = indexed_launches(rows, [listed], 2)
+    assert len(launches) == 2
+    before = slot.batch.table_nbytes
+    slot.batch.launch_tables(launches)
+    tables = sum(-(-one.table.nbytes // 16) * 16 for one in launches)
+    assert slot.batch.table_nbytes - before == tables + launches[0].offsets.nbytes
+    assert slot.failures() == {}
+    found = bench.get(start, 15)
+    assert found[:10] == data[picks[0]].tobytes()
+    assert found[11:] == data[picks[1]].tobytes()
+
+
 def test_launches_do_not_grow_with_the_values(bench):
     counts = []
     for count in (1, 50):
         slot = Slot(bench, [checksummed(encode("lz4", smooth(NBYTES, 1)))] * count)
-        record_chain(slot.batch, "lz4", decoded_spans(bench, count))
+        record_chain(slot, "lz4", decoded_spans(bench, count))
         counts.append(slot.batch.launches)
         assert slot.failures() == {}
     assert counts == [2, 2]

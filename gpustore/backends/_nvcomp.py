@@ -28,13 +28,11 @@ from gpustore.backends._nvcomp_abi import (
     LARGEST,
     ROWS,
     Alignments,
-    CrcOptions,
-    CrcSpec,
     Options,
     Properties,
     prototypes,
 )
-from gpustore.device import STATUSES, ChecksumBatch, CodecBatch, DeviceCodec, Spans
+from gpustore.device import STATUSES, CodecBatch, DeviceCodec, Spans
 from gpustore.errors import DeviceError
 
 try:
@@ -48,11 +46,7 @@ __all__ = ["Bindings", "DeviceBytes", "Library", "engine"]
 _BACKEND_CUDA = 2
 """Decode by CUDA also where there is a decompression engine, which checks nothing."""
 
-_ONLY_SEGMENT = 0
 _CANNOT_DECOMPRESS = 12
-
-CRC32C = CrcSpec(0x1EDC6F41, 0xFFFFFFFF, True, True, 0xFFFFFFFF)
-"""``nvcompCRC32_C``."""
 
 
 def _library_path() -> Path:
@@ -203,30 +197,6 @@ class Library:
             stream=stream,
         )
 
-    def crc32c(self, batch: ChecksumBatch, stream: int) -> None:
-        """See :meth:`gpustore.device.Device.crc32c`."""
-        count = len(batch.src)
-        options = CrcOptions(CRC32C)
-        self._call(
-            "nvcompBatchedCRC32GetHeuristicConf",
-            device_input_chunk_bytes=None,
-            num_chunks=count,
-            kernel_conf=ctypes.addressof(options.kernel_conf),
-            max_input_chunk_bytes=max(1, int(batch.src.nbytes.max())),
-            stream=stream,
-        )
-        self._call(
-            "nvcompBatchedCRC32Async",
-            device_input_chunk_ptrs=batch.table,
-            device_input_chunk_bytes=batch.table + 8 * count,
-            num_chunks=count,
-            device_crc32_ptr=batch.result,
-            opts=options,
-            segment_kind=_ONLY_SEGMENT,
-            device_statuses=None,
-            stream=stream,
-        )
-
 
 class DeviceBytes:
     """Device memory, as other libraries take it."""
@@ -243,7 +213,7 @@ class DeviceBytes:
 
 
 class Bindings:
-    """nvcomp's Python package. It decodes, but does not encode nor compute CRC-32C."""
+    """nvcomp's Python package. It decodes, but does not encode."""
 
     def codec(self, name: str) -> DeviceCodec | None:
         """See :meth:`gpustore.device.Device.codec`; the alignment is what suits all of nvcomp."""

@@ -3,7 +3,7 @@
 C has no names for what it passes, so one wrong type here would be a crash on a GPU. A test compares
 all of this with the headers in the wheels of 5.2 and 6.0.
 
-Source: nvcomp 5.2 and 6.0, ``nvcomp/{lz4,snappy,zstd,deflate,gzip,crc32,shared_types}.h``.
+Source: nvcomp 5.2 and 6.0, ``nvcomp/{lz4,snappy,zstd,deflate,gzip,shared_types}.h``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ __all__ = [
     "LARGEST",
     "ROWS",
     "Alignments",
-    "CrcKernel",
-    "CrcOptions",
-    "CrcSpec",
     "Options",
     "Properties",
     "Prototype",
@@ -43,36 +40,6 @@ class Alignments(ctypes.Structure):
     )
 
 
-class CrcSpec(ctypes.Structure):
-    """``nvcompCRC32Spec_t``."""
-
-    _fields_ = (
-        ("poly", ctypes.c_uint32),
-        ("init", ctypes.c_uint32),
-        ("ref_in", ctypes.c_bool),
-        ("ref_out", ctypes.c_bool),
-        ("xorout", ctypes.c_uint32),
-        ("reserved", ctypes.c_char * 16),
-    )
-
-
-class CrcKernel(ctypes.Structure):
-    """``nvcompCRC32KernelConf_t``."""
-
-    _fields_ = (
-        ("kernel_kind", ctypes.c_int),
-        ("bytes_per_read", ctypes.c_int32),
-        ("blocks_per_msg", ctypes.c_int32),
-        ("reserved", ctypes.c_char * 20),
-    )
-
-
-class CrcOptions(ctypes.Structure):
-    """``nvcompBatchedCRC32Opts_t``."""
-
-    _fields_ = (("spec", CrcSpec), ("kernel_conf", CrcKernel), ("reserved", ctypes.c_char * 64))
-
-
 class Properties(ctypes.Structure):
     """``nvcompProperties_t``."""
 
@@ -81,7 +48,6 @@ class Properties(ctypes.Structure):
 
 _POINTER = ctypes.c_void_p
 _SIZE = ctypes.c_size_t
-_ENUM = ctypes.c_int
 
 Prototype = dict[str, Any]
 """Types of the arguments of a function, in order, by the names in the header."""
@@ -132,26 +98,6 @@ _OF_EACH_CODEC: dict[str, Prototype] = {
     },
 }
 
-_OF_CRC32: dict[str, Prototype] = {
-    "nvcompBatchedCRC32Async": {
-        "device_input_chunk_ptrs": _POINTER,
-        "device_input_chunk_bytes": _POINTER,
-        "num_chunks": _SIZE,
-        "device_crc32_ptr": _POINTER,
-        "opts": CrcOptions,
-        "segment_kind": _ENUM,
-        "device_statuses": _POINTER,
-        "stream": _POINTER,
-    },
-    "nvcompBatchedCRC32GetHeuristicConf": {
-        "device_input_chunk_bytes": _POINTER,
-        "num_chunks": _SIZE,
-        "kernel_conf": _POINTER,
-        "max_input_chunk_bytes": _SIZE,
-        "stream": _POINTER,
-    },
-}
-
 FORMATS = {"lz4": "LZ4", "snappy": "Snappy", "zstd": "Zstd", "deflate": "Deflate", "gzip": "Gzip"}
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -179,7 +125,7 @@ ROWS: dict[int, tuple[str, bool, dict[str, int]]] = {
 def prototypes(major: int) -> dict[str, Prototype]:
     """Every function that is called in this version of the library, by name."""
     suffix, takes_stream, _ = ROWS[major]
-    found = dict(_OF_CRC32)
+    found: dict[str, Prototype] = {}
     for name in FORMATS.values():
         for verb in ("compress", "decompress"):
             query = {argument.format(verb=verb): kind for argument, kind in _TEMP_SIZE.items()}

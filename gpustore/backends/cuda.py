@@ -25,7 +25,6 @@ from gpustore.backends import _gds, _kernels, _nvcomp
 from gpustore.device import (
     Allocation,
     Argument,
-    ChecksumBatch,
     CodecBatch,
     DeviceCodec,
     MemoryInfo,
@@ -131,7 +130,6 @@ class CudaDevice:
         self.pid = os.getpid()
         self.failure: DeviceError | None = None
         self._nvcomp = _nvcomp.engine()
-        self.has_crc32c = isinstance(self._nvcomp, _nvcomp.Library)
         self._kernels: dict[str, _Kernel] = {}
         self._keep_freed_memory()
 
@@ -304,25 +302,21 @@ class CudaDevice:
 
     @_on_device
     def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
-        return self._library("compress").compress_nbytes(codec, count, max_nbytes)
+        return self._encoder().compress_nbytes(codec, count, max_nbytes)
 
     @_on_device
     def compress(self, batch: CodecBatch, stream: Any) -> None:
-        self._library("compress").compress(batch, stream.ptr)
-
-    @_on_device
-    def crc32c(self, batch: ChecksumBatch, stream: Any) -> None:
-        self._library("crc32c").crc32c(batch, stream.ptr)
+        self._encoder().compress(batch, stream.ptr)
 
     def _engine(self) -> _nvcomp.Library | _nvcomp.Bindings:
         if self._nvcomp is None:
             raise UnsupportedError(f"{self.name} has no codecs: nvidia-nvcomp is not installed")
         return self._nvcomp
 
-    def _library(self, operation: str) -> _nvcomp.Library:
+    def _encoder(self) -> _nvcomp.Library:
         engine = self._engine()
         if not isinstance(engine, _nvcomp.Library):
-            raise UnsupportedError(f"{self.name}: {operation} needs nvcomp 5 or 6")
+            raise UnsupportedError(f"{self.name}: encoding needs nvcomp 5 or 6")
         return engine
 
     # ----------------------------------------------------------------- files

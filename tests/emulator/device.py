@@ -22,11 +22,10 @@ import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-import google_crc32c
 import numpy as np
 
 from gpustore.backends import _kernels
-from gpustore.device import ChecksumBatch, CodecBatch, MemoryInfo, Spans
+from gpustore.device import CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
 from tests.emulator.memory import FRESH, PINNED, Memory
@@ -162,6 +161,8 @@ class EmulatedDevice:
         Device memory.
     file_alignment : int
         1, or what direct reads want.
+    decodes : tuple of str
+        Codecs it has; none as a GPU without nvcomp.
 
     Attributes
     ----------
@@ -170,9 +171,16 @@ class EmulatedDevice:
         Calls of each operation, ``upload_nbytes`` and ``download_nbytes``.
     """
 
-    def __init__(self, order="lazy", *, seed=0, total_nbytes=1 << 30, file_alignment=4096):
+    def __init__(
+        self,
+        order="lazy",
+        *,
+        seed=0,
+        total_nbytes=1 << 30,
+        file_alignment=4096,
+        decodes=tuple(codecs.CODECS),
+    ):
         self.name = "emulated"
-        self.has_crc32c = True
         self.order = order
         self.faults = Faults()
         self.counts = Counter()
@@ -181,6 +189,7 @@ class EmulatedDevice:
         self._queue = Queue(order, seed)
         self._memory = Memory(total_nbytes)
         self._file_alignment = file_alignment
+        self._decodes = decodes
         self._lost = None
         self._pinned = []
         self._dropped = deque()
@@ -411,7 +420,7 @@ class EmulatedDevice:
 
     def codec(self, name):
         with self._asked("codec"):
-            return codecs.CODECS.get(name)
+            return codecs.CODECS[name] if name in self._decodes else None
 
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
         with self._asked("decompress_temp_nbytes"):
@@ -502,32 +511,6 @@ class EmulatedDevice:
             ).tobytes()
 
         self._submit(stream, name, run, reads=[table, batch.src], writes=[batch.dst, result, temp])
-
-    def crc32c(self, batch, stream):
-        with self._asked("crc32c"):
-            count = len(batch.src)
-            name = f"crc32c of {count} pieces"
-            table = Spans.contiguous(batch.table, [16 * count])
-            result = Spans.contiguous(batch.result, [4 * count])
-            _require_alignment(name, table.address, 8)
-            _require_alignment(name, result.address, 4)
-            used = _joined(table, result, batch.src)
-            self._memory.require(used, name, running=False)
-            columns = ChecksumBatch.columns(batch.src)
-            number = self.counts["calls"]
-            self.counts["calls"] += 1
-
-            def run():
-                self._lose(number)
-                self._memory.require(used, name, running=True)
-                _require_table(name, table, columns)
-                sums = [
-                    google_crc32c.value(_at(address, nbytes).tobytes())
-                    for address, nbytes in columns.T.tolist()
-                ]
-                _at(batch.result, 4 * count)[:] = np.array(sums, np.uint32).tobytes()
-
-            self._submit(stream, name, run, reads=[table, batch.src], writes=[result])
 
     # ------------------------------------------------------------- files
 
