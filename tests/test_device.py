@@ -5,6 +5,7 @@ import inspect
 import itertools
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -110,6 +111,16 @@ def test_arrays_for_the_user_lie_where_they_say(bench, shape, order, strides):
     assert wrapped.array is made.array
     if strides is not None:
         assert (wrapped.address, wrapped.strides) == (made.address, made.strides)
+
+
+@pytest.mark.parametrize(
+    "dtype", [">f4", "M8[s]", "V5", "S3", [("a", "<u2"), ("b", "u1")], ml_dtypes.bfloat16]
+)
+def test_arrays_for_the_user_may_have_types_that_nobody_computes_with(bench, dtype):
+    made = bench.device.empty((3, 2), np.dtype(dtype), "C", bench.stream)
+    bench.wait()
+    assert made.dtype == made.array.dtype == np.dtype(dtype)
+    assert bench.device.wrap(made.array).dtype == np.dtype(dtype)
 
 
 def test_host_cannot_look_into_arrays_by_accident(bench):
@@ -227,6 +238,29 @@ def test_the_stream_of_a_caller_is_the_one_given(bench):
     assert bench.get(address, 4) == b"\x09" * 4
     with pytest.raises(TypeError, match="stream"):
         device.caller_stream("no stream")
+
+
+def test_threads_share_a_device(device):
+    """Each with a stream of its own; nobody sees the bytes of another."""
+    wrong = []
+
+    def work(number):
+        with bench_of(device) as bench:
+            data = [smooth(2000, 10 * number + i) for i in range(5)]
+            for part in data:
+                src = bench.put_streams([encode("zstd", part)])
+                dst = Spans.contiguous(bench.allocate(2000), [2000])
+                found = bench.run_codec("decompress", "zstd", src, dst)
+                decoded = bench.get(int(dst.address[0]), 2000)
+                if found != ([2000], [0]) or decoded != part:
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
 
 
 # --------------------------------------------------------------------------- kernels

@@ -11,6 +11,7 @@ the current one of the calling thread, and nothing runs on the default stream.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ _STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _PORTABLE = 1
-_KEEP_ALL = 2**64 - 1
+_KEEP_ALL = 2**63 - 1
 _DLPACK_CUDA = (2, 13)
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
@@ -150,7 +151,7 @@ class CudaDevice:
         reserved = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)
         used = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrUsedMemCurrent)
         kept = reserved - used + cupy.get_default_memory_pool().free_bytes()
-        cache = cupy.cuda.Device(self.ordinal).attributes["L2CacheSize"]
+        cache = runtime.deviceGetAttribute(runtime.cudaDevAttrL2CacheSize, self.ordinal)
         return MemoryInfo(total, min(total, free + kept), cache)
 
     @_on_device
@@ -183,8 +184,11 @@ class CudaDevice:
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any
     ) -> _Array:
+        nbytes = math.prod(shape) * dtype.itemsize
         with stream:
-            return _array(cupy.ndarray(shape, dtype, order=order))
+            memory = cupy.cuda.alloc(max(1, nbytes))
+        # Without memory of its own CuPy refuses types that it cannot compute with.
+        return _array(cupy.ndarray(shape, dtype, memptr=memory, order=order))
 
     @_on_device
     def wrap(self, array: Any) -> _Array | None:

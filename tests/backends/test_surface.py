@@ -24,7 +24,7 @@ MEMBERS = {
     # Stream.ptr is set on each object.
     "cupy.cuda.Stream": ("record", "wait_event", "synchronize", "__enter__", "__exit__"),
     "cupy.cuda.Event": ("done", "synchronize"),
-    "cupy.cuda.Device": ("attributes", "__enter__", "__exit__"),
+    "cupy.cuda.Device": ("__enter__", "__exit__"),
     "cupy.ndarray": ("data", "strides", "shape", "dtype"),
     "cupy.cuda.MemoryPointer": ("ptr",),
     "cupy.cuda.MemoryPool": ("free_bytes", "free_all_blocks"),
@@ -115,6 +115,24 @@ def test_every_name_exists_in_what_is_installed(root):
 def test_numbers_are_cupys():
     found = resolve("cupy")
     assert {name: found[name] for name in NUMBERS} == NUMBERS
+
+
+_ANY_TYPE = """
+import cupy, ml_dtypes, numpy as np
+memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(4096, 4096, None, 0), 0)
+types = ["<f4", ">f4", "M8[s]", "V5", "S3", [("a", "<u2"), ("b", "u1")]]
+for dtype in map(np.dtype, [*types, ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.float8_e4m3fn]):
+    array = cupy.ndarray((3, 2), dtype, memptr=memory, order="F")
+    assert array.dtype == dtype and array.strides == (dtype.itemsize, 3 * dtype.itemsize)
+"""
+
+
+def test_arrays_over_memory_may_have_any_type():
+    if not registry.is_installed("cupy"):
+        skip("cupy is not installed")
+    command = [sys.executable, "-W", "ignore", "-c", _ANY_TYPE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_names_are_found_in_the_modules():
