@@ -5,7 +5,8 @@ stream order, and again when it is freed; freed memory is kept for a while and n
 that whoever still reads it gets poison, and whoever writes it is found.
 """
 
-from collections import OrderedDict
+import bisect
+from collections import deque
 
 import numpy as np
 
@@ -19,6 +20,8 @@ FREED = 0xDD
 PINNED = 0xD1
 
 _KEPT_NBYTES = 256 << 20
+_KEPT = 1000
+"""Freed allocations that are kept, so that their addresses are not used again."""
 
 
 class EmulatedAllocation:
@@ -63,9 +66,10 @@ class Memory:
     def __init__(self, total_nbytes):
         self.total_nbytes = total_nbytes
         self.live_nbytes = 0
-        self._allocations = OrderedDict()
-        self._kept_nbytes = 0
-        self._index = None
+        self._allocations = {}
+        self._freed = deque()
+        self._freed_nbytes = 0
+        self._starts = []
 
     def allocate(self, nbytes):
         if self.live_nbytes + nbytes > self.total_nbytes:
@@ -75,7 +79,7 @@ class Memory:
         allocation = EmulatedAllocation(nbytes)
         self.live_nbytes += nbytes
         self._allocations[allocation.address] = allocation
-        self._index = None
+        bisect.insort(self._starts, allocation.address)
         return allocation
 
     def give_back(self, allocation):
@@ -90,16 +94,14 @@ class Memory:
         allocation.check()
         allocation.is_freed = True
         allocation.poison(FREED)
-        self._allocations.move_to_end(allocation.address)
-        self._kept_nbytes += allocation.nbytes
-        for address, oldest in list(self._allocations.items()):
-            if self._kept_nbytes <= _KEPT_NBYTES:
-                break
-            if oldest.is_freed:
-                oldest.check()
-                del self._allocations[address]
-                self._kept_nbytes -= oldest.nbytes
-                self._index = None
+        self._freed.append(allocation)
+        self._freed_nbytes += allocation.nbytes
+        while self._freed_nbytes > _KEPT_NBYTES or len(self._freed) > _KEPT:
+            oldest = self._freed.popleft()
+            oldest.check()
+            self._freed_nbytes -= oldest.nbytes
+            del self._allocations[oldest.address]
+            self._starts.remove(oldest.address)
 
     def live(self):
         return [found for found in self._allocations.values() if not found.is_given_back]
@@ -116,36 +118,23 @@ class Memory:
 
     def find(self, address):
         """The allocation an address lies in, or None."""
-        return self._found(np.asarray([address], np.int64))[0]
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        found = self._allocations[self._starts[place]]
+        return found if address <= found.address + found.nbytes else None
 
     def require(self, spans, what, *, running):
         """Breach unless each span lies in one allocation that may be used now.
 
         `running`: now is when the task runs; else it is when the host asks for it.
         """
-        addresses = np.asarray(spans.address, np.int64)
-        ends = addresses + np.asarray(spans.nbytes, np.int64)
-        for address, end, found in zip(addresses, ends, self._found(addresses)):
-            where = f"{what}: bytes [{address:#x}, {end:#x})"
-            if found is None or end > found.address + found.nbytes:
+        for address, nbytes in zip(spans.address.tolist(), spans.nbytes.tolist(), strict=True):
+            found = self.find(address)
+            where = f"{what}: bytes [{address:#x}, {address + nbytes:#x})"
+            if found is None or address + nbytes > found.address + found.nbytes:
                 raise Breach(f"{where} are not in device memory, next to {found!r}")
             if found.is_freed or (found.is_given_back and not running):
                 raise Breach(f"{where} were used after they were freed: {found!r}")
             if running and not found.is_ready:
                 raise Breach(f"{where} were used before their allocation had run: {found!r}")
-
-    def _found(self, addresses):
-        if self._index is None:
-            starts = sorted(self._allocations)
-            self._index = (
-                np.array(starts, np.int64),
-                [self._allocations[start] for start in starts],
-            )
-        starts, allocations = self._index
-        places = np.searchsorted(starts, addresses, "right") - 1
-        return [
-            allocations[place]
-            if place >= 0 and address <= allocations[place].address + allocations[place].nbytes
-            else None
-            for place, address in zip(places.tolist(), addresses.tolist())
-        ]
