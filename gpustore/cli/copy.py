@@ -174,7 +174,7 @@ def _report(
     """What was done."""
     elements, layout = Elements.of(target), target.chunk_layout
     nbytes = math.prod(target.shape) * target.dtype.array_dtype.itemsize
-    rank = target.rank - elements.inner if elements.fields else target.rank
+    rank = elements.rank
     chunk = chunk_extents(layout.read_chunk.shape, target.shape)[:rank]
     shard = chunk_extents(layout.write_chunk.shape, target.shape)[:rank]
     ratio = f", ratio {nbytes / stored_nbytes:.2f}" if stored_nbytes else ""
@@ -182,7 +182,7 @@ def _report(
     pairs = [
         ("format", FORMATS[str(target.spec().to_json()["driver"])]),
         ("shape", format_shape(target.shape[:rank])),
-        ("type", str(elements) if elements.fields else target.dtype.name),
+        ("type", str(elements)),
         ("chunk", format_shape(chunk)),
         *([("shard", format_shape(shard))] if shard != chunk else []),
         ("codecs", format_codecs(codec)),

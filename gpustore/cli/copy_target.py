@@ -1,20 +1,24 @@
 """What the target of ``gpustore copy`` is to be: metadata from the source and the options.
 
 Within a format the source's metadata are taken over as they are written (byte and element order,
-the bits of a NaN, unknown members), but for what an option changes. Between the formats the data
-type, fill value, chunks, compressor and attributes are translated; the rest is the default. So it
-is for one field of records; whole records stay in their format.
+the bits of a NaN, unknown members), but for what an option changes, and for the data type and fill
+value of one field of records. Between the formats the data type, fill value, chunks, compressor
+and attributes are translated; the rest is the default.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import gpustore
 from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
-from gpustore.cli.elements import Elements
+from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
+from gpustore.cli.elements import fields_of
 from gpustore.cli.failure import CommandError
 from gpustore.cli.info import chunk_extents, format_shape
 
@@ -130,21 +134,28 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     place = gpustore.Spec(name).to_json()
     after = _chosen_format(options.zarr_format, str(place["driver"]), before)
     metadata: Any = read["metadata"]
-    taken = before == after and "field" not in read
-    elements = Elements.of(source)
-    if elements.inner and not taken and "field" not in read:
-        raise CommandError(_untranslatable(elements, source, before, after))
-    grid = _Grid.of(source, source.rank - elements.inner if taken else source.rank)
-    _check(options, len(grid.shape), after)
+    taken = before == after
+    if "field" in read:
+        metadata = field_metadata(metadata, str(read["field"]))
+    rank = len(metadata["shape"])
+    grid = _Grid.of(source, rank)
+    _check(options, rank, after)
 
     target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
     if taken:
         target.metadata = dict(metadata)
         target.as_void = bool(read.get("open_as_void"))
+    elif source.rank > rank:
+        target.metadata = {
+            "shape": metadata["shape"],
+            **_converted(source, metadata, before, after),
+        }
+        target.as_void = True
     else:
-        fill = {} if source.fill_value is None else {"fill_value": source.fill_value}
-        target.schema = {"dtype": source.dtype, "shape": source.shape, **fill}
-    itemsize = elements.nbytes if taken else source.dtype.array_dtype.itemsize
+        target.schema = {"dtype": source.dtype, "shape": source.shape}
+    if target.schema or "field" in read:
+        _set_fill_value(target, source, rank)
+    itemsize = source.dtype.array_dtype.itemsize * math.prod(source.shape[rank:])
     (_fill_v3 if after == 3 else _fill_v2)(target, grid, itemsize, metadata, options, taken=taken)
     if after == 2 and before == 3:
         _note_losses(target, source, metadata)
@@ -153,18 +164,37 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     return target
 
 
-def _untranslatable(
-    elements: Elements, source: gpustore.TensorStore, before: int, after: int
-) -> str:
-    """Why an array cannot go to another format, and what can be done."""
-    if elements.fields:
-        names = ", ".join(field.name for field in elements.fields)
-        what, instead = "records", f", or copy one with --field ({names})"
+def _converted(
+    source: gpustore.TensorStore, metadata: dict[str, Any], before: int, after: int
+) -> dict[str, Any]:
+    """The data type and fill value of records or raw bytes in the other format."""
+    fill = source.fill_value
+    if "field" in source.spec().to_json():
+        fill = None  # Set through the schema, as that of a subarray may need care.
+    try:
+        return converted_type(metadata, None if fill is None else fill.tobytes(), after)
+    except gpustore.UnsupportedError as error:
+        fields = fields_of(metadata)
+        names = ", ".join(field.name for field in fields)
+        raise CommandError(
+            f"{'records' if fields else 'elements'} cannot be copied from Zarr v{before} to "
+            f"v{after}: {error}; copy to Zarr v{before}"
+            f"{f', or one field with --field ({names})' if fields else ''}"
+        ) from error
+
+
+def _set_fill_value(target: Target, source: gpustore.TensorStore, rank: int) -> None:
+    """That of the source; a subarray whose places differ in it has none."""
+    fill = source.fill_value
+    if fill is None:
+        return
+    element = source.shape[rank:]
+    each = np.broadcast_to(fill, (*fill.shape[: fill.ndim - len(element)], *element))
+    each = np.ascontiguousarray(each).reshape(-1, *element)
+    if len({one.tobytes() for one in each}) == 1:
+        target.schema["fill_value"] = each[0]
     else:
-        what, instead = f"elements of {elements.nbytes} {source.dtype.name}s", ""
-    return (
-        f"{what} cannot be copied from Zarr v{before} to v{after}: leave out --zarr-format{instead}"
-    )
+        target.notes.append("the subarray has no single fill value: 0 takes its place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +260,15 @@ def _fill_v3(
         itemsize = 1
     sharding: dict[str, Any] = {}
     if before is None:
-        codecs, target.notes[:] = codecs_of(metadata.get("compressor"), itemsize)
+        codecs, notes = codecs_of(metadata.get("compressor"), itemsize)
+        target.notes += notes
+        if target.as_void:
+            endian = {"endian": endian_of_records(metadata)}
+            codecs.insert(0, {"name": "bytes", "configuration": endian})
     else:
         codecs, sharding, lost = _innermost(before)
         if lost:
             target.notes.append("shards in shards and codecs around shards are not kept")
-        if not taken and len(chunk) > len(metadata["shape"]):
-            codecs = [codec for codec in codecs if codec["name"] != "transpose"]
     checksum = options.checksum
     if checksum is None:
         checksum = any(codec["name"] == "crc32c" for codec in codecs)

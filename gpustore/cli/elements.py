@@ -16,12 +16,15 @@ from gpustore.cli.failure import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Elements", "Field", "open_whole"]
+__all__ = ["Elements", "Field", "fields_of", "open_whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record: its name, data type as stored, and the extents of a subarray."""
+    """A field of a record: its name, data type as stored, and the extents of a subarray.
+
+    Without a name, the whole element.
+    """
 
     name: str
     dtype: str
@@ -29,7 +32,7 @@ class Field:
 
     def __str__(self) -> str:
         extents = f" ({' x '.join(map(str, self.shape))})" if self.shape else ""
-        return f"{self.name}: {self.dtype}{extents}"
+        return f"{self.name}{': ' * bool(self.name)}{self.dtype}{extents}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,20 @@ class Elements:
     ----------
     nbytes : int
         Bytes of one, decoded.
-    inner : int
-        Number of inner dimensions, behind those that are cut into chunks.
+    rank : int
+        Number of dimensions that are cut into chunks.
+    inner : tuple of int
+        Extents of the inner dimensions behind those, but for records opened as their bytes.
+    dtype : str
+        Data type of what is inside, or what records are.
     fields : tuple of Field
         Of records opened as their bytes, otherwise empty.
     """
 
     nbytes: int
-    inner: int
+    rank: int
+    inner: tuple[int, ...]
+    dtype: str
     fields: tuple[Field, ...]
 
     @classmethod
@@ -55,13 +64,16 @@ class Elements:
         """Those of an array that was opened whole."""
         read: dict[str, Any] = store.spec().to_json()
         metadata: Mapping[str, Any] = read.get("metadata") or {}
-        inner = store.rank - len(metadata["shape"]) if "shape" in metadata else 0
-        extents = store.shape[store.rank - inner :]
-        nbytes = math.prod(extents) * store.dtype.array_dtype.itemsize
-        return cls(nbytes, inner, _fields(metadata) if read.get("open_as_void") else ())
+        rank = len(metadata.get("shape", store.shape))
+        inner = tuple(int(n) for n in store.shape[rank:])
+        nbytes = math.prod(inner) * store.dtype.array_dtype.itemsize
+        fields = fields_of(metadata) if read.get("open_as_void") else ()
+        if fields:
+            return cls(nbytes, rank, (), f"record of {nbytes} bytes", fields)
+        return cls(nbytes, rank, inner, store.dtype.name, ())
 
     def __str__(self) -> str:
-        return f"record of {self.nbytes} bytes\n" + "\n".join(map(str, self.fields))
+        return "\n".join(map(str, (Field("", self.dtype, self.inner), *self.fields)))
 
 
 def open_whole(name: str, *, field: str | None = None, **keywords: Any) -> gpustore.TensorStore:
@@ -90,9 +102,10 @@ def open_whole(name: str, *, field: str | None = None, **keywords: Any) -> gpust
             raise
         drivers = ["zarr2", "zarr3"] if spec["driver"] == "auto" else [spec["driver"]]
     else:
-        if field is None:
+        opened = store.spec().to_json()
+        if field is None and "field" not in opened:  # It is there where records have but one.
             return store
-        drivers = [str(store.spec().to_json()["driver"])]
+        drivers = [str(opened["driver"])]
         if drivers[0] not in ("zarr", "zarr2", "zarr3"):
             raise CommandError(f"{name} is {drivers[0]}: only Zarr arrays have fields")
     component = {"open_as_void": True} if field is None else {"field": field}
@@ -106,7 +119,7 @@ def open_whole(name: str, *, field: str | None = None, **keywords: Any) -> gpust
                 raise
 
 
-def _fields(metadata: Mapping[str, Any]) -> tuple[Field, ...]:
+def fields_of(metadata: Mapping[str, Any]) -> tuple[Field, ...]:
     """The fields as the metadata of either format list them."""
     dtype = metadata.get("dtype")
     if isinstance(dtype, list):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
-from gpustore.cli.elements import Elements, Field, open_whole
+from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=2))
     else:
-        Screen().facts(arguments.array, _for_people(facts))
+        Screen().facts(arguments.array, _for_people(store, facts))
     return 0
 
 
@@ -51,10 +51,10 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
     dict
         Sizes in bytes. ``shard`` is None unless several chunks share a stored value;
         ``stored_nbytes`` is None where the kvstore does not tell sizes. Of records, ``fields``
-        tells what is in one.
+        tells what is in one; strings and raw bytes have an ``inner_shape``, their length.
     """
     elements = Elements.of(store)
-    rank = store.rank - elements.inner if elements.fields else store.rank
+    rank = elements.rank
     shape = [int(n) for n in store.shape]
     nbytes_decoded = math.prod(shape) * store.dtype.array_dtype.itemsize
     chunk = chunk_extents(store.chunk_layout.read_chunk.shape, shape)[:rank]
@@ -68,7 +68,8 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "kvstore": spec.get("kvstore"),
         "shape": shape,
         "labels": list(store.domain.labels[:rank]),
-        "dtype": str(elements).splitlines()[0] if elements.fields else store.dtype.name,
+        "dtype": elements.dtype,
+        "inner_shape": list(elements.inner),
         "fields": [
             {"name": field.name, "dtype": field.dtype, "shape": list(field.shape)}
             for field in elements.fields
@@ -77,7 +78,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "shard": written if written != chunk else None,
         "codec": {name: value for name, value in codec.items() if name != "driver"},
         "fill_value": spec["metadata"]["fill_value"]
-        if elements.fields
+        if rank < store.rank
         else _plain(store.fill_value),
         "nbytes": nbytes_decoded,
         "values_possible": math.prod(-(-n // c) for n, c in zip(shape, written)),
@@ -128,7 +129,7 @@ def _plain(value: Any) -> Any:
     return str(np.asarray(value))
 
 
-def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The facts as pairs of short texts."""
     labels = [label or str(n) for n, label in enumerate(facts["labels"])]
     named = f"  ({', '.join(labels)})" if any(facts["labels"]) else ""
@@ -139,14 +140,15 @@ def _for_people(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     stored = f"{facts['values_stored']:,} of {facts['values_possible']:,}"
     if facts["stored_nbytes"] is not None:
         stored += f", {format_nbytes(facts['stored_nbytes'])}{ratio}"
+    fill = "none" if facts["fill_value"] is None else facts["fill_value"]
     pairs = [
         ("format", facts["format"]),
         ("shape", format_shape(facts["shape"]) + named),
-        ("type", "\n".join([facts["dtype"], *(str(Field(**f)) for f in facts["fields"])])),
+        ("type", str(Elements.of(store))),
         ("decoded size", format_nbytes(facts["nbytes"])),
         ("chunk", format_shape(facts["chunk"])),
         ("codecs", format_codecs(facts["codec"])),
-        ("fill value", "none" if facts["fill_value"] is None else str(facts["fill_value"])),
+        ("fill value", json.dumps(fill) if isinstance(fill, dict) else str(fill)),
         ("shards stored" if facts["shard"] else "chunks stored", stored),
         ("read on", facts["device"]),
     ]

@@ -84,7 +84,8 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
     """Parse the ``fill_value`` of Zarr v3 metadata.
 
     That of a record is an object with every field, and if there is only one its value; also read
-    are a list of the values of the fields and the base64 of its little endian bytes.
+    are a list of the values of the fields and the base64 of its little endian bytes. A field of
+    raw bytes may have one number, which stands for each of them.
 
     Returns
     -------
@@ -143,9 +144,17 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
     members = Members(value)
     element = np.zeros(1, data_type)
     for name in data_type.names:
-        element[name] = members.take_with(name, partial(_opaque, data_type=data_type[name]))
+        element[name] = members.take_with(name, partial(_field, data_type=data_type[name]))
     members.finish()
     return _read_only(element)
+
+
+def _field(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
+    """Of a field of a record."""
+    if is_opaque(data_type) and isinstance(value, int) and not isinstance(value, bool):
+        data = bytes([expect_int(value, 0, 255)]) * data_type.itemsize
+        return np.frombuffer(data, data_type).reshape(())
+    return _opaque(value, data_type)
 
 
 def _read_only(elements: FillValue) -> FillValue:
@@ -158,12 +167,10 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
     """Return the JSON that :func:`parse_v3_fill_value` turns into exactly these bits."""
     if isinstance(data_type, np.dtype):
         if data_type.names is not None:
-            parts = {
-                name: v3_fill_value_to_json(value[name], data_type[name])
-                for name in data_type.names
-            }
-            # TensorStore reads nothing else of records of one field.
-            return parts if len(parts) > 1 else next(iter(parts.values()))
+            if len(data_type.names) == 1:  # TensorStore reads nothing else of them.
+                (name,) = data_type.names
+                return v3_fill_value_to_json(value[name], data_type[name])
+            return {name: _field_to_json(value[name], data_type[name]) for name in data_type.names}
         if is_opaque(data_type):
             return base64.b64encode(value.tobytes()).decode()
         data_type = DTYPES[data_type.name]
@@ -179,6 +186,15 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
         # TensorStore 0.1.86 takes 63 for its exponent bias, not 127; bits mean the same to all.
         return _to_hex(value)
     return _float_to_json(value)
+
+
+def _field_to_json(value: FillValue, data_type: np.dtype[Any]) -> JsonValue:
+    """Of one of several fields of a record."""
+    data = value.tobytes()
+    # The only form of raw bytes that TensorStore reads there; it has none for different ones.
+    if is_opaque(data_type) and data.count(data[0]) == len(data):
+        return data[0]
+    return v3_fill_value_to_json(value, data_type)
 
 
 def _from_hex(value: str, data_type: dtype) -> FillValue:

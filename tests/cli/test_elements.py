@@ -1,5 +1,6 @@
 """Copies and facts of arrays whose elements are records, strings, raw bytes or small numbers."""
 
+import base64
 import itertools
 import json
 import math
@@ -18,8 +19,9 @@ FIELDS3 = [{"name": "x", "data_type": "int16"}, {"name": "y", "data_type": "floa
 STRUCT = {"name": "struct", "configuration": {"fields": FIELDS3}}
 RECORDS3 = np.dtype([("x", "<i2"), ("y", "<f4")])
 NUMBERS = [
-    *("bool", "int8", "uint64", "float16", "bfloat16", "complex64"),
-    *("int4", "float8_e4m3fn", "float4_e2m1fn"),
+    *("bool", "int8", "uint64", "float16", "bfloat16", "float64", "complex64", "complex128"),
+    *("int2", "int4", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
 ]
 OPTIONS = {2: ["", "--chunks=4,10 --codec=zstd"], 3: ["", "--chunks=2,5 --shards=4,5 --codec=gzip"]}
 
@@ -33,15 +35,15 @@ def metadata(version, data_type):
     return {"shape": SHAPE, "data_type": data_type, "chunk_grid": grid, "codecs": codecs}
 
 
-def make(path, version, data_type, **members):
+def make(path, version, data_type, *, more=None, **members):
     """An array of random bytes, as those of its elements."""
     spec = {"driver": f"zarr{version}", "kvstore": f"file://{path}/", **members}
-    spec["metadata"] = metadata(version, data_type)
+    spec["metadata"] = metadata(version, data_type) | (more or {})
     store = gpustore.open(spec, create=True).result()
     rng = np.random.default_rng(0)
     dtype = store.dtype.array_dtype
     values = rng.integers(0, 256, (*store.shape, dtype.itemsize), np.uint8)
-    if dtype == np.bool_ or dtype.name in ("int4", "float4_e2m1fn"):
+    if dtype == np.bool_ or dtype.name in ("int2", "int4", "float4_e2m1fn"):
         values &= 1
     elements = np.ascontiguousarray(values).view(dtype)[..., 0]
     elements[:3, :4] = np.zeros((), dtype)
@@ -119,21 +121,168 @@ def test_a_field_becomes_an_array(name, after, tmp_path, gpustore_command):
     )
     assert (code, err) == (0, "")
     whole = np.frombuffer(bytes_of(tmp_path / "a"), RECORDS2).reshape(SHAPE)
-    assert zarr.open_array(str(tmp_path / "b"), mode="r")[...].tobytes() == (
-        whole[name].astype(whole[name].dtype.newbyteorder("=")).tobytes()
+    found = zarr.open_array(str(tmp_path / "b"), mode="r")
+    assert found.chunks == CHUNK + whole[name].shape[2:]
+    native = whole[name].dtype.newbyteorder("=")
+    assert found[...].astype(native).tobytes() == whole[name].astype(native).tobytes()
+
+
+def test_a_field_of_bytes_becomes_an_array_of_them(tmp_path, gpustore_command):
+    more = [("w", "|V2"), ("s", "|V2", (2,))]
+    make(tmp_path / "a", 2, [*FIELDS2, *map(list, more)], open_as_void=True)
+    whole = np.frombuffer(bytes_of(tmp_path / "a"), [*RECORDS2.descr, *more])
+    for name, after in (("y", 2), ("w", 2), ("w", 3), ("s", 2), ("s", 3)):
+        path = tmp_path / f"{name}{after}"
+        code, _, err = gpustore_command(
+            *("copy", tmp_path / "a", path, f"--field={name}", f"--zarr-format={after}")
+        )
+        assert (code, err) == (0, "")
+        assert bytes_of(path) == whole[name].tobytes()
+    code, _, err = gpustore_command(
+        *("copy", tmp_path / "a", tmp_path / "b", "--field=y", "--zarr-format=3")
     )
+    assert (code, "|S3, which Zarr v3 does not have; copy to Zarr v2" in err) == (1, True)
 
 
-def test_records_and_strings_stay_in_their_format(tmp_path, gpustore_command):
-    make(tmp_path / "a", 2, FIELDS2, open_as_void=True)
-    make(tmp_path / "s", 2, "|S5")
+def test_a_field_keeps_its_fill_value_unless_places_of_a_subarray_differ(
+    tmp_path, gpustore_command
+):
+    fill = np.zeros((), RECORDS2)
+    fill["x"], fill["y"], fill["z"] = 7, b"hi", np.arange(6).reshape(2, 3)
+    described = metadata(2, FIELDS2) | {"fill_value": base64.b64encode(fill.tobytes()).decode()}
+    spec = {"driver": "zarr2", "kvstore": f"file://{tmp_path}/a/", "open_as_void": True}
+    gpustore.open({**spec, "metadata": described}, create=True).result()
+    for name, after in itertools.product("xz", (2, 3)):
+        path = tmp_path / f"{name}{after}"
+        code, out, _ = gpustore_command(
+            *("copy", tmp_path / "a", path, f"--field={name}", f"--zarr-format={after}")
+        )
+        assert code == 0
+        assert ("note: the subarray has no single fill value" in out) == (name == "z")
+        found = zarr.open_array(str(path), mode="r")
+        assert np.array_equal(found[...], np.broadcast_to(fill[name], found.shape))
+        if name == "x":
+            assert found.fill_value == 7
+            assert found.nchunks_initialized == 0
+
+
+def test_a_field_of_zarr3_keeps_names_and_attributes(tmp_path, gpustore_command):
+    make(
+        tmp_path / "a",
+        3,
+        STRUCT,
+        open_as_void=True,
+        more={"dimension_names": ["t", None], "attributes": {"author": "A"}},
+    )
+    code, _, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--field=y")
+    assert (code, err) == (0, "")
+    before, after = (json.loads((tmp_path / p / "zarr.json").read_text()) for p in "ab")
+    different = {"data_type", "fill_value"}
+    assert {k for k in before if before[k] != after[k]} == different
+    whole = np.frombuffer(bytes_of(tmp_path / "a"), RECORDS3).reshape(SHAPE)
+    found = zarr.open_array(str(tmp_path / "b"), mode="r")
+    assert found[...].tobytes() == whole["y"].tobytes()
+
+
+def test_records_of_one_field_stay_records(tmp_path, gpustore_command):
+    make(tmp_path / "a", 2, [["x", ">u2"]], open_as_void=True)
+    code, out, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--chunks=2,2")
+    assert (code, err) == (0, "")
+    assert "x: >u2" in out
+    assert json.loads((tmp_path / "b" / ".zarray").read_text())["dtype"] == [["x", ">u2"]]
+    assert bytes_of(tmp_path / "b") == bytes_of(tmp_path / "a")
+
+
+BOTH = {  # Zarr v2's fields, Zarr v3's data type, fill value as bytes of Zarr v2
+    "big": (
+        [["x", ">u2"], ["y", ">f8"], ["q", "|b1"], ["r", "|V3"]],
+        [("x", "uint16"), ("y", "float64"), ("q", "bool"), ("r", "r24")],
+        b"\1\2" + np.array(-1.5, ">f8").tobytes() + b"\1ccc",
+    ),
+    "little": (
+        [["x", "<i4"], ["b", "bfloat16"], ["c", "<c8"], ["i", "int4"]],
+        [("x", "int32"), ("b", "bfloat16"), ("c", "complex64"), ("i", "int4")],
+        np.array([5], "<i4").tobytes() + b"\x80\x3f" + np.array(2j, "<c8").tobytes() + b"\3",
+    ),
+    "one byte": ([["x", "|u1"], ["y", "|i1"]], [("x", "uint8"), ("y", "int8")], b"\7\xff"),
+    "raw": ("|V5", "r40", b"abcde"),
+}
+
+
+@pytest.mark.parametrize("options", ["", "--chunks=2,5 --shards=4,5 --codec=zstd"])
+@pytest.mark.parametrize("case", BOTH)
+def test_records_that_both_formats_hold_go_there_and_back(
+    case, options, tmp_path, gpustore_command
+):
+    type2, type3, fill = BOTH[case]
+    encoded = base64.b64encode(fill).decode()
+    raw = isinstance(type2, str)
+    make(tmp_path / "a", 2, type2, open_as_void=True, more={"fill_value": encoded})
+    (tmp_path / "a" / "1.1").unlink()  # So that its fill value is read.
+    code, _, err = gpustore_command(
+        "copy", tmp_path / "a", tmp_path / "b", "--zarr-format=3", *options.split()
+    )
+    assert (code, err) == (0, "")
+    made = json.loads((tmp_path / "b" / "zarr.json").read_text())
+    if raw:
+        assert made["data_type"] == type3
+    else:
+        fields = made["data_type"]["configuration"]["fields"]
+        assert [(one["name"], one["data_type"]) for one in fields] == type3
+        for name, _ in type3:
+            if name not in "qri":  # Bytes that are no bool, raw ones, unused bits of int4.
+                both = [
+                    gpustore.open(
+                        {"driver": driver, "kvstore": f"file://{tmp_path}/{p}/", "field": name}
+                    ).result()
+                    for driver, p in (("zarr2", "a"), ("zarr3", "b"))
+                ]
+                values = [store.read().result().tobytes() for store in both]
+                assert values[0] == values[1]
+                assert both[0].fill_value.tobytes() == both[1].fill_value.tobytes()
+                spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/b/", "field": name}
+                theirs = tensorstore.open(spec).result().read().result()
+                assert theirs.tobytes() == values[0]
+    assert bytes_of(tmp_path / "b") == bytes_of(tmp_path / "a")
+    code, _, err = gpustore_command("copy", tmp_path / "b", tmp_path / "c", "--zarr-format=2")
+    assert (code, err) == (0, "")
+    back = json.loads((tmp_path / "c" / ".zarray").read_text())
+    assert (back["dtype"], back["fill_value"]) == (type2, encoded)
+    assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "text"),
+    [
+        (FIELDS2, 'field "y" is a string, |S3, which Zarr v3 does not have'),
+        ([["x", ">u2"], ["y", "<u2"]], "fields have different byte orders"),
+        ([["x", "|u1"], ["y", "|u1", [2]]], 'field "y" is a subarray'),
+        ("|S5", "an element is a string, |S5, which Zarr v3 does not have"),
+    ],
+    ids=str,
+)
+def test_what_zarr3_cannot_hold_is_refused(data_type, text, tmp_path, gpustore_command):
+    records = not isinstance(data_type, str)
+    make(tmp_path / "a", 2, data_type, **({"open_as_void": True} if records else {}))
     code, _, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--zarr-format=3")
     assert code == 1
-    assert "records cannot be copied from Zarr v2 to v3" in err
-    assert "--field (x, y, z)" in err
-    code, _, err = gpustore_command("copy", tmp_path / "s", tmp_path / "b", "--zarr-format=3")
+    assert f"cannot be copied from Zarr v2 to v3: {text}" in err
+    assert ("--field (x, y" in err) == records
+    assert not (tmp_path / "b").exists()
+
+
+def test_big_bfloat16_in_records_is_refused_by_zarr2(tmp_path, gpustore_command):
+    fields = [{"name": "x", "data_type": "bfloat16"}]
+    struct = {"name": "struct", "configuration": {"fields": fields}}
+    codecs = [{"name": "bytes", "configuration": {"endian": "big"}}]
+    make(tmp_path / "a", 3, struct, open_as_void=True, more={"codecs": codecs})
+    code, _, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--zarr-format=2")
     assert code == 1
-    assert "elements of 5 chars cannot be copied" in err
+    assert 'field "x" is bfloat16, which Zarr v2 has in little endian only' in err
+
+
+def test_options_are_about_the_chunked_dimensions(tmp_path, gpustore_command):
+    make(tmp_path / "a", 2, FIELDS2, open_as_void=True)
     code, _, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--field=q")
     assert code == 1
     assert 'Requested field "q" is not one of: ["x","y","z"]' in err
@@ -141,6 +290,21 @@ def test_records_and_strings_stay_in_their_format(tmp_path, gpustore_command):
     assert code == 1
     assert "--chunks has 3 extents, but the array has 2 dimensions" in err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(("version", "data_type"), [(2, "|S5"), (2, "|V5"), (3, "r40")])
+def test_info_of_strings_and_raw_bytes(version, data_type, tmp_path, gpustore_command):
+    make(tmp_path / "a", version, data_type)
+    code, out, _ = gpustore_command("info", tmp_path / "a")
+    kind = "char" if "S" in data_type else "byte"
+    assert code == 0
+    assert {f"type {kind} (5)", "shape 7 x 10", "chunk 3 x 4"} <= {
+        " ".join(line.split()) for line in out.splitlines()
+    }
+    facts = json.loads(gpustore_command("info", "--json", tmp_path / "a")[1])
+    assert facts["dtype"] == kind
+    assert (facts["shape"], facts["inner_shape"]) == (list(SHAPE), [5])
+    assert (facts["nbytes"], facts["values_possible"]) == (350, 9)
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpustore
 from gpustore.dtype import DTYPES
 from gpustore.errors import MetadataError
 from gpustore.metadata.data_type import V3_DATA_TYPES, parse_v2_dtype
@@ -150,6 +152,49 @@ def test_v2_strings_may_lack_zeros_at_their_end(text, value):
 def test_v2_bytes_of_another_length_are_refused(text, stored):
     with pytest.raises(MetadataError, match="base64-encoded bytes, but received"):
         parse_v2_fill_value(text, np.dtype(stored))
+
+
+@pytest.mark.parametrize(
+    ("data", "written"), [(b"\5\5\5", 5), (b"\0\0\0", 0), (b"abc", "YWJj")], ids=str
+)
+def test_v3_raw_bytes_in_records_are_one_number_if_equal(data, written):
+    records = np.dtype([("x", "i2"), ("r", "V3")])
+    element = np.array((1, data), records)
+    found = v3_fill_value_to_json(element, records)
+    assert found == {"x": 1, "r": written}
+    assert parse_v3_fill_value(found, records).tobytes() == element.tobytes()
+    alone = np.dtype([("r", "V3")])
+    assert v3_fill_value_to_json(np.array((data,), alone), alone) == base64_of(data)
+
+
+@pytest.mark.parametrize("number", [-1, 256, True, 1.5])
+def test_v3_raw_bytes_are_no_other_number(number):
+    with pytest.raises(MetadataError):
+        parse_v3_fill_value({"x": 1, "r": number}, np.dtype([("x", "i2"), ("r", "V3")]))
+
+
+@pytest.mark.parametrize("fill", [None, {"x": 1, "r": 5, "y": 0.5}], ids=str)
+@pytest.mark.parametrize("maker", [tensorstore, gpustore], ids=["tensorstore", "gpustore"])
+def test_v3_records_with_raw_bytes_are_read_by_both(maker, fill, tmp_path):
+    names = [("x", "int16"), ("r", "r24"), ("y", "float32")]
+    fields = [{"name": name, "data_type": data_type} for name, data_type in names]
+    metadata = {
+        "shape": [2],
+        "data_type": {"name": "struct", "configuration": {"fields": fields}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        **({} if fill is None else {"fill_value": fill}),
+    }
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path}/"}, "field": "x"}
+    maker.open({**spec, "metadata": metadata}, create=True).result()[:1].write([9]).result()
+    reader = gpustore if maker is tensorstore else tensorstore
+    other = reader.open(spec).result()
+    assert other.fill_value == (0 if fill is None else 1)
+    assert list(other.read().result()) == [9, other.fill_value]
+    raw = gpustore.open({**spec, "field": "r"}).result()
+    expected = bytes([0 if fill is None else 5]) * 3
+    assert raw.fill_value.tobytes() == expected
+    assert raw.read().result().tobytes() == 2 * expected
 
 
 def base64_of(data):
