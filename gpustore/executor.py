@@ -159,6 +159,7 @@ class Executor:
         group = _Group(self, tasks, then, parent)
         if drain:
             _remember(group.future)
+            _unfinished.add(group)
         if not len(tasks):
             self._crew.put(group.end)
         for _ in range(min(len(tasks), self.limit)):
@@ -348,6 +349,7 @@ class _Group(Generic[T]):
 
     def end(self) -> None:
         """Finish the Future; called once, when no task is left."""
+        _unfinished.discard(self)
         self._tasks = None
         then, self._then = self._then, None
         error, self._error = self._error, None
@@ -377,6 +379,8 @@ class _Resettable(Protocol):
 
 _resettables: weakref.WeakSet[_Resettable] = weakref.WeakSet()
 _writes: set[Future[Any]] = set()
+_unfinished: set[_Group[Any]] = set()
+"""Writes of which a step may be running, although they may be cancelled."""
 
 
 def reset_after_fork(owner: _Resettable) -> None:
@@ -390,6 +394,7 @@ def reset_after_fork(owner: _Resettable) -> None:
 
 def _after_fork() -> None:
     _writes.clear()  # they are the parent's business
+    _unfinished.clear()
     for owner in list(_resettables):
         owner.after_fork()
 
@@ -410,6 +415,9 @@ def _drain() -> None:
             continue
         if error is not None:
             print(f"gpustore: a write nobody waited for failed: {error}", file=sys.stderr)
+    # A step of a cancelled write that had begun: cut short it would leave a temporary file.
+    while _unfinished and time.time() < deadline:
+        time.sleep(0.001)
     if _writes:
         print(
             f"gpustore: gave up {len(_writes)} writes that nobody waited for and that were not "

@@ -1,8 +1,8 @@
 """Moving the elements of ``gpustore copy``: regions on their way, and how Ctrl-C stops them.
 
-The first Ctrl-C is a wish that is looked at between steps: no new region is begun, and what is
-being written is written whole. So it never cuts through the code of a read or a write. The second
-one is Python's usual KeyboardInterrupt.
+The first Ctrl-C is a wish that is looked at between steps: no new region is begun, and those on
+their way are cancelled, which never cuts through a chunk. The second one is Python's usual
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def transfer(
     advance : callable
         Called with the decoded bytes of each region once it is stored.
     stopped : callable
-        Once it says True no region is begun any more; those being written are finished.
+        Once it says True no region is begun any more, and those on their way are cancelled: of
+        one that is being written some chunks may be stored, each of them whole.
 
     Raises
     ------
@@ -77,13 +78,13 @@ def transfer(
     reads: deque[tuple[tuple[slice, ...], gpustore.Future[Any]]] = deque()
     writes: deque[tuple[int, gpustore.WriteFutures]] = deque()
     try:
-        while True:
+        while not stopped():
             room = plan.in_flight - len(reads) - len(writes)
-            place = next(regions, None) if room and not stopped() else None
+            place = next(regions, None) if room else None
             if place is not None:
                 reads.append((place, _part(source, place).read()))
                 reads[-1][1].force()
-            elif reads and not stopped() and (reads[0][1].done() or not writes):
+            elif reads and (reads[0][1].done() or not writes):
                 place, read = reads[0]
                 with suppress(TimeoutError):
                     # Does not raise the error of the read itself, which may be of this class.
@@ -95,15 +96,22 @@ def transfer(
                     # What is written must not stay in memory for the sake of these names.
                     del elements, read
             elif writes:
-                writes[0][1].result()
-                advance(writes.popleft()[0])
+                nbytes, write = writes[0]
+                with suppress(TimeoutError):
+                    write.exception(timeout=_LOOK_S)
+                if write.done():
+                    write.result()
+                    advance(nbytes)
+                    writes.popleft()
             else:
                 return
     finally:
         for _, read in reads:
             read.cancel()
         for _, write in writes:
-            if not write.cancelled():  # As the second Ctrl-C does.
+            if stopped():
+                write.cancel()
+            elif not write.cancelled():  # As the second Ctrl-C does.
                 write.exception()
 
 

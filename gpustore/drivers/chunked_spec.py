@@ -192,6 +192,9 @@ class _Steps:
             self.executor: Executor = self.resources["data_copy_concurrency"].value
             self.backend = select_backend(self.resources["device"].value)
             self.store = open_kvstore(spec.kvstore, context)
+            io = self.store.driver.executor
+            if io is not None and io.limit < self.executor.limit:
+                self.executor = io  # One thread fetches and decodes: both limits hold.
         key = self.store.path + str(spec.options.get("metadata_key", self.format.metadata_key))
         self.file = MetadataFile(
             self.format,

@@ -55,6 +55,8 @@ class FillValue:
             What NumPy raises for values that it cannot convert.
         """
         if dtype is not None:
+            if dtype.name in _NO_JSON:
+                _check_bytes(np.asarray(value), dtype)
             array = np.asarray(value, dtype=dtype.numpy_dtype)
         else:
             array = np.asarray(value)
@@ -154,6 +156,13 @@ def _split_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dt
         return array
     one = np.dtype(f"{array.dtype.kind}1")
     return np.ascontiguousarray(array).view(one).reshape(*array.shape, array.dtype.itemsize)
+
+
+def _check_bytes(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
+    """MetadataError unless elements are bytes: numbers and text are not converted to them."""
+    if array.dtype.kind not in "SV" or array.dtype.names:
+        found = "json" if array.dtype.kind in "OUbif" and not array.ndim else array.dtype.name
+        raise MetadataError(f"Invalid fill_value: Cannot convert {found} -> {dtype.name}")
 
 
 def _check_objects(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:

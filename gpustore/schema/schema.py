@@ -526,7 +526,10 @@ class Schema:
         )
 
     def __repr__(self) -> str:
-        return pretty("Schema", self.to_json())
+        try:
+            return pretty("Schema", self.to_json())
+        except MetadataError:  # JSON has no form for a fill value of bytes.
+            return "Schema(...)"
 
 
 def _as_dtype(value: Any) -> DataType:

@@ -127,6 +127,20 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     assert check_usable(target) == NCHUNKS
 
 
+def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):
+    """All chunks are one region; those not begun are not written any more."""
+    target = tmp_path / "b"
+    with start(COMMAND, "copy", source, target, "--chunks", "32,32") as copy:
+        wait_for(copy, target, 20)
+        os.kill(copy.pid, signal.SIGINT)
+        _, err = copy.communicate(timeout=30)
+    assert copy.returncode == 130, err
+    assert "only 0 B of 2.10 MB were copied" in err
+    count, others = stored(target)
+    assert others == []
+    assert 20 <= check_usable(target) == count < NCHUNKS
+
+
 @pytest.mark.parametrize("shards", [None, "512,512"], ids=["chunks", "shards"])
 def test_memory_is_bounded(tmp_path, shards):
     """The array has 134 MB; beside the regions each thread has a few chunks."""
@@ -216,9 +230,9 @@ def test_what_was_stored_before_the_wish_is_counted(tmp_path, after):
         stopped=lambda: len(advanced) >= after,
     )
     found = target.read().result()
-    assert after <= len(advanced) < after + 3
-    assert (found[: 2 * len(advanced)] == 1).all()
-    assert (found[2 * len(advanced) :] == 0).all()
+    assert len(advanced) == after
+    assert (found[: 2 * after] == 1).all()
+    assert (found[2 * (after + 3) :] == 0).all()
 
 
 def test_a_failed_region_lets_the_others_be_finished(tmp_path):

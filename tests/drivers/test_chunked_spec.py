@@ -1,6 +1,8 @@
 """Modes and options of opening an array of chunks, compared with TensorStore."""
 
+import os
 import pickle
+import threading
 import time
 
 import numpy as np
@@ -501,3 +503,40 @@ def test_a_pickled_store_keeps_its_pools(tmp_path):
     store = gpustore.open(spec, create=True, dtype="uint8", shape=[3]).result()
     resources = pickle.loads(pickle.dumps(store))._driver.resources
     assert {name: resources[name].value.total_bytes_limit for name in pools} == limits
+
+
+@pytest.mark.parametrize(
+    ("data_copy", "file_io"), [(1, 4), (4, 1), (2, 4), (4, 2), (3, 3)], ids=str
+)
+def test_the_smaller_limit_bounds_the_threads(data_copy, file_io, tmp_path, monkeypatch):
+    limits = {"data_copy_concurrency": data_copy, "file_io_concurrency": file_io}
+    store = gpustore.open(
+        {"driver": "zarr3", "kvstore": f"file://{tmp_path}/"},
+        create=True,
+        dtype="uint8",
+        shape=[64, 1 << 18],
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=[1, 1 << 18]),
+        context=gpustore.Context({name: {"limit": limit} for name, limit in limits.items()}),
+    ).result()
+    at_once, most = [0], [0]
+    lock = threading.Lock()
+
+    def counted(call):
+        def wrapped(*arguments, **keywords):
+            with lock:
+                at_once[0] += 1
+                most[0] = max(most[0], at_once[0])
+            time.sleep(0.001)
+            with lock:
+                at_once[0] -= 1
+            return call(*arguments, **keywords)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "preadv", counted(os.preadv))
+    monkeypatch.setattr(os, "write", counted(os.write))
+    store.write(np.ones((64, 1 << 18), "u1")).result()
+    assert most == [min(data_copy, file_io)]
+    most[0] = 0
+    assert (store.read().result() == 1).all()
+    assert most == [min(data_copy, file_io)]

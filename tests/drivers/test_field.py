@@ -321,3 +321,35 @@ def test_create_as_void(tmp_path):
     assert store.spec().to_json()["open_as_void"] is True
     theirs = opened(tmp_path, library=ts, open_as_void=True)
     assert str(theirs.domain) == str(store.domain)
+
+
+@pytest.mark.parametrize("dtype", ["|V2", "|S2"])
+@pytest.mark.parametrize("value", [0, "ab", [1, 2], np.array([1, 2], np.uint8)], ids=str)
+def test_fill_values_of_bytes_are_not_made_of_other_things(dtype, value):
+    for library in (gpustore, ts):
+        spec = {
+            "driver": "zarr",
+            "kvstore": "memory://",
+            "metadata": {"shape": [4], "dtype": dtype},
+        }
+        keywords = {}
+        if isinstance(value, np.ndarray):
+            keywords["fill_value"] = value
+        else:
+            spec["schema"] = {"fill_value": value}
+        with pytest.raises(
+            ValueError, match=r"Invalid fill_value: Cannot convert \w+ -> (byte|char)"
+        ):
+            library.open(spec, create=True, context=library.Context(), **keywords).result()
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [("|V2", "AAE="), ("|S2", "QUI=")])
+def test_schemas_with_a_fill_value_of_bytes_are_printed(dtype, fill):
+    """JSON has no form for it, so there is no more to print."""
+    metadata = {"shape": [4], "chunks": [2], "dtype": dtype, "fill_value": fill}
+    for library in (gpustore, ts):
+        spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata}
+        store = library.open(spec, create=True, context=library.Context()).result()
+        assert repr(store.schema) == repr(store.spec().schema) == "Schema(...)"
+        with pytest.raises(ValueError, match=r"Conversion from (byte|char) to JSON"):
+            store.schema.to_json()

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import socket
+import time
 
 import pytest
 
@@ -321,6 +322,31 @@ def test_passing_error_is_retried_as_configured(tmp_path, monkeypatch):
     failures.clear()
     with pytest.raises(StoreIOError, match=r"^UNAVAILABLE: "):
         plain["b"] = b"1"
+
+
+def test_reading_is_retried_as_configured(tmp_path, monkeypatch):
+    retries = {"max_retries": 3, "initial_delay": "10ms", "max_delay": "15ms"}
+    store = open_file(f"{tmp_path}/", file_io_retries=retries)
+    plain = open_file(f"{tmp_path}/")
+    store["a"] = b"1"
+    pread, left, pauses = os.pread, [3], []
+
+    def fail(*arguments):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(5, os.strerror(5))
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", fail)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert store["a"] == b"1"
+    assert pauses == [0.01, 0.015, 0.015]
+    left[0] = 1
+    with pytest.raises(StoreIOError, match=r"Failed to read: .*a.*Input/output error"):
+        plain["a"]
+    left[0] = 4
+    with pytest.raises(StoreIOError, match=r"Failed to read"):
+        store["a"]
 
 
 def test_written_directory_may_disappear_between_batches(tmp_path):
