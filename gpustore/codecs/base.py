@@ -32,6 +32,8 @@ from gpustore._json import (
     expect_int,
     expect_str,
 )
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
@@ -224,6 +226,35 @@ class BytesCodec(abc.ABC):
         """
         del start, stop
         return self.decode(encoded, nbytes, exact=True, out=out), 0
+
+    def device_refusal(self, device: Device) -> str | None:
+        """Why no value at all can be decoded on `device`; None if values can be."""
+        del device
+        return f"{self.name} is not decoded on a device"
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Record the steps that decode each value of `batch`, and refuse those that cannot be.
+
+        Parameters
+        ----------
+        batch : DeviceBatch
+            Encoded values. Afterwards ``batch.values`` are the decoded ones, and ``batch.encoded``
+            is None, unless these bytes are in host memory too.
+        device : Device
+            One that :meth:`device_refusal` has nothing against.
+        decoded_max, exact
+            As for :meth:`decode`. A value whose decoded size cannot be told is refused.
+
+        Raises
+        ------
+        MemoryError
+            If scratch memory cannot be had; the batch is given up then.
+        """
+        del decoded_max, exact
+        reason = self.device_refusal(device) or f"{self.name} is not decoded on a device"
+        batch.refuse(dict.fromkeys(range(len(batch)), reason))
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpustore._json import JsonValue, in_member, text
 from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
 from gpustore.codecs.bytes import checker, in_records, normalizer
@@ -27,6 +29,8 @@ from gpustore.codecs.merge import (
     parse_chain,
     resolving,
 )
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
@@ -217,6 +221,36 @@ class CodecChain:
         for step in self._steps[:-1]:
             decoded = step.stage.decode(decoded, step.decoded_max, exact=step.exact)
         return decoded
+
+    def device_refusal(self, device: Device) -> str | None:
+        """Why no chunk can be decoded on `device`; None if chunks can be."""
+        if self._check is not None:
+            return f"elements of type {self.layout.dtype.name} are checked by the host"
+        reasons = (step.stage.device_refusal(device) for step in self._steps)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def decode_device(self, batch: DeviceBatch, device: Device) -> None:
+        """Record the steps that decode each value of `batch` to a whole chunk.
+
+        What the device cannot do, and what is damaged as far as its structure tells, is refused:
+        the host decodes it, or says what is wrong.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough device memory; the batch is given up then.
+        """
+        refusal = self.device_refusal(device)
+        if refusal is not None:
+            batch.refuse(dict.fromkeys(range(len(batch)), refusal))
+        too_many = np.flatnonzero(batch.values.nbytes > self.encoded_bound)
+        batch.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
+        for step in self._steps:
+            if not len(batch):
+                return
+            step.stage.decode_device(batch, device, step.decoded_max, exact=step.exact)
+        wrong = np.flatnonzero(batch.values.nbytes != self.layout.nbytes)
+        batch.refuse(dict.fromkeys(wrong.tolist(), f"not {self.layout.nbytes} bytes long"))
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one whole chunk.

@@ -12,14 +12,14 @@ An array with a cache is read as if its chunks were stored decoded
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from gpustore.cache import CacheUse, Entry
 from gpustore.errors import GpustoreError
 from gpustore.executor import CancelToken
-from gpustore.kvstores.base import Buffer, ReadRequest
+from gpustore.kvstores.base import Arena, Buffer, ReadRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
 from gpustore.plan_window import PlanWindow
@@ -29,21 +29,25 @@ __all__ = ["batches"]
 
 
 def batches(
-    array: ChunkedArray, planned: PlanWindow
+    array: ChunkedArray,
+    planned: PlanWindow,
+    *,
+    nbytes: int = BATCH_NBYTES,
+    into: Callable[[], Arena] | None = None,
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """What :func:`gpustore.pipelines.stored.stored_batches` yields, from the cache if there is one.
 
     The values belong to ``array.chain``.
     """
     if array.cache is None or array.stored is None:
-        return stored_batches(array, planned)
-    return _cached_batches(array, array.stored, array.cache, planned)
+        return stored_batches(array, planned, nbytes=nbytes, into=into)
+    return _cached_batches(array, array.stored, array.cache, planned, nbytes)
 
 
 def _cached_batches(
-    array: ChunkedArray, stored: ChunkedArray, use: CacheUse, planned: PlanWindow
+    array: ChunkedArray, stored: ChunkedArray, use: CacheUse, planned: PlanWindow, nbytes: int
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
+    batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
         wanted.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.executor import CancelToken
@@ -34,11 +34,23 @@ def _arena() -> Arena:
 
 
 def stored_batches(
-    array: ChunkedArray, planned: PlanWindow, seen: dict[str, bytes] | None = None
+    array: ChunkedArray,
+    planned: PlanWindow,
+    seen: dict[str, bytes] | None = None,
+    *,
+    nbytes: int = BATCH_NBYTES,
+    into: Callable[[], Arena] | None = None,
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """Refine a window once, then fetch it batch by batch.
 
     With `seen`, the generations of the values are put there.
+
+    Parameters
+    ----------
+    nbytes : int
+        About as many decoded bytes are in a batch.
+    into : callable, optional
+        Gives the memory for the values of each batch, by default that of the calling thread.
 
     Yields
     ------
@@ -47,7 +59,7 @@ def stored_batches(
         until the next batch.
     """
     arena = _arena()
-    batch = max(1, BATCH_NBYTES // max(1, array.chain.layout.nbytes))
+    batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
     wanted = CancelToken.current()
     done = attempts = 0
     while done < len(planned):
@@ -58,7 +70,7 @@ def stored_batches(
                 wanted.check()  # After Ctrl-C the threads stop here.
                 arena.reset()
                 some = rows.part(first, first + batch)
-                values = fetch(array, some, generations, arena, seen)
+                values = fetch(array, some, generations, into() if into else arena, seen)
                 if not array.fill_missing:
                     refuse_missing(array, some, values)
                 yield done, some, values

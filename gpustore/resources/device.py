@@ -1,7 +1,8 @@
 """``device``: where arrays live.
 
 JSON: ``"auto"`` (the default: CUDA if it is usable, else the host), ``"cpu"``, ``"cuda"`` (CUDA's
-current device) or ``"cuda:N"``. It stays as written when it is serialised or pickled, so that a
+current device) or ``"cuda:N"``; another kind of device is known by the name it has in
+:data:`DEVICES`. It stays as written when it is serialised or pickled, so that a
 program written on a laptop uses the GPU of the machine it is sent to; finding out what it means
 here is left to the backends.
 """
@@ -9,16 +10,21 @@ here is left to the backends.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any
 
 from gpustore._json import JsonValue, text
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
 
-__all__ = ["RESOURCE", "DeviceName", "parse_device"]
+__all__ = ["DEVICES", "RESOURCE", "DeviceName", "parse_device"]
 
-_SYNTAX = re.compile(r"(auto|cpu|cuda)(?:(?<=cuda):(0|[1-9][0-9]{0,2}))?")
+_SYNTAX = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]{0,2}))?")
+
+DEVICES: dict[str, Callable[[int | None], Any]] = {}
+"""Further kinds of devices by name: each makes the :class:`gpustore.device.Device` of a number, or
+of none. It may make the same one again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,13 @@ class DeviceName:
     text : str
         As written.
     kind : str
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        ``"auto"``, ``"cpu"``, ``"cuda"``, or one of :data:`DEVICES`.
     ordinal : int or None
         The N of ``cuda:N``.
     """
 
     text: str
-    kind: Literal["auto", "cpu", "cuda"]
+    kind: str
     ordinal: int | None = None
 
     def __str__(self) -> str:
@@ -50,14 +56,15 @@ def parse_device(json: JsonValue) -> DeviceName:
     1
     """
     match = _SYNTAX.fullmatch(json) if isinstance(json, str) else None
-    if match is None:
+    kind, ordinal = match.groups() if match is not None else ("", None)
+    is_host = kind in ("auto", "cpu")
+    if match is None or (ordinal is not None if is_host else kind not in ("cuda", *DEVICES)):
         raise MetadataError(
             f'Expected one of "auto", "cpu", "cuda", "cuda:N", but received: {text(json)}'
         )
-    kind, ordinal = match.groups()
     return DeviceName(
         text=match.group(),
-        kind=cast("Literal['auto', 'cpu', 'cuda']", kind),
+        kind=kind,
         ordinal=None if ordinal is None else int(ordinal),
     )
 
