@@ -42,7 +42,6 @@ class Read:
         self._path = path
 
     def result(self) -> int:
-        """Wait for it and return the bytes read."""
         if self._future is None:
             return 0
         try:
@@ -71,7 +70,6 @@ class File:
         self.alignment = _PAGE_NBYTES if self.is_direct else 1
 
     def read(self, start: int, nbytes: int, dst: int) -> Read:
-        """Begin to read to address `dst`; see :meth:`gpustore.device.Device.read_file`."""
         wanted = min(nbytes, self._nbytes - start)
         if wanted <= 0:
             return Read(None, self._path)
@@ -79,5 +77,4 @@ class File:
         return Read(future, self._path)
 
     def close(self) -> None:
-        """Close it."""
         self._file.close()

@@ -66,6 +66,13 @@ class Library:
     path : Path, optional
         The shared library; by default that of the installed wheel.
 
+    Attributes
+    ----------
+    name : str
+        What decodes, for people.
+    version : int
+        6000 is 6.0.
+
     Raises
     ------
     DeviceError
@@ -74,26 +81,24 @@ class Library:
 
     def __init__(self, path: Path | None = None) -> None:
         found = path or _library_path()
+        self._functions: dict[str, Any] = {}
         try:
             library = ctypes.CDLL(str(found))
             properties = Properties()
             library.nvcompGetProperties(ctypes.byref(properties))
+            self.version = properties.version
+            self.name = f"nvcomp {self.version // 1000}.{self.version // 100 % 10}, C library"
+            major = self.version // 1000
+            if major not in ROWS:
+                raise DeviceError(f"{self.name}: only versions {[*ROWS]} are known")
+            self._temp_size, _, self._first_words = ROWS[major]
+            self._prototypes = prototypes(major)
+            for name, prototype in self._prototypes.items():
+                self._functions[name] = getattr(library, name)
+                self._functions[name].restype = ctypes.c_int
+                self._functions[name].argtypes = list(prototype.values())
         except (OSError, AttributeError) as error:
             raise DeviceError(f"nvcomp: {found} cannot be used: {error}") from error
-        self.version = properties.version
-        major = self.version // 1000
-        if major not in ROWS:
-            raise DeviceError(
-                f"nvcomp: version {self.version} of {found} is not known, only {[*ROWS]}"
-            )
-        self._prototypes = prototypes(major)
-        self._temp_size, self._takes_stream, self._first_words = ROWS[major]
-        self._functions: dict[str, Any] = {}
-        for name, prototype in self._prototypes.items():
-            function = getattr(library, name)
-            function.restype = ctypes.c_int
-            function.argtypes = list(prototype.values())
-            self._functions[name] = function
         self._codecs = {name: self._describe(name) for name in FORMATS}
 
     def _call(self, function: str, **arguments: Any) -> None:
@@ -122,7 +127,6 @@ class Library:
         )
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """See :meth:`gpustore.device.Device.codec`."""
         return self._codecs.get(name)
 
     def _temp_nbytes(self, verb: str, codec: str, count: int, longest: int, total: int) -> int:
@@ -146,11 +150,9 @@ class Library:
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
-        """See :meth:`gpustore.device.Device.decompress_temp_nbytes`."""
         return self._temp_nbytes("decompress", codec, count, max_nbytes, total_nbytes)
 
     def decompress(self, batch: CodecBatch, stream: int) -> None:
-        """See :meth:`gpustore.device.Device.decompress`."""
         column = 8 * len(batch)
         self._call(
             f"nvcompBatched{FORMATS[batch.codec]}DecompressAsync",
@@ -168,7 +170,6 @@ class Library:
         )
 
     def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
-        """See :meth:`gpustore.device.Device.compress_nbytes`."""
         bound = ctypes.c_size_t()
         self._call(
             f"nvcompBatched{FORMATS[codec]}CompressGetMaxOutputChunkSize",
@@ -180,7 +181,6 @@ class Library:
         return bound.value, temp
 
     def compress(self, batch: CodecBatch, stream: int) -> None:
-        """See :meth:`gpustore.device.Device.compress`."""
         column = 8 * len(batch)
         self._call(
             f"nvcompBatched{FORMATS[batch.codec]}CompressAsync",
@@ -213,7 +213,16 @@ class DeviceBytes:
 
 
 class Bindings:
-    """nvcomp's Python package. It decodes, but does not encode."""
+    """nvcomp's Python package. It decodes, but does not encode.
+
+    Parameters
+    ----------
+    reason : str
+        Why it is used.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.name = f"nvcomp, Python package, because of {reason}"
 
     def codec(self, name: str) -> DeviceCodec | None:
         """See :meth:`gpustore.device.Device.codec`; the alignment is what suits all of nvcomp."""
@@ -257,5 +266,5 @@ def engine() -> Library | Bindings | None:
         return None
     try:
         return Library()
-    except DeviceError:
-        return Bindings()
+    except DeviceError as error:
+        return Bindings(str(error))

@@ -14,7 +14,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,6 +23,7 @@ import cupy
 import numpy as np
 
 from gpustore.backends import _gds, _kernels, _nvcomp
+from gpustore.codecs.base import ChunkBytes
 from gpustore.device import (
     Allocation,
     Argument,
@@ -119,6 +120,11 @@ class CudaDevice:
     ordinal : int
         As CUDA counts them.
 
+    Attributes
+    ----------
+    decoder : str
+        What decodes, and if that is second choice why.
+
     Raises
     ------
     DeviceError
@@ -131,6 +137,7 @@ class CudaDevice:
         self.pid = os.getpid()
         self.failure: DeviceError | None = None
         self._nvcomp = _nvcomp.engine()
+        self.decoder = "own kernels alone" if self._nvcomp is None else self._nvcomp.name
         self._kernels: dict[str, _Kernel] = {}
         self._keep_freed_memory()
 
@@ -197,8 +204,7 @@ class CudaDevice:
             kind = getattr(array, "__dlpack_device__", lambda: (None, None))()[0]
             if kind not in _DLPACK_CUDA:
                 return None
-            found = _array(cupy.from_dlpack(array))
-            return _Array(array, found.address, found.strides, found.shape, found.dtype)
+            return replace(_array(cupy.from_dlpack(array)), array=array)
         address, read_only = interface["data"]
         if read_only:
             raise TypeError("device memory is read-only, expected writable memory")
@@ -212,7 +218,7 @@ class CudaDevice:
             dtype = np.dtype(interface["typestr"])
         strides = interface.get("strides")
         if strides is None:
-            strides = _dense(shape, dtype.itemsize)
+            strides = ChunkBytes.contiguous(dtype, shape).strides
         return _Array(array, address, tuple(strides), shape, dtype)
 
     # ----------------------------------------------------------------- queue
@@ -341,11 +347,3 @@ class CudaDevice:
 
 def _array(array: Any) -> _Array:
     return _Array(array, array.data.ptr, array.strides, array.shape, array.dtype)
-
-
-def _dense(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= extent
-    return tuple(reversed(strides))

@@ -1,6 +1,7 @@
 """What nvcomp's library answers without a GPU, and that the emulated device answers the same."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,15 @@ def test_room_to_compress_is_larger_than_the_stream(library, codec):
 
 
 def test_engine_is_the_library_where_its_version_is_known(library):
-    del library
-    assert isinstance(_nvcomp.engine(), _nvcomp.Library)
+    engine = _nvcomp.engine()
+    assert isinstance(engine, _nvcomp.Library)
+    assert re.fullmatch(r"nvcomp [56]\.\d, C library", engine.name)
+    assert engine.version == library.version
+
+
+def test_another_library_than_nvcomp_is_refused():
+    with pytest.raises(DeviceError, match=r"libc\.so\.6 cannot be used: .*nvcompGetProperties"):
+        _nvcomp.Library(Path("libc.so.6"))
 
 
 def test_a_library_that_is_none_is_said_so(tmp_path):
