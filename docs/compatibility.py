@@ -6,6 +6,8 @@ compares with the installed ``tensorstore``. A test fails while the page is out 
 """
 
 import inspect
+import json
+import tempfile
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +74,22 @@ CODECS = {
 }
 DEVICES = {"cpu": "host", "cuda": "cuda"}
 
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "data_copy_concurrency": ({"limit": "shared"}, {"limit": 2}),
+    "file_io_concurrency": ({"limit": "shared"}, {"limit": 2}),
+    "file_io_locking": (
+        {"mode": "os"},
+        {"mode": "lockfile"},
+        {"mode": "none"},
+        {"mode": "non_atomic"},
+    ),
+    "file_io_mode": ({"mode": "default"}, {"mode": "memmap"}, {"mode": "direct"}),
+    "file_io_retries": ({"max_retries": 3},),
+    "file_io_sync": (True, False),
+    "cache_pool": ({"total_bytes_limit": 1000},),
+}
+"""Context resources of a file, and the values that are tried."""
+
 TABLES = (
     ("Drivers", "drivers", DRIVERS),
     ("Kvstores", "kvstores", KVSTORES),
@@ -97,6 +115,29 @@ def absent_members() -> dict[str, list[str]]:
     return found
 
 
+def refused_options() -> list[str]:
+    """Values of context resources that TensorStore takes and gpustore does not."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        spec = {"driver": "zarr3", "kvstore": f"file://{folder}/"}
+        for name, values in OPTIONS.items():
+            for value in values:
+                context = {name: value}
+                try:
+                    gpustore.open(
+                        spec,
+                        create=True,
+                        open=True,
+                        dtype="uint8",
+                        shape=[1],
+                        context=gpustore.Context(context),
+                    ).result()
+                except gpustore.UnsupportedError:
+                    tensorstore.Context(context)[name]  # It is one of TensorStore's values.
+                    found.append(json.dumps(context))
+    return found
+
+
 def quoted(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
@@ -109,6 +150,7 @@ def page() -> str:
         absent = [name for name in names if name not in there]
         parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
         parts.append(f"There: {'; '.join(there)}.\n")
+    parts.append(f"## Context resources\n\nValues that are refused: {quoted(refused_options())}.\n")
     functions = sorted(public(tensorstore) - public(gpustore))
     parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
     lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]
