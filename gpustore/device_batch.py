@@ -32,7 +32,7 @@ from gpustore.device import (
 )
 from gpustore.kvstores.base import Buffer
 
-__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table", "TableLaunch"]
+__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table", "TableLaunch", "can_decompress"]
 
 UNWRITTEN = 0xFF
 """Every byte of the results before the steps run: no status, no likely size or checksum."""
@@ -67,6 +67,11 @@ Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
 """From the bytes of a :class:`Result` to rows that failed, and why."""
 
 _Step = Callable[[Stream, int, int], None]
+
+
+def can_decompress(device: Device, codec: str) -> bool:
+    """Whether :meth:`DeviceBatch.decompress` takes streams of this codec on this device."""
+    return codec in _KERNELS or device.codec(codec) is not None
 
 
 class TableLaunch(Protocol):
@@ -261,10 +266,6 @@ class DeviceBatch:
                 arguments.append(shared[id(one.offsets)])
             self.launch(one.family, one.expression, one.blocks, arguments)
 
-    def can_decompress(self, codec: str) -> bool:
-        """Whether :meth:`decompress` takes streams of this codec."""
-        return codec in _KERNELS or self._device.codec(codec) is not None
-
     def decompress(
         self, codec: str, src: Spans, dst: Spans, rows: NDArray[np.int64] | None = None
     ) -> None:
@@ -273,7 +274,7 @@ class DeviceBatch:
         Parameters
         ----------
         codec : str
-            One for which :meth:`can_decompress` is true; `src` and `dst` are aligned as the
+            One for which :func:`can_decompress` is true; `src` and `dst` are aligned as the
             device's :class:`~gpustore.device.DeviceCodec` says, anyhow if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.

@@ -16,10 +16,15 @@ import zlib
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 from isal import isal_zlib
 
 from gpustore._json import JsonValue
+from gpustore.codecs._deflate_columns import read_gzip, read_zlib
+from gpustore.codecs._device_streams import cannot, decompress_values
 from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_short
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
@@ -107,6 +112,35 @@ class Deflate(BytesCodec):
         if exact and len(decoded) != decoded_max:
             raise too_short(decoded_max, len(decoded), codec=self.name)
         return deliver(decoded, decoded_max, exact=exact, out=out)
+
+    def device_refusal(self, device: Device) -> str | None:
+        """None if the device has the codec."""
+        return cannot(device, "gzip" if self._wbits == _GZIP else "deflate")
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """One plain stream each; its checksum is not compared there."""
+        columns = self._columns(batch)
+        if columns is None:
+            return
+        if self._wbits == _GZIP:
+            nbytes, reasons = read_gzip(columns, columns.start, columns.nbytes)
+        elif exact:
+            _, reasons = read_zlib(columns, columns.start, columns.nbytes)
+            nbytes = np.full(len(batch), decoded_max, np.int64)
+        else:
+            self._refuse_all(batch, "zlib: does not say how many bytes it holds")
+            return
+        wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
+        size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
+        reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
+        batch.refuse(reasons)
+        kept = np.delete(nbytes, list(reasons))
+        if self._wbits == _GZIP:
+            decompress_values(batch, device, "gzip", batch.values, kept)
+        else:
+            decompress_values(batch, device, "deflate", batch.values.inside(2, 4), kept)
 
     def _decode_whole(self, encoded: Buffer, nbytes: int) -> Buffer | None:
         """Libdeflate's result if it is certain: one stream of `nbytes` bytes and nothing else."""

@@ -32,6 +32,7 @@ from gpustore._json import (
     expect_int,
     expect_str,
 )
+from gpustore.codecs._encoded_columns import EncodedColumns
 from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
@@ -254,7 +255,16 @@ class BytesCodec(abc.ABC):
         """
         del decoded_max, exact
         reason = self.device_refusal(device) or f"{self.name} is not decoded on a device"
+        self._refuse_all(batch, reason)
+
+    def _refuse_all(self, batch: DeviceBatch, reason: str) -> None:
         batch.refuse(dict.fromkeys(range(len(batch)), reason))
+
+    def _columns(self, batch: DeviceBatch) -> EncodedColumns | None:
+        """The encoded bytes of a batch; None, all values refused, if the host has none to see."""
+        if batch.encoded is None:
+            self._refuse_all(batch, f"{self.name}: its headers are not in host memory")
+        return EncodedColumns(batch.encoded) if batch.encoded else None
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

@@ -40,6 +40,7 @@ import numcodecs.lz4
 
 from gpustore._json import REQUIRED, JsonValue, expect_int, expect_str, in_member, text
 from gpustore.codecs import _snappy
+from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
 from gpustore.codecs._blosc_frame import (
     CODES,
     HEADER_NBYTES,
@@ -50,6 +51,7 @@ from gpustore.codecs._blosc_frame import (
     take_blocks,
     with_code,
 )
+from gpustore.codecs._device_streams import cannot
 from gpustore.codecs.base import (
     ABSENT,
     BytesCodec,
@@ -64,6 +66,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 
@@ -144,6 +148,18 @@ class _Blosc(BytesCodec):
         frame, begin = take_blocks(memoryview(encoded), header, start, stop)
         part = read_header(frame)
         return self._decode(frame, part, part.nbytes, exact=True, out=out[: part.nbytes]), begin
+
+    def device_refusal(self, device: Device) -> str | None:
+        """None if the device has the codec that the metadata name, whatever frames say."""
+        return cannot(device, DEVICE_CODECS[self.cname])
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Frames of all compressors and shuffles."""
+        columns = self._columns(batch)
+        if columns is not None:
+            decode_frames(batch, device, columns, decoded_max, exact=exact)
 
     @staticmethod
     def _decode(

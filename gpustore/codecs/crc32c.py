@@ -20,8 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import google_crc32c
+import numpy as np
 
+from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
@@ -71,6 +75,22 @@ class _Crc32c(BytesCodec):
                 codec="crc32c",
             )
         return deliver(view[:nbytes], decoded_max, exact=exact, out=out)
+
+    def device_refusal(self, device: Device) -> str | None:
+        """None: there is a kernel."""
+        del device
+        return None
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values, also those whose bytes only the device has; nothing is copied."""
+        del device
+        nbytes = batch.values.nbytes.astype(np.int64) - _NBYTES
+        wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
+        refuse_where(batch, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
+        batch.crc32c(batch.values, np.full(len(batch), _RESIDUE, np.uint32))
+        batch.narrow(0, _NBYTES)
 
 
 def _crc32c(data: Buffer) -> int:

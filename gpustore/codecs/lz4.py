@@ -25,6 +25,7 @@ from typing import Final
 import numcodecs.lz4
 
 from gpustore._json import JsonValue
+from gpustore.codecs._device_streams import cannot, decompress_values, refuse_where
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -36,6 +37,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores.base import Buffer
 
@@ -99,6 +102,24 @@ class _Lz4(BytesCodec):
         except (RuntimeError, ValueError) as error:
             raise CorruptChunkError(f"Invalid lz4 block: {error}", codec="lz4") from error
         return out[:nbytes]
+
+    def device_refusal(self, device: Device) -> str | None:
+        """None: there is a kernel where the device's libraries cannot."""
+        return cannot(device, "lz4")
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Blocks as long as they say."""
+        columns = self._columns(batch)
+        if columns is None:
+            return
+        ok = columns.nbytes > _SIZE_NBYTES
+        nbytes = columns.uint(columns.start, _SIZE_NBYTES, ok)
+        ok &= (nbytes > 0) & ((nbytes == decoded_max) if exact else (nbytes <= decoded_max))
+        refuse_where(batch, ~ok, f"lz4: no block of {decoded_max} bytes")
+        src = batch.values.inside(_SIZE_NBYTES, 0)
+        decompress_values(batch, device, "lz4", src, nbytes[ok])
 
 
 def _stored_acceleration(value: JsonValue) -> int:

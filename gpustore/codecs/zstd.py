@@ -29,8 +29,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numcodecs.zstd
+import numpy as np
 import zstandard
 
+from gpustore.codecs._device_streams import cannot, decompress_values
+from gpustore.codecs._zstd_columns import read_frames
 from gpustore.codecs.base import (
     ABSENT,
     BytesCodec,
@@ -44,6 +47,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.device import Device
+from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 
@@ -180,6 +185,25 @@ class _Zstd(BytesCodec):
         if exact and len(decoded) != decoded_max:
             raise too_short(decoded_max, len(decoded), codec="zstd")
         return deliver(decoded, decoded_max, exact=exact, out=out)
+
+    def device_refusal(self, device: Device) -> str | None:
+        """None if the device has the codec."""
+        return cannot(device, "zstd")
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Values of one plain frame; see :mod:`gpustore.codecs._zstd_columns`."""
+        columns = self._columns(batch)
+        if columns is None:
+            return
+        nbytes, reasons = read_frames(columns, columns.start, columns.nbytes)
+        wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
+        size = f"zstd: does not hold {decoded_max} bytes"
+        reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
+        batch.refuse(reasons)
+        kept = np.delete(nbytes, list(reasons))
+        decompress_values(batch, device, "zstd", batch.values, kept)
 
 
 def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffer:

@@ -1,0 +1,276 @@
+"""Blosc 1 frames of a whole batch, read as columns: one row for each stream of each block.
+
+What :mod:`gpustore.codecs._blosc_frame` checks of one frame is checked here of all of them with a
+number of NumPy calls that does not depend on how many there are. It is stricter: streams that
+lie in each other, which no encoder writes, are refused.
+
+Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
+
+__all__ = ["BloscBlocks", "BloscColumns", "BloscStreams", "read_columns"]
+
+_HEADER_NBYTES: Final = 16
+_STORED: Final = 0x02
+_BYTE_SHUFFLE: Final = 0x01
+_BIT_SHUFFLE: Final = 0x04
+_RESERVED: Final = 0x08
+_NOT_SPLIT: Final = 0x10
+_CODES: Final = 5
+_MAX_SPLITS: Final = 16
+_MIN_STREAM_NBYTES: Final = 128
+# Of a block: its offset, the length of its stream, a byte of it.
+_MIN_BLOCK_NBYTES: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class BloscBlocks:
+    """Blocks of all frames, in the order of their decoded bytes.
+
+    Attributes
+    ----------
+    frame : ndarray of int64
+        Number of the frame.
+    offset, nbytes : ndarray of int64
+        Decoded bytes of the block, within those of the frame.
+    """
+
+    frame: Integers
+    offset: Integers
+    nbytes: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class BloscStreams:
+    """Streams of all blocks.
+
+    Attributes
+    ----------
+    frame : ndarray of int64
+        Number of the frame.
+    src, src_nbytes : ndarray of int64
+        Bytes of the stream, within the frame.
+    dst, dst_nbytes : ndarray of int64
+        What it decodes to, within the still shuffled bytes of the frame.
+    """
+
+    frame: Integers
+    src: Integers
+    src_nbytes: Integers
+    dst: Integers
+    dst_nbytes: Integers
+
+    @property
+    def is_stored(self) -> Mask:
+        """Streams that are the bytes they decode to."""
+        stored: Mask = self.src_nbytes == self.dst_nbytes
+        return stored
+
+    def take(self, chosen: Mask) -> BloscStreams:
+        """Some of the streams."""
+        return BloscStreams(
+            self.frame[chosen],
+            self.src[chosen],
+            self.src_nbytes[chosen],
+            self.dst[chosen],
+            self.dst_nbytes[chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BloscColumns:
+    """Frames, their blocks and their streams.
+
+    Attributes
+    ----------
+    nbytes, typesize, code : ndarray of int64, shape (n,)
+        Decoded bytes of each frame, bytes of an element, number of the compressor.
+    is_stored, is_byte_shuffled, is_bit_shuffled : ndarray of bool, shape (n,)
+        Whether the decoded bytes follow the header, unshuffled; which shuffle blocks have.
+    blocks : BloscBlocks
+    streams : BloscStreams
+        Stored frames have neither blocks nor streams.
+    """
+
+    nbytes: Integers
+    typesize: Integers
+    code: Integers
+    is_stored: Mask
+    is_byte_shuffled: Mask
+    is_bit_shuffled: Mask
+    blocks: BloscBlocks
+    streams: BloscStreams
+
+    def take(self, kept: Mask) -> BloscColumns:
+        """Some of the frames, numbered anew."""
+        number = np.cumsum(kept) - 1
+        blocks, streams = kept[self.blocks.frame], self.streams.take(kept[self.streams.frame])
+        return BloscColumns(
+            self.nbytes[kept],
+            self.typesize[kept],
+            self.code[kept],
+            self.is_stored[kept],
+            self.is_byte_shuffled[kept],
+            self.is_bit_shuffled[kept],
+            BloscBlocks(
+                number[self.blocks.frame[blocks]],
+                self.blocks.offset[blocks],
+                self.blocks.nbytes[blocks],
+            ),
+            replace(streams, frame=number[streams.frame]),
+        )
+
+
+class _Refusals:
+    """The first reason against each frame."""
+
+    def __init__(self, count: int) -> None:
+        self.ok: Mask = np.ones(count, np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def refuse(self, wrong: Mask, reason: str) -> None:
+        wrong = wrong & self.ok
+        if wrong.any():
+            self.reasons.update((i, reason) for i in np.flatnonzero(wrong).tolist())
+            self.ok &= ~wrong
+
+    def refuse_of(self, frame: Integers, wrong: Mask, reason: str) -> None:
+        whole = np.zeros(len(self.ok), np.bool_)
+        whole[frame[wrong]] = True
+        self.refuse(whole, reason)
+
+
+def read_columns(
+    encoded: EncodedColumns, decoded_max: int, *, exact: bool
+) -> tuple[BloscColumns, dict[int, str]]:
+    """Read and check frames.
+
+    Parameters
+    ----------
+    encoded : EncodedColumns
+    decoded_max : int
+        Most bytes a frame may decode to.
+    exact : bool
+        Whether each must decode to exactly that many.
+
+    Returns
+    -------
+    BloscColumns
+        All streams lie in their frame, decode to disjoint pieces that cover it, and do not
+        lie in each other. Of frames that were refused the columns mean nothing.
+    dict of int to str
+        Why frames were refused, by number.
+    """
+    count = len(encoded.start)
+    found = _Refusals(count)
+    found.refuse(encoded.nbytes < _HEADER_NBYTES, "blosc: shorter than a header")
+
+    def field(offset: int, nbytes: int) -> Integers:
+        return encoded.uint(encoded.start + offset, nbytes, found.ok)
+
+    version, flags, typesize = field(0, 1), field(2, 1), field(3, 1)
+    nbytes, blocksize, cbytes = field(4, 4), field(8, 4), field(12, 4)
+    code = flags >> 5
+    both = _BYTE_SHUFFLE | _BIT_SHUFFLE
+    found.refuse(version != 2, "blosc: not format version 2")
+    found.refuse(
+        ((flags & _RESERVED) != 0) | ((flags & both) == both) | (code >= _CODES),
+        "blosc: unknown flags",
+    )
+    found.refuse(cbytes != encoded.nbytes, "blosc: another length than the header says")
+    found.refuse(typesize == 0, "blosc: elements of no bytes")
+    found.refuse(nbytes == 0, "blosc: no bytes")
+    wrong_size = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
+    found.refuse(wrong_size, f"blosc: does not decode to {decoded_max} bytes")
+    found.refuse((blocksize == 0) | (blocksize > nbytes), "blosc: impossible block size")
+    is_stored = (flags & _STORED) != 0
+    found.refuse(
+        is_stored & (cbytes != nbytes + _HEADER_NBYTES), "blosc: another length than stored bytes"
+    )
+    count_of = -(-nbytes // np.maximum(blocksize, 1))
+    found.refuse(
+        ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - _HEADER_NBYTES),
+        "blosc: no room for its blocks",
+    )
+
+    count_of = np.where(found.ok & ~is_stored, count_of, 0)
+    frame, number = _numbered(count_of)
+    block_nbytes = np.minimum(blocksize[frame], nbytes[frame] - number * blocksize[frame])
+    blocks = BloscBlocks(frame, number * blocksize[frame], block_nbytes)
+    every = np.ones(len(frame), np.bool_)
+    start = encoded.uint(encoded.start[frame] + _HEADER_NBYTES + 4 * number, 4, every)
+    elements = block_nbytes // typesize[frame]
+    is_split = ((flags[frame] & _NOT_SPLIT) == 0) & (typesize[frame] <= _MAX_SPLITS)
+    is_split &= (block_nbytes == blocksize[frame]) & (elements >= _MIN_STREAM_NBYTES)
+    splits = np.where(is_split, typesize[frame], 1)
+    found.refuse_of(frame, block_nbytes % splits != 0, "blosc: blocks of parts of elements")
+    streams = _read_streams(encoded, found, blocks, start, splits, cbytes, count_of)
+    columns = BloscColumns(
+        nbytes,
+        typesize,
+        code,
+        is_stored,
+        ((flags & _BYTE_SHUFFLE) != 0) & (typesize > 1),
+        (flags & _BIT_SHUFFLE) != 0,
+        blocks,
+        streams,
+    )
+    return columns, found.reasons
+
+
+def _read_streams(
+    encoded: EncodedColumns,
+    found: _Refusals,
+    blocks: BloscBlocks,
+    position: Integers,
+    splits: Integers,
+    cbytes: Integers,
+    count_of: Integers,
+) -> BloscStreams:
+    """Walk the lengths of all blocks at once, stream by stream."""
+    frame = blocks.frame
+    first = np.cumsum(splits) - splits
+    total = int(splits.sum())
+    streams = BloscStreams(*(np.zeros(total, np.int64) for _ in range(5)))
+    begin = _HEADER_NBYTES + 4 * count_of[frame]
+    share = blocks.nbytes // splits
+    for k in range(int(splits.max(initial=0))):
+        walks = (splits > k) & found.ok[frame]
+        inside = (position >= begin) & (position <= cbytes[frame] - 4)
+        found.refuse_of(frame, walks & ~inside, "blosc: a stream outside of its frame")
+        walks &= inside
+        length = encoded.uint(encoded.start[frame] + position, 4, walks)
+        position = position + 4
+        fits = (length > 0) & (length <= cbytes[frame] - position)
+        found.refuse_of(frame, walks & ~fits, "blosc: a stream that ends outside of its frame")
+        walks &= fits
+        at = first[walks] + k
+        streams.frame[at] = frame[walks]
+        streams.src[at] = position[walks]
+        streams.src_nbytes[at] = length[walks]
+        streams.dst[at] = (blocks.offset + k * share)[walks]
+        streams.dst_nbytes[at] = share[walks]
+        position = position + length
+    streams.frame[:] = np.repeat(frame, splits)
+    streams = streams.take(found.ok[streams.frame])
+    order = np.argsort((streams.frame << 32) + streams.src)
+    same = streams.frame[order][1:] == streams.frame[order][:-1]
+    ends = (streams.src + streams.src_nbytes)[order][:-1]
+    overlaps = same & (ends + 4 > streams.src[order][1:])
+    found.refuse_of(streams.frame[order][1:], overlaps, "blosc: streams that lie in each other")
+    return streams
+
+
+def _numbered(count_of: Integers) -> tuple[Integers, Integers]:
+    """The owner of each of so many things, and its number among those of its owner."""
+    owner = np.repeat(np.arange(len(count_of)), count_of)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(count_of) - count_of, count_of)
+    return owner, number

@@ -1,0 +1,186 @@
+"""What is recorded to decode Blosc 1 frames on a device.
+
+1. Read all frames of the batch (:mod:`gpustore.codecs._blosc_columns`), and the headers of their
+   streams where the code has any.
+2. One launch copies streams that are stored, and those that must be aligned.
+3. One call for each code decompresses the others: raw LZ4 and Snappy blocks, one Zstandard frame,
+   the Deflate stream inside a zlib stream, blosclz by a kernel.
+4. One launch for each kernel instance undoes the shuffles. Frames without shuffle are decompressed
+   to their last place at once.
+
+The bytes of a stored frame are taken from where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gpustore.backends._blocks import (
+    bit_unshuffle_launches,
+    stream_launches,
+    unshuffle_launches,
+)
+from gpustore.codecs._blosc_columns import BloscColumns, BloscStreams, read_columns
+from gpustore.codecs._deflate_columns import read_zlib
+from gpustore.codecs._device_streams import aligned, destinations, unfit
+from gpustore.codecs._encoded_columns import EncodedColumns, Integers
+from gpustore.codecs._zstd_columns import read_frames
+from gpustore.device import Device, Spans
+from gpustore.device_batch import DeviceBatch
+
+__all__ = ["DEVICE_CODECS", "decode_frames"]
+
+_CODECS: Final = ("blosclz", "lz4", "snappy", "deflate", "zstd")
+"""What decodes the streams, by the number of their code."""
+
+DEVICE_CODECS: Final = {
+    "blosclz": "blosclz",
+    "lz4": "lz4",
+    "lz4hc": "lz4",
+    "snappy": "snappy",
+    "zlib": "deflate",
+    "zstd": "zstd",
+}
+"""The same by ``cname``."""
+
+_SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
+_ZLIB_HEADER_NBYTES, _ZLIB_CHECKSUM_NBYTES = 2, 4
+
+
+def decode_frames(
+    batch: DeviceBatch, device: Device, encoded: EncodedColumns, decoded_max: int, *, exact: bool
+) -> None:
+    """Record how all values of `batch`, each one frame, are decoded; see the module."""
+    columns, reasons = read_columns(encoded, decoded_max, exact=exact)
+    columns = _refuse(batch, columns, reasons)
+    encoded = encoded.take(reasons)
+    columns = _refuse(batch, columns, _damaged_streams(encoded, columns))
+    columns = _refuse(batch, columns, _unfit_codes(device, columns))
+    if len(batch):
+        _record(batch, device, columns)
+
+
+def _refuse(batch: DeviceBatch, columns: BloscColumns, reasons: dict[int, str]) -> BloscColumns:
+    kept = np.ones(len(columns.nbytes), np.bool_)
+    kept[list(reasons)] = False
+    batch.refuse(reasons)
+    return columns.take(kept)
+
+
+def _of_code(columns: BloscColumns, code: int) -> BloscStreams:
+    """The compressed streams of one code."""
+    streams = columns.streams
+    return streams.take((columns.code[streams.frame] == code) & ~streams.is_stored)
+
+
+def _damaged_streams(encoded: EncodedColumns, columns: BloscColumns) -> dict[int, str]:
+    """Frames with streams whose headers do not say what they must."""
+    found: dict[int, str] = {}
+    for code, read in ((_SNAPPY, _read_snappy), (_ZLIB, read_zlib), (_ZSTD, read_frames)):
+        streams = _of_code(columns, code)
+        if not len(streams.frame):
+            continue
+        nbytes, reasons = read(
+            encoded, encoded.start[streams.frame] + streams.src, streams.src_nbytes
+        )
+        wrong = np.flatnonzero((nbytes != streams.dst_nbytes) & (nbytes >= 0)).tolist()
+        for i in {*wrong, *reasons}:
+            reason = reasons.get(i, f"{_CODECS[code]}: a stream of another size")
+            found.setdefault(int(streams.frame[i]), f"blosc: {reason}")
+    return found
+
+
+def _read_snappy(
+    encoded: EncodedColumns, start: Integers, nbytes: Integers
+) -> tuple[Integers, dict[int, str]]:
+    """Decoded sizes that raw Snappy blocks begin with.
+
+    Source: https://github.com/google/snappy/blob/main/format_description.txt
+    """
+    size = np.zeros(len(start), np.int64)
+    goes_on = np.ones(len(start), np.bool_)
+    for k in range(5):
+        goes_on &= nbytes > k
+        byte = encoded.uint(start + k, 1, goes_on)
+        size |= (byte & 0x7F) << (7 * k)
+        goes_on &= byte >= 0x80
+    return size, dict.fromkeys(np.flatnonzero(goes_on).tolist(), "snappy: no size")
+
+
+def _unfit_codes(device: Device, columns: BloscColumns) -> dict[int, str]:
+    """Frames of codes that this device, or this batch, does not have decoded there."""
+    found: dict[int, str] = {}
+    for code, codec in enumerate(_CODECS):
+        streams = _of_code(columns, code)
+        if not len(streams.frame):
+            continue
+        reason = unfit(device, codec, streams.dst_nbytes)
+        if reason is not None:
+            found.update(dict.fromkeys(streams.frame.tolist(), f"blosc: {reason}"))
+    return found
+
+
+def _record(batch: DeviceBatch, device: Device, columns: BloscColumns) -> None:
+    base = batch.values.address.astype(np.int64)
+    decoded = base + 16
+    compressed = np.flatnonzero(~columns.is_stored)
+    decoded[compressed] = destinations(batch, columns.nbytes[compressed]).address
+    # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
+    is_shuffled = columns.is_byte_shuffled | columns.is_bit_shuffled
+    joined = decoded.copy()
+    shuffled = np.flatnonzero(is_shuffled & ~columns.is_stored)
+    joined[shuffled] = destinations(batch, columns.nbytes[shuffled]).address
+
+    streams = columns.streams
+    stored = streams.take(streams.is_stored)
+    copies = [(_src(base, stored), _dst(joined, stored))]
+    calls = []
+    for code, codec in enumerate(_CODECS):
+        some = _of_code(columns, code)
+        if not len(some.frame):
+            continue
+        src = _src(base, some)
+        if code == _ZLIB:
+            src = src.inside(_ZLIB_HEADER_NBYTES, _ZLIB_CHECKSUM_NBYTES)
+        known = device.codec(codec)
+        if known is not None:
+            src, moved = aligned(batch, src, known.src_alignment)
+            copies.append(moved)
+        calls.append((codec, src, _dst(joined, some), batch.rows[some.frame]))
+    begin = np.concatenate([src.address for src, _ in copies])
+    end = np.concatenate([dst.address for _, dst in copies])
+    nbytes = np.concatenate([src.nbytes for src, _ in copies])
+    batch.launch_tables(stream_launches(begin, end, nbytes))
+    for codec, src, dst, rows in calls:
+        batch.decompress(codec, src, dst, rows)
+
+    blocks = columns.blocks
+    for is_so, launches in (
+        (columns.is_byte_shuffled, unshuffle_launches),
+        (columns.is_bit_shuffled, bit_unshuffle_launches),
+    ):
+        some_blocks = is_so[blocks.frame]
+        frame, offset = blocks.frame[some_blocks], blocks.offset[some_blocks]
+        if len(frame):
+            batch.launch_tables(
+                launches(
+                    joined[frame] + offset,
+                    decoded[frame] + offset,
+                    blocks.nbytes[some_blocks],
+                    columns.typesize[frame],
+                )
+            )
+    batch.values = Spans(decoded.astype(np.uint64), columns.nbytes.astype(np.uint64))
+    batch.encoded = None
+
+
+def _src(base: Integers, streams: BloscStreams) -> Spans:
+    address = base[streams.frame] + streams.src
+    return Spans(address.astype(np.uint64), streams.src_nbytes.astype(np.uint64))
+
+
+def _dst(joined: Integers, streams: BloscStreams) -> Spans:
+    address = joined[streams.frame] + streams.dst
+    return Spans(address.astype(np.uint64), streams.dst_nbytes.astype(np.uint64))

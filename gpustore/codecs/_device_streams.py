@@ -1,0 +1,140 @@
+"""Steps that all codecs record on a device: streams to their places, aligned where need be.
+
+:func:`prefers_host` is the one place that says where few large streams are decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gpustore.backends._blocks import stream_launches
+from gpustore.codecs._encoded_columns import Integers, Mask
+from gpustore.device import Device, Spans
+from gpustore.device_batch import DeviceBatch, can_decompress
+
+__all__ = [
+    "aligned",
+    "cannot",
+    "decompress_values",
+    "destinations",
+    "prefers_host",
+    "refuse_where",
+    "unfit",
+]
+
+_ALIGNMENT: Final = 16
+# Decoders of damaged streams may write a little behind their end, but not into another's bytes.
+_PADDING: Final = 32
+
+_FEW_AND_LARGE: Final = {
+    "blosclz": (64, 1 << 20),
+    "lz4": (64, 1 << 20),
+    "snappy": (64, 1 << 20),
+    "zstd": (64, 1 << 20),
+    "deflate": (64, 512 << 10),
+    "gzip": (64, 512 << 10),
+}
+"""Streams fewer than the first number, one of which decodes to more bytes than the second, keep a
+device waiting for one warp, and a host with several threads is sooner done. Unmeasured."""
+
+
+def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
+    """Whether the host should decode streams, because they are few and large.
+
+    Parameters
+    ----------
+    codec : str
+        Name of a :class:`~gpustore.device.DeviceCodec`, or ``"blosclz"``.
+    count : int
+        Streams of a batch.
+    max_nbytes : int
+        Decoded bytes of the longest.
+
+    >>> prefers_host("zstd", 4, 16 << 20), prefers_host("zstd", 4000, 16 << 20)
+    (True, False)
+    """
+    few, large = _FEW_AND_LARGE[codec]
+    return count < few and max_nbytes > large
+
+
+def cannot(device: Device, codec: str) -> str | None:
+    """Why a device does not decode streams of a codec at all, None if it does."""
+    if can_decompress(device, codec):
+        return None
+    return f"{codec}: the device has no library that decodes it"
+
+
+def unfit(device: Device, codec: str, dst_nbytes: Integers) -> str | None:
+    """Why streams of one codec are not decoded on this device, None if they are.
+
+    Parameters
+    ----------
+    dst_nbytes : ndarray of int64
+        Decoded bytes of each stream.
+    """
+    reason = cannot(device, codec)
+    if reason is not None:
+        return reason
+    max_nbytes = int(dst_nbytes.max(initial=0))
+    known = device.codec(codec)
+    if known is not None and max_nbytes > known.decoded_max_nbytes:
+        return f"{codec}: a stream of {max_nbytes} bytes, the device decodes at most " + str(
+            known.decoded_max_nbytes
+        )
+    if prefers_host(codec, len(dst_nbytes), max_nbytes):
+        return f"{codec}: {len(dst_nbytes)} streams of up to {max_nbytes} bytes are too few"
+    return None
+
+
+def refuse_where(batch: DeviceBatch, wrong: Mask, reason: str) -> Mask:
+    """Refuse some values; returns which of them are kept."""
+    batch.refuse(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
+    return ~wrong
+
+
+def destinations(batch: DeviceBatch, nbytes: Integers) -> Spans:
+    """Device memory for pieces of so many bytes, at multiples of 16 and with room between them."""
+    if not len(nbytes):
+        return Spans.contiguous(0, [])
+    padded = -(-(nbytes + _PADDING) // _ALIGNMENT) * _ALIGNMENT
+    address = batch.scratch(int(padded.sum()))
+    starts = address + np.cumsum(padded) - padded
+    return Spans(starts.astype(np.uint64), nbytes.astype(np.uint64))
+
+
+def aligned(batch: DeviceBatch, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
+    """Streams at multiples of `alignment`, and the copies (from, to) that bring them there."""
+    wrong = src.address % np.uint64(alignment) != 0
+    begin = src.take(wrong)
+    end = destinations(batch, begin.nbytes.astype(np.int64))
+    address = src.address.copy()
+    address[wrong] = end.address
+    return Spans(address, src.nbytes), (begin, end)
+
+
+def decompress_values(
+    batch: DeviceBatch, device: Device, codec: str, src: Spans, nbytes: Integers
+) -> None:
+    """Record that each value is one stream, and leave the batch with what they decode to.
+
+    Parameters
+    ----------
+    src : Spans, length of the batch
+        The streams.
+    nbytes : ndarray of int64
+        Decoded bytes of each.
+    """
+    if not len(batch):
+        return
+    reason = unfit(device, codec, nbytes)
+    if reason is not None:
+        refuse_where(batch, np.ones(len(batch), np.bool_), reason)
+        return
+    known = device.codec(codec)
+    src, (begin, end) = aligned(batch, src, 1 if known is None else known.src_alignment)
+    batch.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
+    dst = destinations(batch, nbytes)
+    batch.decompress(codec, src, dst)
+    batch.values, batch.encoded = dst, None

@@ -1,0 +1,91 @@
+"""Headers of many Zstandard frames, walked together.
+
+Only what every decoder reads alike goes to a device: one frame that says how many bytes it holds,
+without dictionary, whose blocks end where the value ends. A content checksum (XXH64) is not
+compared by a device, so frames that have one are left to the host, which does.
+
+Source: RFC 8878 3.1.1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from gpustore.codecs._encoded_columns import EncodedColumns, Integers
+
+__all__ = ["read_frames"]
+
+_MAGIC: Final = 0xFD2FB528
+_BLOCK_NBYTES: Final = 128 << 10
+_RAW, _RUN, _RESERVED = 0, 1, 3
+# What fits in 7 bytes is more than any chunk.
+_LARGE: Final = 1 << 56
+
+
+def read_frames(
+    encoded: EncodedColumns, start: Integers, nbytes: Integers
+) -> tuple[Integers, dict[int, str]]:
+    """How many bytes frames hold, and why some are left to the host.
+
+    Parameters
+    ----------
+    encoded : EncodedColumns
+    start, nbytes : ndarray of int64, shape (n,)
+        Where each frame begins, counted as in `encoded`, and how many bytes it has.
+
+    Returns
+    -------
+    ndarray of int64
+        Content sizes; 0 for frames that are refused.
+    dict of int to str
+        Reasons, by number of the frame.
+    """
+    ok = np.ones(len(start), np.bool_)
+    reasons: dict[int, str] = {}
+
+    def refuse(wrong: np.ndarray, reason: str) -> None:
+        wrong = wrong & ok
+        reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), f"zstd: {reason}"))
+        ok[wrong] = False
+
+    refuse(nbytes < 9, "shorter than a frame")
+    magic, descriptor = encoded.uint(start, 4, ok), encoded.uint(start + 4, 1, ok)
+    refuse(magic != _MAGIC, "does not begin with a frame")
+    refuse(descriptor & 8 != 0, "a reserved bit is set")
+    refuse(descriptor & 3 != 0, "needs a dictionary")
+    refuse(descriptor & 4 != 0, "has a checksum, which the host compares")
+    is_single = descriptor >> 5 & 1
+    kind = descriptor >> 6
+    size_nbytes = np.where(kind == 0, is_single, 1 << kind)
+    refuse(size_nbytes == 0, "does not say how many bytes it holds")
+    end = start + nbytes
+    position = start + 6 - is_single
+    refuse(position + size_nbytes + 3 > end, "truncated")
+    content = np.zeros(len(start), np.int64)
+    for width in (1, 2, 4):
+        content += encoded.uint(position, width, ok & (size_nbytes == width))
+    content += np.where(size_nbytes == 2, 256, 0)
+    is_long = ok & (size_nbytes == 8)
+    content += encoded.uint(position, 7, is_long)
+    refuse(encoded.uint(position + 7, 1, is_long) != 0, f"holds {_LARGE} bytes or more")
+    refuse(content == 0, "holds no bytes")
+
+    position = position + size_nbytes
+    room = content.copy()
+    walks = ok.copy()
+    while walks.any():
+        header = encoded.uint(position, 3, walks)
+        block_kind, size = header >> 1 & 3, header >> 3
+        wrong = (block_kind == _RESERVED) | (size > _BLOCK_NBYTES)
+        refuse(walks & wrong, "impossible block")
+        # A compressed block may hold anything up to the longest; the others say it.
+        room -= np.where(walks, np.where(block_kind <= _RUN, size, _BLOCK_NBYTES), 0)
+        position = position + np.where(walks, 3 + np.where(block_kind == _RUN, 1, size), 0)
+        is_last = header & 1 != 0
+        refuse(walks & is_last & (position != end), "something follows the frame")
+        refuse(walks & ~is_last & (position + 3 > end), "truncated")
+        walks &= ok & ~is_last
+    refuse(room > 0, "holds fewer bytes than it says")
+    return np.where(ok, content, 0), reasons

@@ -1,0 +1,82 @@
+"""Values decoded by what codecs record on a device, for tests."""
+
+import numpy as np
+
+from gpustore.device import Spans
+from gpustore.device_batch import DeviceBatch
+from tests.device_memory import bench_of
+
+MARGIN = 64
+"""Poisoned bytes between values: no decoder may need them."""
+
+
+class Decoded:
+    """What came of values: bytes by row, reasons of refused and of failed rows, launches."""
+
+    def __init__(self, values, refused, failed, launches):
+        self.values = values
+        self.refused = refused
+        self.failed = failed
+        self.launches = launches
+
+
+def decode_on(device, record, encoded, *, offset=0, seen=True):
+    """Decode values with the steps that ``record(batch, device)`` records.
+
+    Parameters
+    ----------
+    offset : int
+        How far values lie behind a multiple of 16.
+    seen : bool
+        Whether the host has the encoded bytes too.
+    """
+    with bench_of(device) as bench:
+        pitch = [-(-(len(value) + MARGIN) // 16) * 16 for value in encoded]
+        starts = (np.cumsum(pitch) - pitch + offset).astype(np.uint64)
+        values_nbytes = sum(pitch) + 16
+        slab = device.allocate_pinned(values_nbytes)
+        arena = bench.allocate(values_nbytes)
+        views = []
+        for start, value in zip(starts.tolist(), encoded, strict=True):
+            slab.view[start : start + len(value)] = bytes(value)
+            views.append(slab.view[start : start + len(value)])
+        sizes = np.array([len(value) for value in encoded], np.uint64)
+        spans = Spans(starts + np.uint64(arena), sizes)
+        rows = 100 + np.arange(len(encoded))
+        batch = DeviceBatch(device, bench.stream, rows, spans, views if seen else None)
+        record(batch, device)
+        found = _run(bench, batch, slab, arena, values_nbytes)
+        device.free_pinned(slab)
+        return found
+
+
+def _run(bench, batch, slab, arena, values_nbytes):
+    device, stream = bench.device, bench.stream
+    results = -(-batch.table_nbytes // 16) * 16
+    tables = bench.allocate(results + batch.result_nbytes + 16)
+    host = device.allocate_pinned(results + batch.result_nbytes + 16)
+    batch.write_tables(host.view[: batch.table_nbytes])
+    device.upload(slab, 0, arena, values_nbytes, stream)
+    if batch.table_nbytes:
+        device.upload(host, 0, tables, batch.table_nbytes, stream)
+    batch.run(tables, tables + results)
+    if batch.result_nbytes:
+        device.download(tables + results, host, results, batch.result_nbytes, stream)
+    values = {}
+    for row, address, nbytes in zip(
+        batch.rows.tolist(),
+        batch.values.address.tolist(),
+        batch.values.nbytes.tolist(),
+        strict=True,
+    ):
+        values[row - 100] = bench.get(address, nbytes)
+    bench.wait()
+    batch.release()
+    bench.wait()
+    failed = batch.failures(host.view[results : results + batch.result_nbytes])
+    device.free_pinned(host)
+    failed = {row - 100: reason for row, reason in failed.items()}
+    refused = {row - 100: reason for row, reason in batch.refused.items()}
+    good = {row: value for row, value in values.items() if row not in failed}
+    assert sorted([*good, *failed, *refused]) == sorted({*good, *failed, *refused})
+    return Decoded(good, refused, failed, batch.launches)
