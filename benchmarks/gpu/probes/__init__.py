@@ -1,0 +1,1 @@
+"""Each module has ``run(findings, gpu, variant)``; `benchmarks.gpu.plan` names them all."""

@@ -1,0 +1,123 @@
+"""Probes run in processes of their own: what hangs or crashes there stops nothing else.
+
+A probe that dies within a step is started again and passes over that step, while there is time.
+"""
+
+import argparse
+import faulthandler
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.gpu.findings import (
+    HUNG,
+    LOST,
+    MISSING,
+    Findings,
+    HangError,
+    MissingError,
+    read_lines,
+)
+
+ROOT = Path(__file__).parents[2]
+
+PACKAGE = "benchmarks.gpu.probes"
+
+_MAX_STARTS = 12
+
+
+def _wait(child, seconds):
+    """Exit status of the child, or None if it had to be killed."""
+    try:
+        return child.wait(max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:  # A process inside the driver cannot always be killed.
+            pass
+        return None
+
+
+def _reason(status):
+    reasons = {None: "time limit, killed", MISSING: "missing", HUNG: "hang", LOST: "context lost"}
+    return reasons.get(status, f"exit status {status}")
+
+
+def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
+    """Run a probe for at most `seconds`; give its facts, and how it failed where it did.
+
+    `folder` is for its files; ``status`` is ok, partly, failed or missing.
+    """
+    begin = time.time()
+    deadline = begin + seconds
+    folder.mkdir(exist_ok=True)
+    lines = folder / f"{probe.name.replace(':', '-')}.jsonl"
+    errors = lines.with_suffix(".err")
+    record = {"status": "ok", "failures": []}
+    for _ in range(_MAX_STARTS):
+        before = len(read_lines(lines))
+        command = [sys.executable, "-m", "benchmarks.gpu.process", probe.name, str(lines)]
+        command += [str(deadline), f"--package={package}", *(["--quick"] if quick else [])]
+        if probe.needs_gpu:
+            command.append("--gpu")
+        with errors.open("w") as file:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+            status = _wait(child, deadline - time.time())
+        said = errors.read_text(errors="replace")[-600:].strip()
+        if status == 0:
+            break
+        if status == MISSING:
+            record |= {"status": "missing", "reason": said.splitlines()[-1] if said else ""}
+            break
+        steps = [line["step"] for line in read_lines(lines) if "step" in line]
+        step = steps[-1] if steps else None
+        record["failures"].append({"step": step, "how": _reason(status), "said": said})
+        record["status"] = "partly"
+        grew = len(read_lines(lines)) > before
+        if status is None or not grew or deadline - time.time() < 4:
+            break
+    facts = {line["name"]: line["value"] for line in read_lines(lines) if "name" in line}
+    if record["status"] == "partly" and not facts:
+        record["status"] = "failed"
+    return record | {"seconds": round(time.time() - begin, 1), "facts": facts}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("lines", type=Path)
+    parser.add_argument("deadline", type=float)
+    parser.add_argument("--package")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
+    options = parser.parse_args()
+    findings = Findings(options.lines, options.deadline, quick=options.quick)
+    module, _, variant = options.name.partition(":")
+    try:
+        gpu = importlib.import_module("benchmarks.gpu.gpu").Gpu() if options.gpu else None
+        importlib.import_module(f"{options.package}.{module}").run(findings, gpu, variant)
+        faulthandler.cancel_dump_traceback_later()
+    except (ImportError, MissingError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return MISSING
+    except HangError as error:
+        # Leave without the destructors: they would wait for the device.
+        print(f"hang: {error}", file=sys.stderr, flush=True)
+        os._exit(HUNG)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

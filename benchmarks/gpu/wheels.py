@@ -1,0 +1,87 @@
+"""The wheels that a machine with a GPU but without internet needs, downloaded in two lots.
+
+CUDA, CuPy and NumPy are expected there. A lot stays under a size, so that each can be carried.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+from benchmarks.gpu.findings import MissingError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".wheels"
+MIB = 1 << 20
+
+_PLATFORMS = ("2_17", "2_24", "2_27", "2_28", "2_31", "2_34")
+
+
+def _name(requirement):
+    """As package indexes compare names."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def lots(cuda=13):
+    """Requirements by lot: what the facts and gpustore need; then whom it is compared with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    core = [r for r in project["dependencies"] if _name(r) != "numpy"]
+    kvikio = next(r for r in extras[f"gds{cuda}"] if r.startswith("kvikio")).partition(";")[0]
+    nvcomp = next(r for r in extras[f"cuda{cuda}"] if r.startswith("nvidia-nvcomp"))
+    tensorstore = next(r for r in extras["test"] if r.startswith("tensorstore"))
+    zarr = next(r for r in extras["test"] if r.startswith("zarr"))
+    zarrs = next(r for r in extras["bench"] if r.startswith("zarrs"))
+    first = [nvcomp, f"nvidia-libnvcomp-cu{cuda}", kvikio, f"libkvikio-cu{cuda}", "rapids-logger"]
+    first += [*core, *extras["snappy"], *extras["libdeflate"], zarr, "donfig", "msgspec", "pyyaml"]
+    return {"first": first, "second": [tensorstore, zarrs]}
+
+
+def download(requirements, folder, python):
+    """One wheel for each, none of what they need, for Linux on x86-64."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation=cp"]
+    command += [f"--python-version={python}", f"--dest={folder}"]
+    command += [f"--platform=manylinux_{version}_x86_64" for version in _PLATFORMS]
+    command += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
+    done = subprocess.run([*command, *requirements], capture_output=True, text=True)
+    if done.returncode:
+        raise MissingError(f"pip download: {done.stderr.strip()[-600:]}")
+
+
+def needed(folder):
+    """Names of distributions that the wheels in a folder, and in those below, ask for and lack."""
+    asked, there = set(), set()
+    for wheel in folder.rglob("*.whl"):
+        there.add(_name(wheel.name.partition("-")[0]))
+        with zipfile.ZipFile(wheel) as archive:
+            inside = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            lines = archive.read(inside).decode().splitlines()
+        for line in lines:
+            key, _, requirement = line.partition(": ")
+            if key == "Requires-Dist" and "extra ==" not in requirement:
+                asked.add(_name(requirement))
+    return sorted(asked - there)
+
+
+def carry(folder, cuda, python, limit):
+    """Download both lots; print them; 0 if each is under `limit` bytes."""
+    sizes = {}
+    for lot, requirements in lots(cuda).items():
+        download(requirements, folder / lot, python)
+        found = sorted((folder / lot).glob("*.whl"))
+        sizes[lot] = sum(wheel.stat().st_size for wheel in found)
+        print(f"{folder / lot}: {sizes[lot] / MIB:.1f} MiB")
+        for wheel in found:
+            print(f"  {wheel.stat().st_size / MIB:6.1f} MiB  {wheel.name}")
+    print("expected on the machine itself:", ", ".join(needed(folder)))
+    print("there: python -m pip install --no-index --no-deps", f"{folder.name}/*/*.whl")
+    large = [lot for lot, nbytes in sizes.items() if nbytes > limit]
+    for lot in large:
+        print(f"the {lot} lot is larger than {limit / MIB:.0f} MiB")
+    return 1 if large else 0

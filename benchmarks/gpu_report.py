@@ -1,0 +1,151 @@
+"""What a machine with a GPU does, in one command: ``python -m benchmarks.gpu_report facts``.
+
+Every probe runs in a process of its own with its own limit of time, and what it found is in the
+JSON file before the next begins. Needs CuPy, nvcomp, kvikio and NumPy; what is missing is said,
+and what needs it left out. ``wheels`` downloads them for a machine without internet.
+
+Exit status: 0 done (also when probes failed: the report says which), 1 the wheels are too large or
+cannot be had, 3 no GPU answers (then only what the host alone can answer was asked).
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.gpu import wheels
+from benchmarks.gpu.findings import MissingError, plain
+from benchmarks.gpu.plan import HEALTH, PROBES, allowance
+from benchmarks.gpu.process import run_probe
+from benchmarks.gpu.summary import lines
+
+NO_GPU = 3
+
+
+def _about(report):
+    """GPU, driver and versions, to the top of the report."""
+
+    def fact(probe, name):
+        return report["probes"].get(probe, {}).get("facts", {}).get(name)
+
+    report["gpu"] = (fact("device", "description") or {}).get("name")
+    report["driver"] = {
+        "nvidia_smi": fact("environment", "nvidia_smi"),
+        "cuda": fact("driver", "cuda_of_driver"),
+    }
+    report["versions"] = fact("environment", "versions")
+
+
+def _save(report, path):
+    _about(report)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(report, indent=1, default=plain) + "\n")
+    part.replace(path)
+
+
+def _chosen(options):
+    """Probes in order; the driver is always asked first."""
+    only = options.only.split(",") if options.only else []
+
+    def wanted(probe):
+        if probe.name == "driver":
+            return True
+        if only:
+            return probe.name in only or probe.module in only
+        return probe.quick or not options.quick
+
+    unknown = [n for n in only if n not in {x for p in PROBES for x in (p.name, p.module)}]
+    if unknown:
+        raise SystemExit(f"no such probe: {', '.join(unknown)}; see: gpu_report list")
+    return [probe for probe in PROBES if wanted(probe)]
+
+
+def facts(options):
+    """Ask all probes; print; write after each."""
+    end = time.time() + (options.seconds or (85 if options.quick else 540))
+    probes = _chosen(options)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    report = {
+        "report": "facts",
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu_report", *options.arguments]),
+        "quick": options.quick,
+        "probes": {},
+    }
+    folder, gone = Path(tempfile.mkdtemp(prefix="gpu-report-")), None
+    try:
+        for i, probe in enumerate(probes):
+            seconds = allowance(probe, probes[i + 1 :], end - time.time(), quick=options.quick)
+            if gone and probe.needs_gpu:
+                record = {"status": "left out", "reason": gone}
+            elif seconds < 3:
+                record = {"status": "left out", "reason": "no time left"}
+            else:
+                record = run_probe(probe, seconds, folder, quick=options.quick)
+            report["probes"][probe.name] = record
+            if probe.name == "driver" and not record["facts"].get("devices"):
+                gone = f"no GPU answers: {record['facts'].get('why', record['status'])}"
+            elif record.get("failures") and probe.needs_gpu:
+                health = run_probe(HEALTH, HEALTH.limit, folder / str(i))
+                record["device_answers"] = bool(health["facts"].get("answers"))
+                if not record["device_answers"]:
+                    gone = f"the device has stopped answering after {probe.name}"
+            _save(report, options.json)
+            print(f"{probe.name}: {record['status']}, {record.get('seconds', 0)} s", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(*lines(report), sep="\n")
+    print(f"written to {options.json}")
+    if report["probes"]["driver"]["facts"].get("devices"):
+        return 0
+    print(f"{gone}. What the host alone can answer was asked.", file=sys.stderr)
+    return NO_GPU
+
+
+def carry(options):
+    """Download the wheels."""
+    try:
+        limit = options.limit_mib * wheels.MIB
+        return wheels.carry(options.folder, options.cuda, options.python, limit)
+    except MissingError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def names(options):
+    """Print the probes and the most that each takes."""
+    del options
+    for probe in PROBES:
+        print(f"{probe.name:32}{probe.limit:4.0f} s{'' if probe.needs_gpu else '  (no GPU)'}")
+    return 0
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="gpu_report", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    asked = commands.add_parser("facts", help="ask the GPU, the driver and the libraries")
+    asked.add_argument("--json", type=Path, default=Path("gpu_facts.json"))
+    asked.add_argument("--only", default="", help="names of probes, with commas between")
+    asked.add_argument("--quick", action="store_true", help="under 90 s, the most telling points")
+    asked.add_argument("--seconds", type=float, help="for everything (540; with --quick 85)")
+    asked.set_defaults(command=facts)
+    carried = commands.add_parser("wheels", help="download what to carry, in two lots")
+    carried.add_argument("folder", type=Path, nargs="?", default=wheels.FOLDER)
+    carried.add_argument("--cuda", type=int, choices=(12, 13), default=13)
+    carried.add_argument("--python", default="3.12", help="of that machine (3.12)")
+    carried.add_argument("--limit-mib", type=float, default=64, help="of a lot (64)")
+    carried.set_defaults(command=carry)
+    listed = commands.add_parser("list", help="names of the probes, and their limits of time")
+    listed.set_defaults(command=names)
+    options = parser.parse_args(arguments)
+    options.arguments = arguments
+    return options.command(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""Needs what is not installed."""
+
+import importlib
+
+
+def run(findings, gpu, variant):
+    importlib.import_module("no_such_package_anywhere")

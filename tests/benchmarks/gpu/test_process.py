@@ -1,0 +1,72 @@
+"""What hangs or dies in one probe costs that step, and nothing else."""
+
+import time
+
+import pytest
+
+from benchmarks.gpu.findings import Findings, HangError, read_lines
+from benchmarks.gpu.plan import PROBES, Probe, allowance
+from benchmarks.gpu.process import run_probe
+
+HERE = "tests.benchmarks.gpu.probes"
+
+
+def run(name, seconds, folder):
+    return run_probe(Probe(name, seconds, 1, needs_gpu=False), seconds, folder, package=HERE)
+
+
+def test_steps_that_crash_or_hang_are_passed_over(tmp_path):
+    record = run("crashing:x", 20, tmp_path)
+    assert record["facts"] == {"started": "x", "answer": 1}
+    assert record["status"] == "partly"
+    assert [failure["step"] for failure in record["failures"]] == ["crash", "hang"]
+    assert record["failures"][0]["how"] == "exit status -6"
+    assert "Timeout" in record["failures"][1]["said"]
+
+
+def test_a_probe_is_killed_at_its_limit_and_keeps_what_it_found(tmp_path):
+    begin = time.monotonic()
+    record = run("stuck", 2, tmp_path)
+    assert time.monotonic() - begin < 10
+    assert record["facts"] == {"first": 1}
+    assert [failure["how"] for failure in record["failures"]] == ["time limit, killed"]
+
+
+def test_what_is_not_installed_is_said(tmp_path):
+    record = run("lacking", 20, tmp_path)
+    assert record["status"] == "missing"
+    assert "no_such_package_anywhere" in record["reason"]
+    assert record["failures"] == []
+
+
+def test_errors_are_facts_and_hangs_end_the_probe(tmp_path):
+    findings = Findings(tmp_path / "lines", time.time() + 9, guarded=False)
+    assert findings.begin("one")
+    assert not Findings(findings.path, 0, guarded=False).begin("one")
+    found = findings.attempt("bad", lambda: 1 / 0)
+    assert found == {"error": "ZeroDivisionError: division by zero"}
+
+    def hang():
+        raise HangError("8 s")
+
+    with pytest.raises(HangError):
+        findings.attempt("late", hang)
+    with findings.path.open("a") as file:
+        file.write('{"name": "cut o')
+    assert read_lines(findings.path)[1:] == [
+        {"name": "bad", "value": found},
+        {"name": "late", "value": {"hang": "8 s"}},
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "quick"), [(85, True), (540, False)])
+def test_all_probes_together_keep_the_limit_and_each_gets_time(seconds, quick):
+    probes = [probe for probe in PROBES if probe.quick or not quick]
+    left = seconds
+    for i, probe in enumerate(probes):
+        given = allowance(probe, probes[i + 1 :], left, quick=quick)
+        assert (3 if probe.elastic else probe.kept(quick)) <= given <= probe.limit, probe.name
+        assert given <= left
+        # What is usual, but an elastic probe always takes all.
+        left -= given if probe.elastic else min(given, probe.kept(quick))
+    assert left >= 0
