@@ -248,6 +248,7 @@ HOST_QUIET static Fiber* idle_fiber() {
     }
   }
   Fiber* fiber = &fibers[fiber_count++];
+  fiber->idle = false;
   char* memory = map_memory(STACK_NBYTES + 4096);
   mprotect(memory, 4096, PROT_NONE);
   fiber->stack = memory + 4096;

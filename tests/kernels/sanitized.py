@@ -17,7 +17,8 @@ def main():
         "ASAN_OPTIONS": "detect_leaks=0",
         "TSAN_OPTIONS": "halt_on_error=1",
     }
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
+    # A report goes to the standard error itself, which pytest must not keep for later.
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", "--capture=sys", *arguments])
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def values_of(dtype, target):
         kept = [value for value in edges + ties if low <= value <= high]
         return np.concatenate((np.array(kept, dtype), noise))
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, np.finfo(dtype).max], dtype)
+    payload = np.array([np.inf, -np.inf], dtype).view(f"u{dtype.itemsize}") + 1  # Still no number.
+    special = np.concatenate((special, payload.view(dtype)))
     with np.errstate(all="ignore"):
         if target == np.float32:
             points = float32_midpoints()

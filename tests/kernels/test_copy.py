@@ -166,9 +166,20 @@ def test_runs_end_exactly_at_tile_edges(nitems, order):
     assert (whole[-GUARD:] == 0xEE).all()
 
 
-def test_offsets_are_64_bit():
-    # Two items 5 GiB apart in address space that is reserved but never touched in between.
-    src, dst = (np.zeros(5 << 30, np.uint8)[:: (5 << 30) - 1] for _ in range(2))
-    src[:] = 7, 9
+@pytest.mark.parametrize("rank", [1, 5])
+def test_offsets_are_64_bit(rank):
+    # Two places 5 GiB apart in address space that is reserved but never touched in between.
+    shape = (2, *[2] * (rank - 1))
+    src, dst = (
+        np.ndarray(
+            shape,
+            np.uint8,
+            np.zeros(5 << 30, np.uint8),
+            0,
+            ((5 << 30) - 600, *[3**k for k in range(rank - 1, 0, -1)]),
+        )
+        for _ in range(2)
+    )
+    src[...] = np.arange(1, src.size + 1).reshape(shape)
     copy_view(src, dst, "forward")
-    assert dst.tolist() == [7, 9]
+    assert dst.tolist() == src.tolist()

@@ -165,6 +165,25 @@ def test_matches_farther_than_the_encoder_writes():
     assert decode("blosclz", [stream], [len(expected)])[0] == [bytes(expected)]
 
 
+def test_a_far_match_cut_at_every_byte_is_damage():
+    runs = [literals(bytes(32)) for _ in range(300)]
+    match = far_match(8, 8192 + 5)
+    whole = blosclz_by_hand(*runs, [7 << 5 | match[0] & 31, 255, 9, *match[1:]], literals(b"x"))
+    cuts = [whole[: len(whole) - cut] for cut in range(2, 8)]
+    _, statuses, sizes = decode("blosclz", cuts, [300 * 32 + 300] * len(cuts))
+    # Without the literals the match is not carried out; without its last byte it is none.
+    assert statuses == [OK] + [DAMAGED] * 5
+    assert sizes == [300 * 32] * 6
+
+
+@pytest.mark.long
+def test_a_length_of_more_than_32_bits_is_damage():
+    # 15 + 255 * 16843009 + 0 is 14 in 32 bits.
+    stream = b"\xf0" + b"\xff" * 16843009 + b"\0" + bytes(14)
+    _, statuses, sizes = decode("lz4", [stream], [14])
+    assert (statuses, sizes) == ([DAMAGED], [0])
+
+
 @pytest.mark.parametrize(
     ("codec", "stream"),
     [

@@ -1,0 +1,151 @@
+"""The tests of the kernels notice a changed kernel: every mutant of a line must fail them.
+
+Each mutant replaces one text, which must stand in its file exactly once. Its family's tests run in
+a process of their own; what survives them must not survive them under AddressSanitizer.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpustore.backends import _kernels
+from tests.emulator import host_build
+from tests.kernels import execution
+
+ROOT = Path(__file__).parents[2]
+
+# File, text, its replacement.
+MUTANTS = [
+    ("gs_common.cuh", "if (descriptors[middle].first_tile <= tile)",
+     "if (descriptors[middle].first_tile < tile)"),
+    ("gs_common.cuh", "const i64 index = item - rest * dim.extent;",
+     "const i64 index = item - rest * (dim.extent - (k == 3));"),
+    ("gs_common.cuh", "sum.dst += index * dim.dst_stride;",
+     "sum.dst += (u32)index * (u32)dim.dst_stride;"),
+    ("gs_common.cuh", "unit == 2 ? 0x2301 : 0x0123", "unit == 2 ? 0x2301 : 0x1032"),
+    ("gs_common.cuh", "unit == 8 ? low << 32 | high : high << 32 | low", "low << 32 | high"),
+    ("gs_common.cuh", "unit == 8 ? u128{y, x, w, z}", "unit == 8 ? u128{w, z, y, x}"),
+    ("copy.cu", "const u32 item = first + k * THREADS_PER_BLOCK;\n    if (item < run.items)",
+     "const u32 item = first + k * THREADS_PER_BLOCK;\n    if (item <= run.items)"),
+    ("copy.cu", "  __syncthreads();\n", ""),
+    ("copy.cu", "if (x0 + i < x.extent && y0 + j < y.extent)",
+     "if (x0 + i <= x.extent && y0 + j < y.extent)"),
+    ("copy.cu", "if (x0 + j < x.extent && y0 + i < y.extent)",
+     "if (x0 + j < x.extent && y0 + i <= y.extent)"),
+    ("copy.cu", "for (int k = R - 3; k >= 0; k--)", "for (int k = R - 3; k > 0; k--)"),
+    ("copy.cu", "if (item >= run.items) return;", "if (item + 1 >= run.items) return;"),
+    ("copy.cu", "dim.indexed & 1 ? offsets[dim.src_stride + index]",
+     "dim.indexed & 1 ? offsets[dim.src_stride]"),
+    ("fill.cu", "if (item < run.items)", "if (item + 1 < run.items)"),
+    ("stream.cu", "line + 16 + (apart ? 4 - apart : 0) <= nbytes", "line + 16 <= nbytes"),
+    ("stream.cu", "if (line - apart >= 0 &&", "if (true &&"),
+    ("stream.cu", "i64 i = line < 0 ? 0 : line;", "i64 i = line;"),
+    ("stream.cu", "value.z = __funnelshift_r(value.z, value.w, 8 * apart);",
+     "value.z = __funnelshift_r(value.z, value.x, 8 * apart);"),
+    ("shuffle.cu", "if (element >= block.elements) return;",
+     "if (element > block.elements) return;"),
+    ("shuffle.cu", "__byte_perm(ab_low, cd_low, 0x7632)", "__byte_perm(ab_low, cd_low, 0x7623)"),
+    ("shuffle.cu", "    }\n    __syncthreads();\n    for (u32 i = threadIdx.x; i < elements",
+     "    }\n    for (u32 i = threadIdx.x; i < elements"),
+    ("shuffle.cu", "tile[element * PITCH + j];\n    }\n    __syncthreads();\n",
+     "tile[element * PITCH + j];\n    }\n"),
+    ("shuffle.cu", "PITCH = PLANES + 1;", "PITCH = PLANES - 1;"),
+    ("shuffle.cu", "(x ^ (x >> 14)) & 0x0000cccc0000ccccull",
+     "(x ^ (x >> 14)) & 0x0000cccc00008cccull"),
+    ("shuffle.cu", "words[to / 8] |= (x >> (8 * i) & 0xff)",
+     "words[to / 8] |= (x >> (8 * i) & 0x7f)"),
+    ("crc32c.cu", "product(crc, POWERS.at[4 + step])", "product(crc, POWERS.at[5 + step])"),
+    ("crc32c.cu", "warps[thread / 32] = crc;\n  __syncthreads();\n",
+     "warps[thread / 32] = crc;\n"),
+    ("crc32c.cu", "crc = moved_on(crc, nbytes - begin - length);", ""),
+    ("crc32c.cu", "if (begin >= nbytes && !is_first) return;",
+     "if (begin >= nbytes) return;"),
+    ("crc32c.cu", "slots ? 16 * slots - before : 0", "16 * slots - before"),
+    ("lz.cu", "  __syncwarp(ALL_LANES);", "  "),
+    ("lz.cu", "from[distance < length ? i % distance : i]", "from[i]"),
+    ("lz.cu", "if (!has(length) || length > dst_nbytes - out) return false;",
+     "if (length > dst_nbytes - out) return false;"),
+    ("lz.cu", "if (!has(length) || length > dst_nbytes - out) return false;",
+     "if (!has(length)) return false;"),
+    ("lz.cu", "if (distance > out || length", "if (length"),
+    ("lz.cu", "if (distance > out || length > dst_nbytes - out)", "if (distance > out)"),
+    ("lz.cu", "      if (!has(1)) return false;\n      more", "      more"),
+    ("lz.cu", "      if (!stream.has(2)) return false;\n      distance", "      distance"),
+    ("lz.cu", "    if (!stream.has(2)) return false;\n    const", "    const"),
+    ("lz.cu", "distance += 8191;", "distance += 8192;"),
+    ("lz.cu", "if (distance == 0 || !stream.match", "if (!stream.match"),
+    ("cast.cu", "(rest == half && (whole & 1))", "rest == half"),
+    ("cast.cu", "if (shift > SM + 1) return sign;", "if (shift > SM) return sign;"),
+    ("cast.cu", "if (exponent >= (1 << DE) - 1) return", "if (exponent >= (1 << DE)) return"),
+    ("cast.cu", "if (magnitude > INFINITE) return", "if (magnitude > INFINITE + 1) return"),
+    ("cast.cu", "(112u << 23)", "(111u << 23)"),
+    ("cast.cu", "(magnitude << up & 0x3ff)", "(magnitude << up & 0x1ff)"),
+]  # fmt: skip
+
+
+def _run(folder, family, sanitizer):
+    """Whether the tests of a family pass with the kernels of this folder, and what they printed."""
+    tests = [f"tests/kernels/test_{family}.py"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *tests]
+    if sanitizer:
+        command[1:3] = ["-m", "tests.kernels.sanitized", sanitizer]
+    environment = os.environ | {"KERNEL_FOLDER": str(folder)}
+    environment.pop("LD_PRELOAD", None)
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
+    except subprocess.TimeoutExpired:
+        return False, "hangs"
+    printed = done.stdout + done.stderr
+    if done.returncode == 0:
+        return True, printed
+    # A test failed, a sanitizer stopped it, or it crashed; not: it could not be run or compiled.
+    killed = " failed" in printed or "Sanitizer" in printed or done.returncode < 0
+    assert killed or "runtime error" in printed, printed[-3000:]
+    assert "error: command" not in printed, printed[-3000:]
+    assert ": error: " not in printed, printed[-3000:]
+    return False, printed
+
+
+def _changed_folder(target, file, text, replacement):
+    for path in _kernels.folder().iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    content = (target / file).read_text(encoding="utf-8")
+    assert content.count(text) == 1, f"{file} has {content.count(text)} times: {text}"
+    (target / file).write_text(content.replace(text, replacement), encoding="utf-8")
+
+
+def _name(value):
+    return " ".join(value.split())[:60]
+
+
+@pytest.mark.parametrize(("file", "text", "replacement"), MUTANTS, ids=_name)
+def test_the_line_of_a_mutant_is_there(file, text, replacement, tmp_path):
+    _changed_folder(tmp_path, file, text, replacement)
+
+
+@execution.needs_compiler
+@pytest.mark.long
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(("file", "text", "replacement"), MUTANTS, ids=_name)
+def test_a_mutant_is_killed(file, text, replacement, tmp_path):
+    assert not host_build.SANITIZER
+    _changed_folder(tmp_path, file, text, replacement)
+    family = "copy" if file == _kernels.HEADER else Path(file).stem
+    for sanitizer in ("", "address"):
+        if not _run(tmp_path, family, sanitizer)[0]:
+            return
+    pytest.fail("the mutant survived")
+
+
+@execution.needs_compiler
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_unchanged_kernels_pass(tmp_path):
+    _changed_folder(tmp_path, "fill.cu", "namespace gs {", "namespace gs {  // the same")
+    passed, printed = _run(tmp_path, "fill", "")
+    assert passed, printed

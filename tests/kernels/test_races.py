@@ -1,0 +1,103 @@
+"""One small launch of each kernel whose threads share memory or streams, for ThreadSanitizer.
+
+``python -m tests.kernels.sanitized thread -q tests/kernels/test_races.py``: there each CUDA thread
+is a thread of its own, so that data must be small. Without the sanitizer it only compares results.
+"""
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from gpustore.backends._blocks import (
+    bit_unshuffle_launches,
+    stream_launches,
+    unshuffle_launches,
+)
+from gpustore.backends._runs import (
+    Listed,
+    Rows,
+    cast_launches,
+    copy_launches,
+    fill_launches,
+    indexed_launches,
+)
+from tests.kernels import execution, shuffled, test_crc32c, test_lz
+
+pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
+
+RNG = np.random.default_rng(0)
+
+
+def rows(src, dst):
+    return Rows(
+        [execution.address(src)],
+        [execution.address(dst)],
+        np.array(dst.shape)[:, None],
+        src.strides,
+        dst.strides,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "V16"])
+def test_tiles(dtype, order):
+    src = RNG.integers(0, 256, (35, 66 * np.dtype(dtype).itemsize), np.uint8).view(dtype).T
+    dst = np.zeros(src.shape, dtype)
+    (launch,) = copy_launches(rows(src, dst), src.itemsize)
+    assert "copy_tiled" in launch.expression
+    execution.run([launch], order)
+    assert dst.tobytes() == src.tobytes()
+
+
+def test_strided_items(order):
+    src = RNG.integers(0, 256, (40, 60), np.uint8)[:, ::2]
+    dst = np.zeros(src.shape, "u1")
+    wide = np.zeros(src.shape, "f4")
+    listed = np.zeros(src.shape, "u1")
+    execution.run(copy_launches(rows(src, dst), 1), order)
+    execution.run(cast_launches(rows(src, wide), src.dtype, wide.dtype), order)
+    offsets = [np.arange(40) * 60], [np.arange(40) * 30]
+    columns = Rows([execution.address(src)], [execution.address(listed)], [[30]], [2], [1])
+    execution.run(indexed_launches(columns, [Listed([40], *offsets)], 1), order)
+    assert (dst == src).all()
+    assert (wide == src).all()
+    assert (listed == src).all()
+    execution.run(fill_launches([execution.address(dst)], [[1200]], [1], b"x"), order)
+    assert (dst == ord("x")).all()
+
+
+def test_byte_ranges(order):
+    src = RNG.integers(0, 256, 3000, np.uint8)
+    dst = np.zeros(3000, np.uint8)
+    starts = np.array([0, 7, 1000, 1001, 2500])
+    sizes = np.diff([*starts, 3000])
+    launches = stream_launches(
+        execution.address(src) + starts, execution.address(dst) + starts, sizes
+    )
+    execution.run(launches, order)
+    assert (dst == src).all()
+
+
+@pytest.mark.parametrize("typesize", [2, 8, 16, 3, 70])
+@pytest.mark.parametrize("kind", shuffled.SHUFFLES)
+def test_shuffled_blocks(kind, typesize, order):
+    plain = RNG.integers(0, 256, 136 * typesize + 1, np.uint8)
+    src = shuffled.SHUFFLES[kind](plain, typesize)
+    dst = np.zeros_like(plain)
+    plan = {"byte": unshuffle_launches, "bit": bit_unshuffle_launches}[kind]
+    launches = plan([execution.address(src)], [execution.address(dst)], [len(src)], typesize)
+    execution.run(launches, order)
+    assert (dst == plain).all()
+
+
+def test_segments_of_a_checksum(order):
+    data = RNG.integers(0, 256, 9001, np.uint8)
+    found = test_crc32c.checksums([data[1:]], order, segment_nbytes=4200)
+    assert found == [google_crc32c.value(data[1:].tobytes())]
+
+
+@pytest.mark.parametrize("codec", test_lz.ENCODERS)
+def test_streams_of_one_block(codec, order):
+    data = [b"abc" * 60 + bytes(range(40)) + b"abc" * 30, bytes(400), b"xy" * 200]
+    streams = [test_lz.ENCODERS[codec](part) for part in data]
+    sizes = [len(part) for part in data]
+    assert test_lz.decode(codec, streams, sizes, order)[0] == data
