@@ -90,6 +90,9 @@ class Findings:
             raise
         except Exception as error:
             value = {"error": f"{type(error).__name__}: {error}"[:300]}
+        finally:
+            if self._guarded:
+                faulthandler.cancel_dump_traceback_later()
         self.note(name, value)
         return value
 

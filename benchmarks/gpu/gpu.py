@@ -33,6 +33,7 @@ class Gpu:
         self.queue = self.stream.ptr
         source = Path(__file__).with_name("kernels.cu").read_text()
         self._module = cupy.RawModule(code=source, options=("--std=c++17",))
+        self._kernels = {}
 
     @functools.cached_property
     def nvcomp(self):
@@ -85,7 +86,9 @@ class Gpu:
 
     def launch(self, name, blocks, threads, *arguments, times=1):
         """Queue a kernel of `kernels.cu`; each argument has its C type."""
-        kernel = self._module.get_function(name)
+        if name not in self._kernels:
+            self._kernels[name] = self._module.get_function(name)
+        kernel = self._kernels[name]
         with self.stream:
             for _ in range(times):
                 kernel((blocks,), (threads,), arguments)

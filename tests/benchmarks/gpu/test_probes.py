@@ -62,6 +62,7 @@ def test_unusual_streams_come_out_as_the_cpu_decodes_them(codec, gpu, tmp_path):
     facts = asked(unusual, gpu, codec, tmp_path)
     for case in frame.unusual(codec):
         row = facts[case.name]
+        assert facts[f"{case.name}_claims_nbytes"] == len(case.decoded)
         assert row["neighbour_equal"]
         assert not row["wrote_beyond"]
         if case.valid:
