@@ -48,6 +48,10 @@ def _reason(status):
     return reasons.get(status, f"exit status {status}")
 
 
+def _steps(lines):
+    return [line["step"] for line in read_lines(lines) if "step" in line]
+
+
 def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
     """Run a probe for at most `seconds`; give its facts, and how it failed where it did.
 
@@ -60,7 +64,7 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
     errors = lines.with_suffix(".err")
     record = {"status": "ok", "failures": []}
     for _ in range(_MAX_STARTS):
-        before = len(read_lines(lines))
+        before = len(_steps(lines))
         command = [sys.executable, "-m", "benchmarks.gpu.process", probe.name, str(lines)]
         command += [str(deadline), f"--package={package}", *(["--quick"] if quick else [])]
         if probe.needs_gpu:
@@ -81,12 +85,12 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
         if status == MISSING:
             record |= {"status": "missing", "reason": said.splitlines()[-1] if said else ""}
             break
-        steps = [line["step"] for line in read_lines(lines) if "step" in line]
+        steps = _steps(lines)
         step = steps[-1] if steps else None
         record["failures"].append({"step": step, "how": _reason(status), "said": said})
         record["status"] = "partly"
-        grew = len(read_lines(lines)) > before
-        if status is None or not grew or deadline - time.time() < 4:
+        # What fails outside of all steps would fail again.
+        if status is None or len(steps) == before or deadline - time.time() < 4:
             break
     facts = {line["name"]: line["value"] for line in read_lines(lines) if "name" in line}
     if record["status"] == "partly" and not facts:

@@ -32,6 +32,13 @@ def test_a_probe_is_killed_at_its_limit_and_keeps_what_it_found(tmp_path):
     assert [failure["how"] for failure in record["failures"]] == ["time limit, killed"]
 
 
+def test_what_fails_outside_of_steps_is_not_tried_for_ever(tmp_path):
+    record = run("failing", 20, tmp_path)
+    assert record["facts"] == {"one": 1}
+    assert [failure["how"] for failure in record["failures"]] == ["exit status 1"] * 2
+    assert record["failures"][0]["said"].endswith("RuntimeError: outside of all steps")
+
+
 def test_what_is_not_installed_is_said(tmp_path):
     record = run("lacking", 20, tmp_path)
     assert record["status"] == "missing"
