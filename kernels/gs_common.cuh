@@ -50,7 +50,8 @@ struct Run {
   u64 dst;
   u32 items;
   u32 first_tile;
-  u32 reserved[2];
+  u32 row;  // Number of the row it is of; not for kernels.
+  u32 reserved;
   Dim dim[R];
 };
 

@@ -81,7 +81,8 @@ def run_dtype(rank: int) -> np.dtype[np.void]:
             ("dst", np.uint64),
             ("items", np.uint32),
             ("first_tile", np.uint32),
-            ("reserved", np.uint32, (2,)),
+            ("row", np.uint32),
+            ("reserved", np.uint32),
             ("dim", DIM, (rank,)),
         ]
     )

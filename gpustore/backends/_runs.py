@@ -19,8 +19,8 @@ Nothing here knows a device: addresses are numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,9 @@ __all__ = [
 Integers = NDArray[np.int64]
 
 _MAX_WIDTH = 16
+_LEAST_ALIKE = 64
+"""Fewer rows are planned one by one."""
+
 _WIDTHS_DOWN = (16, 8, 4, 2, 1)
 _TILED_EXTENT = 8
 """Fewer neighbours than this are not worth a tile; not measured."""
@@ -86,6 +89,7 @@ class _Runs:
     src_stride: Integers
     dst_stride: Integers
     indexed: Integers
+    row: Integers
 
     def take(self, rows: NDArray[Any]) -> _Runs:
         return _Runs(
@@ -95,6 +99,7 @@ class _Runs:
             self.src_stride[:, rows],
             self.dst_stride[:, rows],
             self.indexed[:, rows],
+            self.row[rows],
         )
 
     def items(self) -> Integers:
@@ -125,6 +130,10 @@ def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLau
         If a launch would have 2**31 blocks or more.
     """
     _check_unit(itemsize, unit)
+    return _by_class(rows, lambda some: _copy_launches(some, itemsize, unit))
+
+
+def _copy_launches(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch]:
     launches = []
     for size, swapped, _, part in _by_width(_merged(_columns(rows), itemsize), unit, 0):
         part = _packed(_cut(part))
@@ -188,6 +197,12 @@ def cast_launches(
         raise ValueError(f"no kernel casts {src_dtype} to {dst_dtype}")
     sizes = src_dtype.itemsize, dst_dtype.itemsize
     unit = np.uint32(1 if src_dtype.isnative else src_dtype.itemsize)
+    return _by_class(rows, lambda some: _cast_launches(some, source, target, sizes, unit))
+
+
+def _cast_launches(
+    rows: Rows, source: str, target: str, sizes: tuple[int, int], unit: np.uint32
+) -> list[KernelLaunch]:
     # Elements are whole items: the innermost dimension is of one.
     runs = _merged(_columns(rows), 1, sizes)
     n = len(runs.src)
@@ -320,7 +335,12 @@ def fill_launches(
     if part_nbytes not in WIDTHS:
         raise ValueError(f"a pattern of {part_nbytes} bytes cannot be filled in")
     # What is written lies like what is read, so it merges and widens alike.
-    runs = _merged(_columns(Rows(dst, dst, count, dst_stride, dst_stride)), len(pattern))
+    rows = Rows(dst, dst, count, dst_stride, dst_stride)
+    return _by_class(rows, lambda some: _fill_launches(some, pattern, part_nbytes))
+
+
+def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelLaunch]:
+    runs = _merged(_columns(rows), len(pattern))
     width = _width(runs, 0)
     launches = []
     for size in _WIDTHS_DOWN:
@@ -350,6 +370,59 @@ def repeated(pattern: bytes) -> int:
     return (pattern + pattern).index(pattern, 1)
 
 
+def _by_class(rows: Rows, plan: Callable[[Rows], list[KernelLaunch]]) -> list[KernelLaunch]:
+    """Plan one row of each kind and repeat its descriptors: most chunks of a window are alike.
+
+    Rows of the same counts, whose addresses lie alike between multiples of 16, differ by nothing
+    but their addresses.
+    """
+    count = np.asarray(rows.count, np.int64)
+    src, dst = (np.asarray(column, np.uint64) for column in (rows.src, rows.dst))
+    uniform = np.ndim(rows.src_stride) == np.ndim(rows.dst_stride) == 1
+    if len(src) < _LEAST_ALIKE or not uniform:
+        return plan(rows)
+    key = ((src % _MAX_WIDTH) * _MAX_WIDTH + dst % _MAX_WIDTH).astype(np.int64)
+    largest = _MAX_WIDTH**2
+    for column in count:
+        base = int(column.max()) + 1
+        largest *= base
+        if largest > 1 << 62:
+            return plan(rows)
+        key = key * base + column
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    if len(first) > len(src) // 2:
+        return plan(rows)
+    launches = plan(Rows(src[first], dst[first], count[:, first], rows.src_stride, rows.dst_stride))
+    if any(len(np.unique(launch.table["row"])) < len(launch.table) for launch in launches):
+        return plan(rows)  # Rows were cut.
+    return [
+        _repeated(launch, kind, src - src[first][kind], dst - dst[first][kind], len(first))
+        for launch in launches
+    ]
+
+
+def _repeated(
+    launch: KernelLaunch,
+    kind: NDArray[np.intp],
+    src: NDArray[np.uint64],
+    dst: NDArray[np.uint64],
+    kinds: int,
+) -> KernelLaunch:
+    """A launch of kinds of rows as one of all rows; `src` and `dst` are how far they are moved."""
+    place = np.full(kinds, -1)
+    place[launch.table["row"]] = np.arange(len(launch.table))
+    tiles = np.diff(launch.table["first_tile"], append=np.uint32(launch.blocks)).astype(np.int64)
+    of_row = place[kind]
+    chosen = np.flatnonzero(of_row >= 0)
+    of_row = of_row[chosen]
+    table = launch.table[of_row]
+    table["src"] += src[chosen]
+    table["dst"] += dst[chosen]
+    table["row"] = chosen
+    table["first_tile"], blocks = first_tiles(tiles[of_row])
+    return replace(launch, table=table, blocks=blocks)
+
+
 def _columns(rows: Rows) -> _Runs:
     """Columns of the rows that have elements, no dst stride negative, dimensions sorted."""
     src = np.array(rows.src, np.uint64).astype(np.int64)
@@ -362,9 +435,10 @@ def _columns(rows: Rows) -> _Runs:
         return np.broadcast_to(column.reshape(len(count), -1 if len(count) else 1), count.shape)
 
     src_stride, dst_stride = strides(rows.src_stride), strides(rows.dst_stride)
+    row = np.arange(len(src))
     some = (count > 0).all(axis=0)
     if not some.all():
-        src, dst, count = src[some], dst[some], count[:, some]
+        src, dst, count, row = src[some], dst[some], count[:, some], row[some]
         src_stride, dst_stride = src_stride[:, some], dst_stride[:, some]
     if ((dst_stride == 0) & (count > 1)).any():
         raise ValueError("elements of the destination lie on each other: a stride is 0")
@@ -385,7 +459,7 @@ def _columns(rows: Rows) -> _Runs:
         count, src_stride, dst_stride = (
             np.take_along_axis(column, order, 0) for column in (count, src_stride, dst_stride)
         )
-    return _Runs(src, dst, count, src_stride, dst_stride, np.zeros_like(count))
+    return _Runs(src, dst, count, src_stride, dst_stride, np.zeros_like(count), row)
 
 
 def _merged(runs: _Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> _Runs:
@@ -417,6 +491,7 @@ def _merged(runs: _Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> _Runs
         src_stride[:top],
         dst_stride[:top],
         np.zeros((top, n), np.int64),
+        runs.row,
     )
 
 
@@ -439,6 +514,7 @@ def _reversed_bytes(runs: _Runs, unit: int) -> _Runs:
         np.concatenate((-inner, inner * unit, runs.src_stride[1:])),
         np.concatenate((inner, inner * unit, runs.dst_stride[1:])),
         np.concatenate((runs.indexed, 0 * inner)),
+        runs.row,
     )
 
 
@@ -487,6 +563,7 @@ def _packed(runs: _Runs) -> _Runs:
         packed(runs.src_stride),
         packed(runs.dst_stride),
         packed(runs.indexed),
+        runs.row,
     )
 
 
@@ -532,6 +609,7 @@ def _inserted(
         np.insert(runs.src_stride, at, src, 0),
         np.insert(runs.dst_stride, at, dst, 0),
         np.insert(runs.indexed, at, sides, 0),
+        runs.row,
     )
 
 
@@ -549,7 +627,7 @@ def _launch(
     rank = _kernels.rank_for(kernel, used)
     table = np.zeros(n, run_dtype(rank))
     table["src"], table["dst"] = runs.src, runs.dst
-    table["items"] = runs.items()
+    table["items"], table["row"] = runs.items(), runs.row
     dim = table["dim"]
     dim["extent"] = 1
     tiles = np.ones(n, np.int64)

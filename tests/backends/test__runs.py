@@ -61,6 +61,53 @@ def test_fills_equal_numpy_and_write_each_byte_once(case, data):
     assert dst.tobytes() == expected.tobytes()
 
 
+@settings(max_examples=200)
+@given(views.cases(max_items=200), st.data())
+def test_many_rows_alike_equal_numpy(case, data):
+    # The same few rows again and again, at places that lie alike and at others.
+    case.per_row = False
+    apart = data.draw(st.lists(st.integers(0, 40), min_size=70, max_size=90))
+    rng = np.random.default_rng(len(apart))
+    here = there = 0
+    rows, places = [], []
+    pick = data.draw(st.integers(0, len(case.dst) - 1))
+    for i, gap in enumerate(apart):
+        row = (pick + i) % len(case.dst)
+        if case.src[row][2] != case.src[pick][2] or case.dst[row][2] != case.dst[pick][2]:
+            row = pick
+        rows.append((case.src[row], case.dst[row]))
+        places.append((here, there))
+        here += case.src_nbytes + gap
+        there += case.dst_nbytes + gap // 3
+    case.src = [(s + at, *rest) for ((s, *rest), _), (at, _) in zip(rows, places, strict=True)]
+    case.dst = [(s + at, *rest) for (_, (s, *rest)), (_, at) in zip(rows, places, strict=True)]
+    src = rng.integers(0, 256, here, np.uint8)
+    dst = rng.integers(0, 256, there, np.uint8)
+    expected = case.expected(src, dst)
+    memory = reference.Memory()
+    memory.add(src, SRC)
+    memory.add(dst, DST)
+    launches = copy_launches(case.rows(SRC, DST), case.itemsize, unit=case.unit)
+    check_instances(launches)
+    reference.replay(launches, memory)
+    assert dst.tobytes() == expected.tobytes()
+    found = sorted(row for launch in launches for row in launch.table["row"].tolist())
+    assert found == list(range(len(apart)))
+
+
+@pytest.mark.parametrize("n", [10, 1000])
+def test_each_run_names_its_row(n):
+    count = np.full((2, n), 4)
+    count[0, ::3] = 0
+    count[1, 1] = 3
+    rows = Rows(SRC + 64 * np.arange(n), DST + 64 * np.arange(n), count, (12, 2), (16, 2))
+    for launch in copy_launches(rows, 2):
+        row = launch.table["row"].astype(np.int64)
+        assert (count[:, row] > 0).all()
+        assert (launch.table["src"] == SRC + 64 * row).all()
+        assert (launch.table["dst"] == DST + 64 * row).all()
+
+
 def rows_of(src, dst):
     """Rows of NumPy views, one."""
     return Rows(
