@@ -2,7 +2,7 @@
 
 1. The backend makes a :class:`DeviceBatch` of the encoded values of some rows.
 2. Each stage of the chain records steps: it says where its results go (:meth:`DeviceBatch.scratch`)
-   and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.crc32c`,
+   and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.checksum`,
    :meth:`~DeviceBatch.launch`), and what it cannot do (:meth:`~DeviceBatch.refuse`).
    Nothing runs yet, so that all tables are known before the one upload.
 3. The backend uploads values and tables, calls :meth:`~DeviceBatch.run`, and downloads the
@@ -310,21 +310,40 @@ class DeviceBatch:
 
         self._record(step)
 
-    def crc32c(
-        self, src: Spans, expected: NDArray[np.uint32], rows: NDArray[np.int64] | None = None
+    def checksum(
+        self,
+        name: str,
+        src: Spans,
+        expected: NDArray[np.uint32],
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
-        """Record that the CRC-32C of each of `src` is compared with `expected`."""
+        """Record that a checksum of each of `src` is compared with `expected`.
+
+        Parameters
+        ----------
+        name : str
+            ``"crc32c"`` (Castagnoli), ``"crc32"`` (gzip) or ``"adler32"`` (zlib).
+        src : Spans
+            Of fewer than 2**32 bytes each.
+        rows : ndarray of int64, optional
+            Row each piece is part of; by default :attr:`rows`.
+        """
         count = len(src)
         if not count:
             return
         owners = self.rows if rows is None else rows
         table = self.table(np.stack((src.address, src.nbytes)))
-        # The kernel adds to what is there: all bits set, as all results are before the steps.
-        result = self.result(4 * count, lambda found: _differing(found, owners, expected))
+        family, words, read = _CHECKSUMS[name]
+
+        def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
+            return _differing(name, read(found.view(np.uint32), src.nbytes), owners, expected)
+
+        # The kernels add to what is there: all bits set, as all results are before the steps.
+        result = self.result(4 * words * count, check)
         segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
         self.launch(
-            "crc32c",
-            "gs::crc32c",
+            family,
+            f"gs::{name}",
             count * segments,
             [table, np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES), result],
         )
@@ -404,11 +423,34 @@ def _wrong(
 
 
 def _differing(
-    found: NDArray[np.uint8], rows: NDArray[np.int64], expected: NDArray[np.uint32]
+    name: str,
+    computed: NDArray[np.uint32],
+    rows: NDArray[np.int64],
+    expected: NDArray[np.uint32],
 ) -> Iterator[tuple[int, str]]:
-    computed = found.view(np.uint32)
     for i in np.flatnonzero(computed != expected):
         yield (
             int(rows[i]),
-            f"crc32c: checksum is 0x{computed[i]:08x}, expected 0x{expected[i]:08x}",
+            f"{name}: checksum is 0x{computed[i]:08x}, expected 0x{expected[i]:08x}",
         )
+
+
+def _crc(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    del nbytes
+    return found
+
+
+def _adler32(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """From the two sums of each piece, which began at -1 (RFC 1950 8.2)."""
+    sums = (found + np.uint32(1)).reshape(-1, 2).astype(np.uint64)
+    low = (1 + sums[:, 0]) % 65521
+    high = (nbytes + sums[:, 1]) % 65521
+    return (high << 16 | low).astype(np.uint32)
+
+
+_CHECKSUMS = {
+    "crc32c": ("crc32c", 1, _crc),
+    "crc32": ("crc32c", 1, _crc),
+    "adler32": ("adler32", 2, _adler32),
+}
+"""Family of the kernel, words of a result, and what makes checksums of them."""

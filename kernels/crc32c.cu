@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli) of many pieces of memory, large ones by several blocks.
+// CRC-32C (Castagnoli) and CRC-32 (gzip) of many pieces of memory, large ones by several blocks.
 //
 // The register of a CRC is linear: that of a whole is the sum (xor) of those of its parts, each begun
 // at zero and moved on over the bytes behind it, and of the initial register moved on over all bytes.
@@ -19,11 +19,12 @@
 
 namespace gs {
 
-constexpr u32 POLYNOMIAL = 0x82f63b78u;  // Bits reversed: bit 31 is x^0.
+constexpr u32 CRC32C = 0x82f63b78u, CRC32 = 0xedb88320u;  // Bits reversed: bit 31 is x^0.
 constexpr u32 ONE = 0x80000000u;
 constexpr u32 ROW_NBYTES = 16 * THREADS_PER_BLOCK;
 
 // a * b modulo the polynomial.
+template <u32 POLYNOMIAL>
 __device__ constexpr u32 product(u32 a, u32 b) {
   u32 sum = 0;
   for (int i = 0; i < 32; i++) {
@@ -35,24 +36,28 @@ __device__ constexpr u32 product(u32 a, u32 b) {
 }
 
 // at[k] = x^(8 * 2^k): moves a register on over 2^k zero bytes.
+template <u32 POLYNOMIAL>
 struct Powers {
   u32 at[64];
   __device__ constexpr Powers() : at() {
     at[0] = ONE >> 8;
-    for (int k = 1; k < 64; k++) at[k] = product(at[k - 1], at[k - 1]);
+    for (int k = 1; k < 64; k++) at[k] = product<POLYNOMIAL>(at[k - 1], at[k - 1]);
   }
 };
-__device__ constexpr Powers POWERS{};
+template <u32 POLYNOMIAL>
+__device__ constexpr Powers<POLYNOMIAL> POWERS{};
 
+template <u32 POLYNOMIAL>
 __device__ constexpr u32 moved_on(u32 crc, u64 nbytes) {
   for (int k = 0; nbytes; k++, nbytes >>= 1) {
-    if (nbytes & 1) crc = product(crc, POWERS.at[k]);
+    if (nbytes & 1) crc = product<POLYNOMIAL>(crc, POWERS<POLYNOMIAL>.at[k]);
   }
   return crc;
 }
 
 // A row without the 16 bytes that the slices stand for.
-constexpr u32 REST_OF_ROW = moved_on(ONE, ROW_NBYTES - 16);
+template <u32 POLYNOMIAL>
+constexpr u32 REST_OF_ROW = moved_on<POLYNOMIAL>(ONE, ROW_NBYTES - 16);
 
 __device__ __forceinline__ u32 over_8_bytes(const u32* slices, u32 low, u32 high) {
   return slices[7 * 256 + (low & 255)] ^ slices[6 * 256 + (low >> 8 & 255)] ^
@@ -61,8 +66,9 @@ __device__ __forceinline__ u32 over_8_bytes(const u32* slices, u32 low, u32 high
          slices[256 + (high >> 16 & 255)] ^ slices[high >> 24];
 }
 
-__global__ void __launch_bounds__(THREADS_PER_BLOCK)
-    crc32c(const u64* columns, u32 count, u32 segments, u64 segment_nbytes, u32* result) {
+template <u32 POLYNOMIAL>
+__device__ __forceinline__ void add_segment(const u64* columns, u32 count, u32 segments,
+                                            u64 segment_nbytes, u32* result) {
   GS_SHARED(u32, slices, 8 * 256);   // [k][byte]: the byte, with k bytes behind it
   GS_SHARED(u32, rows, 4 * 256);     // [k][byte]: byte k of a register, moved on over the rest of a row
   GS_SHARED(u32, warps, THREADS_PER_BLOCK / 32);
@@ -79,7 +85,7 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   for (int i = 0; i < 8; i++) entry = (entry >> 1) ^ (entry & 1 ? POLYNOMIAL : 0);
   slices[thread] = entry;
   for (int k = 0; k < 4; k++) {
-    rows[k * 256 + thread] = product(thread << (8 * k), REST_OF_ROW);
+    rows[k * 256 + thread] = product<POLYNOMIAL>(thread << (8 * k), REST_OF_ROW<POLYNOMIAL>);
   }
   __syncthreads();
   for (int k = 1; k < 8; k++) {
@@ -119,20 +125,30 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
 #pragma unroll
   for (u32 step = 0; step < 5; step++) {
     const u32 right = __shfl_down_sync(0xffffffffu, crc, 1u << step);
-    crc = product(crc, POWERS.at[4 + step]) ^ right;
+    crc = product<POLYNOMIAL>(crc, POWERS<POLYNOMIAL>.at[4 + step]) ^ right;
   }
   if (thread % 32 == 0) warps[thread / 32] = crc;
   __syncthreads();
   if (thread) return;
   for (u32 warp = 1; warp < THREADS_PER_BLOCK / 32; warp++) {
-    crc = product(crc, POWERS.at[9]) ^ warps[warp];
+    crc = product<POLYNOMIAL>(crc, POWERS<POLYNOMIAL>.at[9]) ^ warps[warp];
   }
   for (u64 i = slots ? 16 * slots - before : 0; i < length; i++) {
     crc = (crc >> 8) ^ slices[(crc ^ ((const u8*)address)[i]) & 255];
   }
-  crc = moved_on(crc, nbytes - begin - length);
-  if (is_first) crc ^= moved_on(0xffffffffu, nbytes);
+  crc = moved_on<POLYNOMIAL>(crc, nbytes - begin - length);
+  if (is_first) crc ^= moved_on<POLYNOMIAL>(0xffffffffu, nbytes);
   atomicXor(&result[piece], crc);
+}
+
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    crc32c(const u64* columns, u32 count, u32 segments, u64 segment_nbytes, u32* result) {
+  add_segment<CRC32C>(columns, count, segments, segment_nbytes, result);
+}
+
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    crc32(const u64* columns, u32 count, u32 segments, u64 segment_nbytes, u32* result) {
+  add_segment<CRC32>(columns, count, segments, segment_nbytes, result);
 }
 
 }  // namespace gs

@@ -75,7 +75,7 @@ def record_chain(slot, codec, dst):
     batch = slot.batch
     expected = np.array([int.from_bytes(value[-4:], "little") for value in batch.encoded], "u4")
     batch.narrow(0, 4)
-    batch.crc32c(batch.values, expected)
+    batch.checksum("crc32c", batch.values, expected)
     batch.decompress(codec, batch.values, dst)
     batch.values, batch.encoded = dst, None
 
@@ -136,7 +136,7 @@ def test_a_batch_without_values_asks_for_nothing(bench):
     slot.batch.refuse({0: "odd"})
     nothing = Spans.contiguous(0, [])
     slot.batch.decompress("zstd", slot.batch.values, nothing)
-    slot.batch.crc32c(slot.batch.values, np.zeros(0, "u4"))
+    slot.batch.checksum("crc32c", slot.batch.values, np.zeros(0, "u4"))
     slot.batch.launch("fill", "gs::fill_strided<gs::u8, 1>", 0, [])
     assert (slot.batch.launches, slot.batch.table_nbytes, slot.batch.result_nbytes) == (0, 0, 0)
     assert slot.failures() == {}
@@ -179,7 +179,7 @@ def test_checksums_of_any_length_are_computed_in_one_launch(bench, nbytes):
     pieces = [smooth(nbytes, 1), b"123456789", smooth(100, 2)]
     slot = Slot(bench, pieces)
     expected = np.array([google_crc32c.value(piece) for piece in pieces], "u4")
-    slot.batch.crc32c(slot.batch.values, expected ^ np.array([0, 0, 1], "u4"))
+    slot.batch.checksum("crc32c", slot.batch.values, expected ^ np.array([0, 0, 1], "u4"))
     assert slot.batch.launches == 1
     assert list(slot.failures()) == [2]
 
@@ -268,7 +268,7 @@ def test_what_was_never_written_is_no_success(bench):
     slot = Slot(bench, [encode("lz4", smooth(NBYTES))])
     batch = slot.batch
     batch.decompress("lz4", batch.values, decoded_spans(bench, 1))
-    batch.crc32c(batch.values, np.zeros(1, "u4"))
+    batch.checksum("crc32c", batch.values, np.zeros(1, "u4"))
     unwritten = np.full(batch.result_nbytes, UNWRITTEN, np.uint8)
     assert batch.failures(unwritten.data) == {0: "lz4: unknown status (-1)"}
     bench.device.free_pinned(slot.slab)

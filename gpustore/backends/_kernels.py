@@ -92,7 +92,8 @@ INSTANCES: dict[str, tuple[str, ...]] = {
         *(f"gs::bit_unshuffle<{typesize}>" for typesize in (1, 2, 4, 8, 16)),
         "gs::bit_unshuffle_any",
     ),
-    "crc32c": ("gs::crc32c",),
+    "crc32c": ("gs::crc32c", "gs::crc32"),
+    "adler32": ("gs::adler32",),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
 }
 """Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""

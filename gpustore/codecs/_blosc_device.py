@@ -4,7 +4,8 @@
    streams where the code has any.
 2. One launch copies streams that are stored, and those that must be aligned.
 3. One call for each code decompresses the others: raw LZ4 and Snappy blocks, one Zstandard frame,
-   the Deflate stream inside a zlib stream, blosclz by a kernel.
+   the Deflate stream inside a zlib stream, blosclz by a kernel. A kernel compares the Adler-32
+   of zlib streams with what was decoded.
 4. One launch for each kernel instance undoes the shuffles. Frames without shuffle are decompressed
    to their last place at once.
 
@@ -23,7 +24,12 @@ from gpustore.backends._blocks import (
     unshuffle_launches,
 )
 from gpustore.codecs._blosc_columns import BloscColumns, BloscStreams, read_columns
-from gpustore.codecs._deflate_columns import read_zlib
+from gpustore.codecs._deflate_columns import (
+    ZLIB_CHECKSUM_NBYTES,
+    ZLIB_HEADER_NBYTES,
+    adler32s,
+    read_zlib,
+)
 from gpustore.codecs._device_streams import aligned, destinations, unfit
 from gpustore.codecs._encoded_columns import EncodedColumns, Integers
 from gpustore.codecs._zstd_columns import read_frames
@@ -46,7 +52,6 @@ DEVICE_CODECS: Final = {
 """The same by ``cname``."""
 
 _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
-_ZLIB_HEADER_NBYTES, _ZLIB_CHECKSUM_NBYTES = 2, 4
 
 
 def decode_frames(
@@ -56,10 +61,10 @@ def decode_frames(
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
     columns = _refuse(batch, columns, reasons)
     encoded = encoded.take(reasons)
-    columns = _refuse(batch, columns, _damaged_streams(encoded, columns))
-    columns = _refuse(batch, columns, _unfit_codes(device, columns))
+    reasons = {**_unfit_codes(device, columns), **_damaged_streams(encoded, columns)}
+    columns = _refuse(batch, columns, reasons)
     if len(batch):
-        _record(batch, device, columns)
+        _record(batch, device, encoded.take(reasons), columns)
 
 
 def _refuse(batch: DeviceBatch, columns: BloscColumns, reasons: dict[int, str]) -> BloscColumns:
@@ -122,7 +127,9 @@ def _unfit_codes(device: Device, columns: BloscColumns) -> dict[int, str]:
     return found
 
 
-def _record(batch: DeviceBatch, device: Device, columns: BloscColumns) -> None:
+def _record(
+    batch: DeviceBatch, device: Device, encoded: EncodedColumns, columns: BloscColumns
+) -> None:
     base = batch.values.address.astype(np.int64)
     decoded = base + 16
     compressed = np.flatnonzero(~columns.is_stored)
@@ -143,7 +150,7 @@ def _record(batch: DeviceBatch, device: Device, columns: BloscColumns) -> None:
             continue
         src = _src(base, some)
         if code == _ZLIB:
-            src = src.inside(_ZLIB_HEADER_NBYTES, _ZLIB_CHECKSUM_NBYTES)
+            src = src.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
         known = device.codec(codec)
         if known is not None:
             src, moved = aligned(batch, src, known.src_alignment)
@@ -155,6 +162,11 @@ def _record(batch: DeviceBatch, device: Device, columns: BloscColumns) -> None:
     batch.launch_tables(stream_launches(begin, end, nbytes))
     for codec, src, dst, rows in calls:
         batch.decompress(codec, src, dst, rows)
+    zlib = _of_code(columns, _ZLIB)
+    if len(zlib.frame):
+        start = encoded.start[zlib.frame] + zlib.src
+        expected = adler32s(encoded, start, zlib.src_nbytes)
+        batch.checksum("adler32", _dst(joined, zlib), expected, batch.rows[zlib.frame])
 
     blocks = columns.blocks
     for is_so, launches in (

@@ -8,6 +8,10 @@ Where it is installed (extra ``libdeflate``) libdeflate decodes whole chunks, in
 isal's time. It does not tell where the stream ended. But it has compared the stream's last bytes
 with the checksum of what came out, so a value in which these are found only at its end is one
 stream and nothing else. Any other value is decoded by isal, which says what is wrong with it.
+
+On a device nvcomp decodes them. It compares no checksum, so a kernel computes that of the decoded
+bytes; gzip's length is compared before. Where a stream ended is not told there either: bytes
+behind it are noticed unless they end with that same checksum (and length).
 """
 
 from __future__ import annotations
@@ -20,7 +24,14 @@ import numpy as np
 from isal import isal_zlib
 
 from gpustore._json import JsonValue
-from gpustore.codecs._deflate_columns import read_gzip, read_zlib
+from gpustore.codecs._deflate_columns import (
+    ZLIB_CHECKSUM_NBYTES,
+    ZLIB_HEADER_NBYTES,
+    adler32s,
+    crc32s,
+    read_gzip,
+    read_zlib,
+)
 from gpustore.codecs._device_streams import cannot, decompress_values
 from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_short
 from gpustore.device import Device
@@ -120,7 +131,7 @@ class Deflate(BytesCodec):
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """One plain stream each; its checksum is not compared there."""
+        """One plain stream each, whose checksum is compared with what was decoded."""
         columns = self._columns(batch)
         if columns is None:
             return
@@ -136,11 +147,18 @@ class Deflate(BytesCodec):
         size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
         batch.refuse(reasons)
-        kept = np.delete(nbytes, list(reasons))
+        columns = columns.take(reasons)
+        nbytes = np.delete(nbytes, list(reasons))
         if self._wbits == _GZIP:
-            decompress_values(batch, device, "gzip", batch.values, kept)
+            expected = crc32s(columns, columns.start, columns.nbytes)
+            decompress_values(batch, device, "gzip", batch.values, nbytes)
+            name = "crc32"
         else:
-            decompress_values(batch, device, "deflate", batch.values.inside(2, 4), kept)
+            expected = adler32s(columns, columns.start, columns.nbytes)
+            src = batch.values.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
+            decompress_values(batch, device, "deflate", src, nbytes)
+            name = "adler32"
+        batch.checksum(name, batch.values, expected)
 
     def _decode_whole(self, encoded: Buffer, nbytes: int) -> Buffer | None:
         """Libdeflate's result if it is certain: one stream of `nbytes` bytes and nothing else."""

@@ -6,14 +6,26 @@ RFC 1952 2.3.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore.codecs._encoded_columns import EncodedColumns, Integers
 
-__all__ = ["read_gzip", "read_zlib"]
+__all__ = [
+    "ZLIB_CHECKSUM_NBYTES",
+    "ZLIB_HEADER_NBYTES",
+    "adler32s",
+    "crc32s",
+    "read_gzip",
+    "read_zlib",
+]
 
-_ZLIB_MIN_NBYTES = 2 + 2 + 4
-_GZIP_MIN_NBYTES = 10 + 2 + 8
+ZLIB_HEADER_NBYTES: Final = 2
+ZLIB_CHECKSUM_NBYTES: Final = 4
+_ZLIB_MIN_NBYTES: Final = ZLIB_HEADER_NBYTES + 2 + ZLIB_CHECKSUM_NBYTES
+_GZIP_MIN_NBYTES: Final = 10 + 2 + 8
 
 
 def read_zlib(
@@ -55,3 +67,16 @@ def read_gzip(
     reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "gzip: no gzip header"))
     reasons.update(dict.fromkeys(np.flatnonzero(~ok).tolist(), "gzip: shorter than a member"))
     return encoded.uint(start + nbytes - 4, 4, ok), reasons
+
+
+def adler32s(encoded: EncodedColumns, start: Integers, nbytes: Integers) -> NDArray[np.uint32]:
+    """The checksums that zlib streams end with."""
+    every = np.ones(len(start), np.bool_)
+    checksums = encoded.uint(start + nbytes - ZLIB_CHECKSUM_NBYTES, ZLIB_CHECKSUM_NBYTES, every)
+    return checksums.astype(np.uint32).byteswap()
+
+
+def crc32s(encoded: EncodedColumns, start: Integers, nbytes: Integers) -> NDArray[np.uint32]:
+    """The checksums of the last members of gzip files."""
+    every = np.ones(len(start), np.bool_)
+    return encoded.uint(start + nbytes - 8, 4, every).astype(np.uint32)

@@ -89,7 +89,7 @@ class _Crc32c(BytesCodec):
         nbytes = batch.values.nbytes.astype(np.int64) - _NBYTES
         wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
         refuse_where(batch, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
-        batch.crc32c(batch.values, np.full(len(batch), _RESIDUE, np.uint32))
+        batch.checksum("crc32c", batch.values, np.full(len(batch), _RESIDUE, np.uint32))
         batch.narrow(0, _NBYTES)
 
 

@@ -70,7 +70,7 @@ def test_launches_do_not_grow_with_frames_and_blocks(device):
         found = decode(device, [frame] * count, len(data))
         assert list(found.values.values()) == [data] * count
         launches.append(found.launches)
-    assert launches[0] == launches[1] <= 5
+    assert launches[0] == launches[1] <= 6
 
 
 def test_stored_frames_are_not_copied(device):
@@ -118,7 +118,7 @@ def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(cname, shuffle):
     assert found.values[0] == found.values[last] == data
     blosc = stage("blosc", "v2")
     for row, (name, value) in enumerate(named, 1):
-        if row in found.values and cname != "zlib":
+        if row in found.values:
             # No checksum: what decodes may be other bytes, but the same on host and device.
             assert bytes(blosc.decode(value, len(data), exact=True)) == found.values[row], name
     headers = [row for row, (name, _) in enumerate(named, 1) if name.startswith(("cut", "longer"))]

@@ -590,6 +590,10 @@ static inline unsigned atomicXor(unsigned* address, unsigned value) {
   return __atomic_fetch_xor(address, value, __ATOMIC_RELAXED);
 }
 
+static inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
 static inline unsigned __umulhi(unsigned a, unsigned b) {
   return (unsigned)(((unsigned long long)a * b) >> 32);
 }

@@ -1,4 +1,6 @@
-"""kernels/crc32c.cu against google_crc32c, run on the host in three orders of threads."""
+"""kernels/crc32c.cu against google_crc32c and zlib, run on the host in three orders of threads."""
+
+import zlib
 
 import google_crc32c
 import numpy as np
@@ -10,7 +12,7 @@ from tests.kernels import execution
 pytestmark = execution.needs_compiler
 
 
-def checksums(pieces, order="forward", segment_nbytes=None):
+def checksums(pieces, order="forward", segment_nbytes=None, name="crc32c"):
     longest = max(map(len, pieces))
     segment_nbytes = segment_nbytes or max(longest, 1)
     segments = max(1, -(-longest // segment_nbytes))
@@ -20,7 +22,7 @@ def checksums(pieces, order="forward", segment_nbytes=None):
     )
     result = np.full(len(pieces), 0xFFFFFFFF, np.uint32)
     host_build.load("crc32c").launch(
-        "gs::crc32c",
+        f"gs::{name}",
         len(pieces) * segments,
         [
             np.uint64(execution.address(columns)),
@@ -61,6 +63,14 @@ def test_segments_add_up(segment_nbytes, order):
     sizes = [0, 1, 16, 40] if segment_nbytes < 1000 else [0, 1, 999, 4096, 12288, 20001]
     pieces = random_pieces(sizes, segment_nbytes)
     assert checksums(pieces, order, segment_nbytes) == expected(pieces)
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096, 5000])
+def test_the_checksum_of_gzip(segment_nbytes, order):
+    pieces = random_pieces([0, 1, 15, 16, 17, 999, 4096, 12289, 20001], 5)
+    found = checksums(pieces, order, segment_nbytes, "crc32")
+    assert found == [zlib.crc32(piece) for piece in pieces]
 
 
 def test_the_value_of_the_standard():
