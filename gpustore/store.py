@@ -380,6 +380,8 @@ class TensorStore(IndexedView):
     ) -> Future[TensorStore]:
         """The store with its bounds as they are stored now.
 
+        They are read whatever ``recheck_cached_metadata`` says, which TensorStore heeds here too.
+
         Parameters
         ----------
         fix_resizable_bounds : bool
