@@ -551,6 +551,8 @@ _INTERRUPT = """
     from gpustore.executor import Executor
     from gpustore.future import Future
 
+    # A shell may have told its background jobs to ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     executor = Executor(1)
     made, release = threading.Event(), threading.Event()
     begun = []

@@ -15,7 +15,14 @@ from PIL import Image
 from gpustore.cli import demo
 from gpustore.cli.volume import make_volume, volume_shape
 
-COMMAND = [sys.executable, "-c", "from gpustore.cli.main import main; raise SystemExit(main())"]
+# A shell may have told its background jobs to ignore Ctrl-C.
+CODE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gpustore.cli.main import main
+raise SystemExit(main())
+"""
+COMMAND = [sys.executable, "-c", CODE]
 
 
 @pytest.fixture(scope="module")
