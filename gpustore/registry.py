@@ -40,7 +40,7 @@ _OBJECT = {
 _NOT_REGISTERED = {
     "kvstores": {"base"},
     "codecs": {"base", "chain", "compressor", "merge"},
-    "backends": {"base", "cuda", "selection"},
+    "backends": {"base", "selection"},
     "drivers": {"base", "chunked", "chunked_spec", "format"},
 }
 

@@ -204,7 +204,8 @@ class TensorStore(IndexedView):
             Future is not ready before.
         out : array, optional
             Filled and returned instead of a new array: NumPy, or anything that offers the buffer
-            protocol, ``__array_interface__`` or DLPack; shape and data type must be those of the
+            protocol, ``__array_interface__`` or DLPack; of a store on a GPU, an array there with
+            ``__cuda_array_interface__`` or DLPack. Shape and data type must be those of the
             store. It must stay alive until the Future is ready.
 
         Returns
@@ -367,6 +368,11 @@ class TensorStore(IndexedView):
         """Read it whole into a NumPy array; only for stores in host memory."""
         if copy is False:
             raise ValueError("a TensorStore cannot be viewed as a NumPy array without a copy")
+        if self.device != "cpu":
+            raise TypeError(
+                f"the elements of this store are read to device {self.device}, not to a NumPy "
+                f'array; call read().result(), or open the store with device="cpu"'
+            )
         array: NDArray[Any] = self.read().result()
         return array if dtype is None else array.astype(dtype, copy=False)
 

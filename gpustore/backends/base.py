@@ -7,7 +7,8 @@ whole windows, so that a device backend can launch one kernel for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
-from gpustore.kvstores.base import Buffer
+from gpustore.kvstores.base import Arena, Buffer
+from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 
-__all__ = ["Backend", "Memory"]
+__all__ = ["Backend", "Check", "Flight", "Memory"]
 
 
 class Memory(Protocol):
@@ -40,6 +42,41 @@ class Memory(Protocol):
     def strides(self) -> tuple[int, ...]: ...
 
 
+Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
+
+
+class Flight(Protocol):
+    """Values on their way into one array. A context manager: leaving it waits for the device.
+
+    Attributes
+    ----------
+    nbytes : int
+        Decoded bytes that should be given at once.
+    """
+
+    nbytes: int
+
+    def __enter__(self) -> Flight: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def arena(self) -> Arena:
+        """Memory for the values that are given next."""
+
+    def scatter(
+        self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: Any
+    ) -> None:
+        """Begin what :meth:`Backend.scatter` does."""
+
+    def finish(self) -> None:
+        """Wait until all values are in place."""
+
+
 class Backend(Protocol):
     """How the elements of chunks move between stored bytes and arrays."""
 
@@ -47,6 +84,25 @@ class Backend(Protocol):
 
     device: str
     """Where its arrays live: ``"cpu"``, or ``"cuda:N"``."""
+
+    defers: bool
+    """Whether a small read may run on whoever asks for its result."""
+
+    @property
+    def batch_nbytes(self) -> int:
+        """Decoded bytes that should be given to :meth:`scatter` at once."""
+
+    def refusal(self, chain: CodecChain) -> str | None:
+        """Why chunks of `chain` are decoded by the host; None if a device decodes them."""
+
+    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Check) -> Flight | None:
+        """What a task that reads `rows` rows has on its way; None: :meth:`scatter` is as good.
+
+        Parameters
+        ----------
+        check : callable
+            Called with rows, values and errors of what is done, by the methods of the flight.
+        """
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> Memory:
         """A new array of undefined contents, in `order` ``"C"`` or ``"F"``."""

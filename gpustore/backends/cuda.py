@@ -33,7 +33,7 @@ from gpustore.device import (
 )
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
-__all__ = ["CudaDevice"]
+__all__ = ["BACKEND", "CudaDevice", "open_device"]
 
 _OUT_OF_MEMORY = 2
 
@@ -347,3 +347,22 @@ class CudaDevice:
 
 def _array(array: Any) -> _Array:
     return _Array(array, array.data.ptr, array.strides, array.shape, array.dtype)
+
+
+def open_device(ordinal: int | None) -> CudaDevice:
+    """The device with this number, or the one that is CuPy's current one.
+
+    Raises
+    ------
+    DeviceError
+        If there is no such device.
+    """
+    if ordinal is None:
+        try:
+            ordinal = int(cupy.cuda.Device().id)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"device cuda: {error}") from error
+    return CudaDevice(ordinal)
+
+
+BACKEND = open_device

@@ -24,6 +24,7 @@ from gpustore.codecs.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
+from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 
@@ -98,6 +99,8 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
+    defers = True
+    batch_nbytes = 1 << 20
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
@@ -152,6 +155,14 @@ class HostBackend:
         if any(stride % dtype.itemsize for stride in converted.strides):
             converted = converted.copy()  # A field of records; see `_gather_points`.
         return _memory(_broadcast(converted, domain))
+
+    def refusal(self, chain: CodecChain) -> str | None:
+        """Host memory is no device's."""
+        del chain
+        return "the store is in host memory"
+
+    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Any) -> None:
+        """None: what is asked for is done at once."""
 
     def scatter(
         self,

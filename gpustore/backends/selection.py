@@ -1,16 +1,20 @@
 """Selects the backend of an array, from the context resource ``device``.
 
 ``"cpu"`` is host memory. ``"cuda"`` and ``"cuda:N"`` are a GPU's. ``"auto"`` is a GPU if one can be
-used, else host memory, so that one program runs on a workstation and on a laptop.
+used, else host memory, so that one program runs on a workstation and on a laptop. Each device has
+one backend, which keeps its memory from one read to the next.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpustore import registry
 from gpustore.errors import DeviceError
+from gpustore.resources.device import DEVICES
 
 __all__ = ["missing_for_cuda", "select_backend"]
 
@@ -28,20 +32,41 @@ def select_backend(device: Any) -> Any:
     DeviceError
         If a GPU is asked for and cannot be used; says what is missing and how to get it.
     """
-    text = str(device)
-    if not text.startswith("cuda"):
-        # "auto" is the host too, as long as there is no CUDA backend to choose.
+    text, kind = str(device), device.kind
+    if kind == "cpu" or (kind == "auto" and missing_for_cuda()):
         return registry.find("backends", "host")
-    cuda = registry.find("backends", "cuda")
+    if kind in DEVICES:
+        return _backend(kind, device.ordinal, DEVICES[kind])
     missing = missing_for_cuda()
-    if cuda is None:
-        missing.append("this version of gpustore has no CUDA backend yet")
     if missing:
         raise DeviceError(
             f'device "{text}" cannot be used: {"; ".join(missing)}. Use device="cpu", or '
             f'device="auto" to take a GPU only where there is one'
         )
-    return cuda
+    try:
+        return _backend("cuda", device.ordinal, registry.find("backends", "cuda"))
+    except DeviceError:
+        if kind == "auto":
+            return registry.find("backends", "host")
+        raise
+
+
+_lock = threading.Lock()
+_backends: dict[tuple[str, int | None], Any] = {}
+
+
+def _backend(kind: str, ordinal: int | None, make: Callable[[int | None], Any]) -> Any:
+    """The backend of a device, made at its first use."""
+    with _lock:
+        found = _backends.get((kind, ordinal))
+        if found is None:
+            found = registry.find("backends", "device")(make(ordinal))
+            # Without a number it is the one that is current now, which may change.
+            if ordinal is not None or kind in DEVICES:
+                _backends[kind, ordinal] = found
+            else:
+                found = _backends.setdefault((kind, found.driven.ordinal), found)
+    return found
 
 
 def missing_for_cuda() -> list[str]:

@@ -97,7 +97,7 @@ def read(
     def run(part: int, parts: int) -> None:
         _read_part(array, plan, memory, part, parts)
 
-    if array.store.is_local and rows <= SMALL_ROWS:
+    if array.backend.defers and array.store.is_local and rows <= SMALL_ROWS:
         seconds = _seconds(array, plan)
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):
@@ -147,6 +147,16 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
 
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
+    check = partial(check_rows, array)
+    flight = array.backend.flight(array.chain, len(plan) // parts + 1, array.limits, check)
+    if flight is not None:
+        with flight:
+            for planned in plan.windows(part, parts, PLANNED_ROWS):
+                some = batches(array, planned, nbytes=flight.nbytes, into=flight.arena)
+                for _, rows, values in some:
+                    flight.scatter(rows, values, array.fill_value, out)
+            flight.finish()
+        return
     for planned in plan.windows(part, parts, PLANNED_ROWS):
         for _, rows, values in batches(array, planned):
             errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)

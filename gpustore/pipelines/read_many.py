@@ -27,7 +27,6 @@ from gpustore.piece_plan import Block, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous
-from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
@@ -144,8 +143,10 @@ def read_pieces(
         _read_part(array, plan, out, part, parts, by_element=by_element)
 
     seconds = len(plan) * array.chain.decode_s + len(plan.order) * PIECE_S
-    seconds += sum(memory.array.nbytes for memory in out) * BYTE_S
-    if array.store.is_local and len(plan) <= SMALL_ROWS and seconds <= SMALL_S:
+    elements = sum(math.prod(memory.array.shape) for memory in out)
+    seconds += elements * array.dtype.itemsize * BYTE_S
+    small = len(plan) <= SMALL_ROWS and seconds <= SMALL_S
+    if small and array.store.is_local and array.backend.defers:
 
         def read_now() -> Any:
             run(0, 1)
@@ -175,12 +176,13 @@ def _read_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and cut one of `parts` parts of the plan."""
-    slots = max(1, BATCH_NBYTES // max(1, plan.block.nbytes))
+    nbytes = array.backend.batch_nbytes
+    slots = max(1, nbytes // max(1, plan.block.nbytes))
     blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
     for planned in plan.windows(part, parts, slots):
         window = planned.by_element() if by_element else planned
         group = 0
-        for done, rows, values in batches(array, window.chunks):
+        for done, rows, values in batches(array, window.chunks, nbytes=nbytes):
             at = 0
             while at < len(rows):
                 last = window.first_chunk[group + 1] - done

@@ -1,0 +1,331 @@
+"""One sub-batch of a read: values of some rows of a plan window, on their way to a device.
+
+1. :meth:`SubBatch.begin` brings the values into the slab of a slot, lets the chain record its
+   steps and the placement its launches, and asks the device for one upload of values and tables,
+   all steps, and one download of their results. It waits for nothing.
+2. :meth:`SubBatch.finish` waits for the results. Values that the chain has refused and those that
+   failed are decoded by the host, once, copied and placed: the only fallback there is. What is
+   wrong then is an error.
+
+A chain that cannot be decoded on the device at all takes the fallback in step 1. Where memory is
+short, halves are run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpustore.backends._placement import place, place_fill
+from gpustore.backends._slot import Slot
+from gpustore.codecs.chain import CodecChain
+from gpustore.device import Allocation, Device, DeviceArray, Event, Pinned, Spans
+from gpustore.device_batch import DeviceBatch
+from gpustore.errors import DeviceError, GpustoreError, LimitError
+from gpustore.kvstores.base import Buffer
+from gpustore.plan_window import PlanWindow
+from gpustore.statistics import STATISTICS
+
+__all__ = ["SubBatch"]
+
+_TABLES_PER_ROW_NBYTES = 256
+
+
+class SubBatch:
+    """See the module. The slot is its own until it is finished or given up.
+
+    Parameters
+    ----------
+    device : Device
+    slot : Slot
+    rows : PlanWindow
+    values : sequence of bytes-like or None
+        One a row; None is a missing chunk.
+    chain : CodecChain
+    fill_value : ndarray
+        Value of missing elements, or the bytes of a stored record.
+    out : DeviceArray
+    ready : Event
+        Behind it `out` may be written.
+    shrink : callable
+        Gives back the device memory that others hold and do not need.
+    decoded : bool
+        Whether the values are decoded chunks.
+
+    Attributes
+    ----------
+    rows, values
+        As given; values may have moved into the slab.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        slot: Slot,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        out: DeviceArray,
+        ready: Event,
+        shrink: Callable[[], None],
+        *,
+        decoded: bool = False,
+    ) -> None:
+        self.rows = rows
+        self.values = list(values)
+        self._shrink = shrink
+        self._device = device
+        self._slot = slot
+        self._chain = chain
+        self._fill_value = fill_value
+        self._out = out
+        self._ready = ready
+        self._decoded = decoded
+        self._errors: dict[int, GpustoreError] = {}
+        self._batch: DeviceBatch | None = None
+        self._event: Event | None = None
+        self._results: tuple[Pinned, int] | None = None
+        self._on_device = 0
+        self._own: tuple[Pinned, Allocation] | None = None
+
+    def begin(self) -> None:
+        """Ask the device for everything, or do all in halves if there is too little memory."""
+        try:
+            self._begin()
+        except MemoryError:
+            self._halve()
+
+    def _halve(self) -> None:
+        copies = [None if value is None else bytes(value) for value in self.values]
+        self.give_up()
+        self._slot.free()
+        self._shrink()
+        count = len(self.rows)
+        if count == 1:
+            nbytes = self._chain.layout.nbytes
+            self._errors[0] = LimitError(
+                f"A chunk of {nbytes} bytes does not fit in the free memory of device "
+                f'{self._device.name} while it is decoded; free some, or open with device="cpu"'
+            )
+            return
+        for lo, hi in ((0, count // 2), (count // 2, count)):
+            half = self._part(self.rows.part(lo, hi), copies[lo:hi], decoded=self._decoded)
+            for i in [i for i in self._errors if lo <= i < hi]:
+                half._errors[i - lo] = self._errors[i]
+            for i, error in half.complete().items():
+                self._errors[lo + i] = error
+
+    def _part(
+        self, rows: PlanWindow, values: Sequence[Buffer | None], *, decoded: bool
+    ) -> SubBatch:
+        """Another one for some of the rows, in the same slot."""
+        return SubBatch(
+            self._device,
+            self._slot,
+            rows,
+            values,
+            self._chain,
+            self._fill_value,
+            self._out,
+            self._ready,
+            self._shrink,
+            decoded=decoded,
+        )
+
+    def complete(self) -> dict[int, GpustoreError]:
+        """Begin and finish it."""
+        try:
+            self.begin()
+            return self.finish()
+        finally:
+            self.give_up()
+
+    def _begin(self) -> None:
+        on_device = self._decode_on_host()
+        slot, device, rows = self._slot, self._device, self.rows
+        some = [
+            i for i, value in enumerate(self.values) if value is not None and i not in self._errors
+        ]
+        missing = np.array([i for i, value in enumerate(self.values) if value is None], np.int64)
+        pattern = self._pattern() if len(missing) else b""
+        present = [self.values[i] or b"" for i in some]
+        room = len(rows) * _TABLES_PER_ROW_NBYTES + len(pattern)
+        lacking = slot.lacks(present, room)
+        if lacking:
+            present = [bytes(value) for value in present]
+            for i, value in zip(some, present):
+                self.values[i] = value
+            slot.arena.reset()
+            slot.resize(lacking)
+        starts = slot.hold(present)
+        for i, start, value in zip(some, starts, present):
+            self.values[i] = slot.view(start, len(value))
+        batch = self._batch = DeviceBatch(
+            device,
+            slot.stream,
+            np.array(some, np.int64),
+            Spans(
+                np.array([slot.address(start) for start in starts], np.uint64),
+                np.array([len(value) for value in present], np.uint64),
+            ),
+            [slot.view(start, len(value)) for start, value in zip(starts, present)],
+        )
+        # What goes wrong from here on ends in `give_up`.
+        if on_device and len(batch):
+            self._chain.decode_device(batch, device)
+            self._on_device = len(batch)
+        layout = self._chain.layout
+        place(batch, rows, batch.rows, batch.values.address, layout, self._out)
+        if len(missing):
+            (start,) = slot.hold([pattern])
+            address = slot.address(start)
+            if self._is_record():
+                chunks = np.full(len(missing), address, np.uint64)
+                place(batch, rows, missing, chunks, layout, self._out)
+            else:
+                place_fill(batch, rows, missing, pattern, address, self._out)
+        self._run(batch)
+
+    def _decode_on_host(self) -> bool:
+        """Check raw values, decode those that no device can; whether the device decodes them."""
+        chain = self._chain
+        if self._decoded:
+            return False
+        raw = chain.is_raw or self.rows.narrowed
+        if not raw and chain.device_refusal(self._device) is None:
+            return True
+        count = 0
+        for i, value in enumerate(self.values):
+            if value is None:
+                continue
+            try:
+                self.values[i] = chain.check(value) if self.rows.narrowed else chain.decode(value)
+                count += 1
+            except GpustoreError as error:
+                self._errors[i] = error
+        self._decoded = True
+        if not raw and count:
+            STATISTICS.add(host_fallbacks=count)
+        return False
+
+    def _is_record(self) -> bool:
+        """Whether the fill value is the bytes of a stored record."""
+        dtype: np.dtype[Any] = self._fill_value.dtype
+        record = self._chain.layout.record
+        return dtype.type is np.void and dtype.itemsize == record
+
+    def _pattern(self) -> bytes:
+        """What missing rows are placed from: an element, or a chunk of records."""
+        layout = self._chain.layout
+        if self._is_record():
+            record: bytes = self._fill_value.tobytes()
+            return record * (layout.nbytes // layout.record)
+        return bytes(np.asarray(self._fill_value, self._out.dtype).tobytes())
+
+    def _run(self, batch: DeviceBatch) -> None:
+        device, slot = self._device, self._slot
+        stream = slot.stream
+        if not batch.launches:
+            return
+        tables = slot.reserve(batch.table_nbytes)
+        end = slot.used
+        results = None if tables is None else slot.reserve(batch.result_nbytes)
+        copies = nbytes = 0
+        device.wait(stream, self._ready)
+        if tables is not None and results is not None:
+            pinned, pinned_start = slot.pinned, results
+            table_address, result_address = slot.address(tables), slot.address(results)
+            batch.write_tables(slot.view(tables, batch.table_nbytes))
+            device.upload(pinned, 0, slot.address(0), end, stream)
+            copies, nbytes = 1, end
+        else:
+            # More tables than there is room for behind the values: they get memory of their own.
+            pinned_start = -(-batch.table_nbytes // 16) * 16
+            own = pinned_start + batch.result_nbytes
+            pinned = device.allocate_pinned(own)
+            try:
+                allocation = device.allocate(own, stream)
+            except MemoryError:
+                device.free_pinned(pinned)
+                raise
+            self._own = pinned, allocation
+            batch.write_tables(pinned.view[: batch.table_nbytes])
+            if end:
+                device.upload(slot.pinned, 0, slot.address(0), end, stream)
+                copies, nbytes = 1, end
+            device.upload(pinned, 0, allocation.address, batch.table_nbytes, stream)
+            copies, nbytes = copies + 1, nbytes + batch.table_nbytes
+            table_address = allocation.address
+            result_address = allocation.address + pinned_start
+        batch.run(table_address, result_address)
+        if batch.result_nbytes:
+            device.download(result_address, pinned, pinned_start, batch.result_nbytes, stream)
+            STATISTICS.add(copies=1, bytes_to_host=batch.result_nbytes)
+        batch.release()
+        self._results = pinned, pinned_start
+        self._event = device.record(stream)
+        STATISTICS.add(copies=copies, bytes_to_device=nbytes, launches=batch.launches)
+
+    def finish(self) -> dict[int, GpustoreError]:
+        """Wait, and decode what is left on the host: the error of each row that cannot be had."""
+        batch = self._batch
+        if batch is None:
+            return self._errors
+        left = dict(batch.refused)
+        if self._event is not None:
+            assert self._results is not None
+            self._device.synchronize(self._event)
+            STATISTICS.add(waits=1)
+            pinned, start = self._results
+            failed = batch.failures(pinned.view[start : start + batch.result_nbytes])
+            STATISTICS.add(
+                retries=len(failed), chunks_decoded_device=max(0, self._on_device - len(failed))
+            )
+            left.update(failed)
+        self._free_own()
+        self._batch = None
+        if left:
+            self._place_from_host(sorted(left))
+        return self._errors
+
+    def _place_from_host(self, left: list[int]) -> None:
+        """Decode some rows on the host and place them, as many at a time as fit in a slot."""
+        nbytes = max(1, self._chain.layout.nbytes)
+        most = max(1, self._slot.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
+        # The slab that these lie in is used again.
+        encoded = {i: bytes(self.values[i] or b"") for i in left}
+        decoded: dict[int, Buffer] = {}
+        for number, i in enumerate(left):
+            try:
+                decoded[i] = self._chain.decode(encoded.pop(i))
+            except GpustoreError as error:
+                self._errors[i] = error
+            if decoded and (len(decoded) == most or number == len(left) - 1):
+                STATISTICS.add(host_fallbacks=len(decoded))
+                self._slot.arena.reset()
+                values = list(decoded.values())
+                part = self._part(self.rows.take(list(decoded)), values, decoded=True)
+                for at, wrong in part.complete().items():
+                    self._errors[list(decoded)[at]] = wrong
+                decoded.clear()
+
+    def give_up(self) -> None:
+        """Wait until nothing of it runs any more, and free what it has. May be called again."""
+        if self._batch is None:
+            return
+        try:
+            self._batch.release()
+            self._device.synchronize(self._device.record(self._slot.stream))
+            self._free_own()
+        except DeviceError:
+            pass  # The device is lost, with all its memory; the cause is on its way already.
+        self._batch = None
+
+    def _free_own(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            self._device.free_pinned(own[0])
+            self._device.free(own[1], self._slot.stream)

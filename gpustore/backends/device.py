@@ -1,0 +1,436 @@
+"""The backend for device memory, written against :class:`gpustore.device.Device` alone.
+
+What is read goes through sub-batches (:mod:`gpustore.backends._sub_batch`). A :class:`Flight` is
+what one task of a read has on its way: it fetches into the slab of one slot while the sub-batches
+of others run.
+
+Writes are those of the host: what lies on the device is copied there first, and counted.
+
+``docs/design/003-device.md`` says who owns which memory until when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends._runs import Rows, copy_launches
+from gpustore.backends._slot import Slot, Slots
+from gpustore.backends._sub_batch import SubBatch
+from gpustore.backends.host import BACKEND as HOST
+from gpustore.backends.host import HostMemory
+from gpustore.codecs.chain import CodecChain
+from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
+from gpustore.device_batch import DeviceBatch
+from gpustore.errors import GpustoreError, LimitError, MismatchError, UnsupportedError
+from gpustore.index_space import IndexDomain
+from gpustore.kvstores.base import Arena, Buffer
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.piece_plan import PieceWindow
+from gpustore.plan_window import PlanWindow
+from gpustore.statistics import STATISTICS
+
+__all__ = ["DeviceBackend", "DeviceMemory", "Flight"]
+
+SLOTS = 4
+"""Sub-batches on their way to one device."""
+
+_SHARES = 6
+"""Of a sub-batch are on the device: what was fetched, decoded, and scratch of codecs."""
+
+_ROW_NBYTES = 512
+"""Room in a slab for tables, for each row."""
+
+_MOST_ROWS = 4096
+
+Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """An array on a device, and when it may be used.
+
+    Attributes
+    ----------
+    view : DeviceArray
+    ready : Event
+        Behind it the memory is nobody else's.
+    """
+
+    view: DeviceArray
+    ready: Event
+
+    @property
+    def array(self) -> Any:
+        return self.view.array
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.view.strides
+
+
+class Flight:
+    """The sub-batches that one task has on their way; a context manager.
+
+    Parameters
+    ----------
+    backend : DeviceBackend
+    chain : CodecChain
+    rows : int
+        About as many rows the task has.
+    limits : Limits
+    check : callable
+        Gets the rows, values and errors of each sub-batch when it is done.
+
+    Attributes
+    ----------
+    nbytes : int
+        Decoded bytes that should be in a sub-batch.
+    """
+
+    def __init__(
+        self, backend: DeviceBackend, chain: CodecChain, rows: int, limits: Limits, check: Check
+    ) -> None:
+        self.nbytes = backend.sub_batch_nbytes(limits)
+        self._backend = backend
+        self._chain = chain
+        self._check = check
+        self._next: Slot | None = None
+        self._pending: deque[tuple[Slot, SubBatch]] = deque()
+        chunk = max(1, chain.layout.nbytes)
+        count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
+        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + _ROW_NBYTES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        slots = self._backend.slots
+        while self._pending:
+            slot, batch = self._pending.popleft()
+            batch.give_up()
+            slots.put(slot)
+        if self._next is not None:
+            slots.put(self._next)
+            self._next = None
+
+    def arena(self) -> Arena:
+        """Memory for the values of the next sub-batch."""
+        if self._next is None:
+            slot = self._backend.slots.take(wait=not self._pending)
+            while slot is None:
+                self._finish_one()
+                slot = self._backend.slots.take(wait=not self._pending)
+            self._next = slot
+        self._next.arena.reset()
+        try:
+            self._next.resize(self._slab_nbytes)
+        except MemoryError:
+            pass  # Values go to ordinary memory then, and to the device in smaller parts.
+        return self._next.arena
+
+    def scatter(
+        self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: DeviceMemory
+    ) -> None:
+        """Begin to decode and place values, which may lie in :meth:`arena`."""
+        if self._next is None:
+            self.arena()
+        slot, self._next = self._next, None
+        assert slot is not None
+        batch = SubBatch(
+            self._backend.driven,
+            slot,
+            rows,
+            values,
+            self._chain,
+            fill_value,
+            out.view,
+            out.ready,
+            self._shrink,
+        )
+        self._pending.append((slot, batch))
+        batch.begin()
+
+    def finish(self) -> None:
+        """Wait for all sub-batches."""
+        while self._pending:
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        slot, batch = self._pending.popleft()
+        try:
+            errors = batch.finish()
+        finally:
+            batch.give_up()
+            self._backend.slots.put(slot)
+        self._check(batch.rows, batch.values, errors)
+
+    def _shrink(self) -> None:
+        """End what runs, except the newest, and give back idle memory."""
+        while len(self._pending) > 1:
+            self._finish_one()
+        self._backend.slots.free()
+
+
+class DeviceBackend:
+    """Chunks to and from arrays on one device.
+
+    Parameters
+    ----------
+    driven : Device
+    """
+
+    name = "device"
+    defers = False
+
+    def __init__(self, driven: Device) -> None:
+        self.driven = driven
+        self.device = driven.name
+        self.slots = Slots(driven, SLOTS)
+
+    def sub_batch_nbytes(self, limits: Limits = DEFAULT_LIMITS) -> int:
+        """Decoded bytes that should be on their way together."""
+        memory = self.driven.memory()
+        budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
+        return max(1, min(memory.l2_nbytes, budget // (SLOTS * _SHARES)))
+
+    @property
+    def batch_nbytes(self) -> int:
+        """As :meth:`sub_batch_nbytes` says without limits of an array."""
+        return self.sub_batch_nbytes()
+
+    def refusal(self, chain: CodecChain) -> str | None:
+        """Why the host decodes chunks of this chain; None if the device does."""
+        return chain.device_refusal(self.driven)
+
+    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Check) -> Flight:
+        """What a task needs that reads `rows` rows."""
+        return Flight(self, chain, rows, limits, check)
+
+    def release(self) -> None:
+        """Give back all memory that is kept for the next read."""
+        self.slots.free()
+
+    # ----------------------------------------------------------------- arrays
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> DeviceMemory:
+        """A new array on the device, of undefined contents.
+
+        Raises
+        ------
+        LimitError
+            If there is not so much memory.
+        UnsupportedError
+            If its elements are Python objects.
+        """
+        if dtype.hasobject:
+            raise UnsupportedError(
+                f'Elements of {dtype} cannot be on a device; open with device="cpu"'
+            )
+        stream = self.driven.caller_stream()
+        try:
+            view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
+        except MemoryError:
+            self.slots.free()
+            try:
+                view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
+            except MemoryError as error:
+                nbytes = math.prod(shape) * dtype.itemsize
+                raise LimitError(
+                    f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory "
+                    f"of device {self.device}; read it in parts"
+                ) from error
+        return DeviceMemory(view, self.driven.record(stream))
+
+    def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceMemory:
+        """Memory of `out`, an array on this device."""
+        view = self.driven.wrap(out)
+        if view is None:
+            raise TypeError(
+                f"out is not in the memory of device {self.device}, into which this store reads: "
+                f'got {type(out).__name__}; open the store with device="cpu", or pass an array '
+                f"with __cuda_array_interface__ or DLPack"
+            )
+        if tuple(view.shape) != shape:
+            raise MismatchError(f"out has shape {tuple(view.shape)}, expected {shape}")
+        if view.dtype != dtype:
+            raise MismatchError(f"out has dtype {view.dtype}, expected {dtype}")
+        if any(step == 0 and size > 1 for step, size in zip(view.strides, view.shape)):
+            raise TypeError("out has elements that share their memory")
+        return DeviceMemory(view, self.driven.record(self.driven.caller_stream()))
+
+    def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
+        """Host memory of `array`; what is on the device is copied, and counted."""
+        view = self.driven.wrap(array)
+        return HOST.source(array if view is None else self._downloaded(view), domain, dtype)
+
+    def _downloaded(self, view: DeviceArray) -> NDArray[Any]:
+        """A copy of a device array in host memory."""
+        array = np.empty(view.shape, view.dtype)
+        if not array.nbytes:
+            return array
+        device = self.driven
+        stream = device.caller_stream()
+        try:
+            pinned = device.allocate_pinned(array.nbytes)
+        except MemoryError as error:
+            raise LimitError(
+                f"A source of {array.nbytes} bytes does not fit the pinned memory it is copied "
+                f"through; write in parts"
+            ) from error
+        try:
+            if view.strides == array.strides:
+                device.download(view.address, pinned, 0, array.nbytes, stream)
+                device.synchronize(device.record(stream))
+                STATISTICS.add(copies=1, waits=1, bytes_to_host=array.nbytes)
+            else:
+                self._download_strided(view, array.strides, array.nbytes, pinned, stream)
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(pinned.view, np.uint8)[
+                : array.nbytes
+            ]
+        finally:
+            device.free_pinned(pinned)
+        return array
+
+    def _download_strided(
+        self,
+        view: DeviceArray,
+        strides: tuple[int, ...],
+        nbytes: int,
+        pinned: Pinned,
+        stream: Stream,
+    ) -> None:
+        """Copy an array that is not in C order: packed on the device, then downloaded."""
+        device = self.driven
+        try:
+            packed = device.allocate(nbytes, stream)
+        except MemoryError as error:
+            raise LimitError(
+                f"A source of {nbytes} bytes that is not in C order is packed on device "
+                f"{self.device} before it is copied, and does not fit its memory; write in parts"
+            ) from error
+        try:
+            rows = Rows(
+                [view.address],
+                [packed.address],
+                np.array(view.shape, np.int64)[:, None],
+                view.strides,
+                strides,
+            )
+            ready = DeviceMemory(view, device.record(stream))
+            self._launch(copy_launches(rows, view.dtype.itemsize), [ready])
+            device.download(packed.address, pinned, 0, nbytes, stream)
+            device.synchronize(device.record(stream))
+            STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
+        finally:
+            device.free(packed, stream)
+
+    # ----------------------------------------------------------------- elements
+
+    def scatter(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        out: DeviceMemory,
+    ) -> dict[int, GpustoreError]:
+        """Decode and place each value; see :meth:`gpustore.backends.base.Backend.scatter`."""
+        found: dict[int, GpustoreError] = {}
+
+        def check(
+            rows: PlanWindow, values: list[Buffer | None], errors: dict[int, GpustoreError]
+        ) -> None:
+            del rows, values
+            found.update(errors)
+
+        with self.flight(chain, len(rows), DEFAULT_LIMITS, check) as flight:
+            flight.scatter(rows, values, fill_value, out)
+            flight.finish()
+        return found
+
+    def cut(
+        self,
+        block: DeviceMemory,
+        pieces: PieceWindow,
+        lo: int,
+        hi: int,
+        out: Sequence[DeviceMemory],
+    ) -> None:
+        """Copy each piece; see :meth:`gpustore.backends.base.Backend.cut`."""
+        if lo == hi:
+            return
+        address = np.array([memory.view.address for memory in out], np.int64)
+        target = np.zeros(hi - lo, np.intp) if pieces.target is None else pieces.target[lo:hi]
+        rank = len(pieces.count)
+        columns = [
+            np.array(strides, np.int64).reshape(len(strides), rank)[target].T
+            for strides in (pieces.src_stride, pieces.dst_stride)
+        ]
+        launches = copy_launches(
+            Rows(
+                pieces.src_start[lo:hi] + block.view.address,
+                pieces.dst_start[lo:hi] + address[target],
+                pieces.count[:, lo:hi],
+                *columns,
+            ),
+            block.view.dtype.itemsize,
+        )
+        self._launch(launches, [block, *out])
+
+    def _launch(self, launches: Sequence[Any], memories: Sequence[DeviceMemory]) -> None:
+        """Run launches that read and write `memories`, and wait for them."""
+        device = self.driven
+        slot = self.slots.take(wait=True)
+        assert slot is not None
+        none = np.zeros(0, np.uint64)
+        batch = DeviceBatch(device, slot.stream, np.zeros(0, np.int64), Spans(none, none))
+        batch.launch_tables(launches)
+        try:
+            slot.resize(batch.table_nbytes)
+            start = slot.reserve(batch.table_nbytes)
+            assert start is not None
+            batch.write_tables(slot.view(start, batch.table_nbytes))
+            for memory in memories:
+                device.wait(slot.stream, memory.ready)
+            device.upload(slot.pinned, start, slot.address(start), batch.table_nbytes, slot.stream)
+            batch.run(slot.address(start), 0)
+            device.synchronize(device.record(slot.stream))
+            STATISTICS.add(
+                copies=1, waits=1, launches=batch.launches, bytes_to_device=batch.table_nbytes
+            )
+        except MemoryError as error:
+            raise LimitError(
+                f"Tables of {batch.table_nbytes} bytes do not fit the memory of device "
+                f"{self.device}; read fewer elements at once"
+            ) from error
+        finally:
+            self.slots.put(slot)
+
+    def gather(
+        self,
+        rows: PlanWindow,
+        stored: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        source: HostMemory,
+        *,
+        keep_fill: bool,
+    ) -> list[Buffer | None]:
+        """Overlay and encode each chunk on the host."""
+        return HOST.gather(rows, stored, chain, fill_value, source, keep_fill=keep_fill)
+
+
+BACKEND = DeviceBackend

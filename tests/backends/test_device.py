@@ -1,0 +1,221 @@
+"""Reads into the memory of an emulated device equal those into host memory, bit for bit."""
+
+import numpy as np
+import pytest
+
+import gpustore
+from tests.emulator.queue import ORDERS
+from tests.on_device import emulated, on_host
+
+SHAPE = (50, 70)
+
+
+@pytest.fixture(params=ORDERS)
+def device(request):
+    with emulated(request.param, seed=3) as device:
+        yield device
+
+
+@pytest.fixture
+def lazy():
+    with emulated() as device:
+        yield device
+
+
+def create(path, *, stored=40, driver="zarr", **metadata):
+    """An array on disk, opened on the host; its rows from `stored` on are missing chunks."""
+    metadata = {"shape": list(SHAPE), "chunks": [16, 16], "dtype": "<u4", **metadata}
+    metadata.setdefault("compressor", None)
+    spec = {"driver": driver, "kvstore": f"file://{path}", "metadata": metadata}
+    store = gpustore.open(spec, create=True).result()
+    elements = (
+        np.random.default_rng(0).integers(0, 1000, store.shape).astype(store.dtype.numpy_dtype)
+    )
+    store[:stored] = elements[:stored]
+    return store
+
+
+def opened(path, device, **options):
+    return gpustore.open(f"file://{path}", device=device.name, **options).result()
+
+
+def counted(read):
+    """The result of a read, and what it counted."""
+    before = gpustore.statistics.snapshot()
+    result = read()
+    after = gpustore.statistics.snapshot()
+    return result, {name: after[name] - before.get(name, 0) for name in after}
+
+
+COMPRESSORS = [
+    None,
+    {"id": "zlib", "level": 1},
+    {"id": "gzip", "level": 1},
+    {"id": "zstd", "level": 1},
+]
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
+@pytest.mark.parametrize(
+    ("dtype", "order"), [("<u4", "C"), (">u4", "F"), (">c16", "F"), ("|u1", "C")]
+)
+def test_reads_equal_those_of_the_host(tmp_path, device, compressor, dtype, order):
+    fill = {"fill_value": 7} if dtype != ">c16" else {}
+    host = create(tmp_path, compressor=compressor, dtype=dtype, order=order, **fill)
+    there = opened(tmp_path, device)
+    assert there.device == device.name
+    for select in (
+        lambda store: store,
+        lambda store: store[5:45:3][:, 60:3:-2],
+        lambda store: store[[3, 44, 7, 3], :],
+        lambda store: store[[3, 44, 7], [1, 69, 2]],
+        lambda store: store[20, 30],
+        lambda store: store[40:40],
+        lambda store: store[gpustore.newaxis, 47:50, 60:],
+    ):
+        for layout in ("C", "F"):
+            found = select(there).read(order=layout).result()
+            expected = select(host).read(order=layout).result()
+            assert found.dtype == expected.dtype
+            assert on_host(device, found).tobytes() == expected.tobytes()
+
+
+def test_crops_and_batches_equal_those_of_the_host(tmp_path, device):
+    host = create(tmp_path, compressor={"id": "zlib", "level": 1})
+    there = opened(tmp_path, device)
+    starts = np.random.default_rng(1).integers(0, 35, (30, 2))
+    for shape in ((10, 12), (2, 3)):
+        found = there.read_many(starts, shape).result()
+        expected = host.read_many(starts, shape).result()
+        assert np.array_equal(on_host(device, found), expected)
+    batch = gpustore.Batch()
+    parts = [(slice(i, i + 9), slice(j, None, 2)) for i, j in starts[:6].tolist()]
+    futures = [there[part].read(batch=batch) for part in parts]
+    batch.submit()
+    for part, future in zip(parts, futures, strict=True):
+        assert np.array_equal(on_host(device, future.result()), host[part].read().result())
+
+
+def test_reads_fill_an_array_of_the_device(tmp_path, device):
+    host = create(tmp_path)
+    there = opened(tmp_path, device)
+    out = there[:20].read(order="F").result()
+    assert there[20:40].read(out=out).result() is out
+    assert np.array_equal(on_host(device, out), host[20:40].read().result())
+
+
+def test_wrong_destinations_are_refused_at_once(tmp_path, lazy):
+    create(tmp_path)
+    there = opened(tmp_path, lazy)
+    with pytest.raises(TypeError, match="out is not in the memory of device emulated"):
+        there.read(out=np.zeros(SHAPE, "u4"))
+    part = there[:20].read().result()
+    with pytest.raises(gpustore.MismatchError, match="out has shape"):
+        there.read(out=part)
+    with pytest.raises(TypeError, match="device='cuda'"):
+        gpustore.open(f"file://{tmp_path}", device="cpu").result()[:20].read(out=part)
+
+
+def test_a_store_on_a_device_is_no_numpy_array(tmp_path, lazy):
+    create(tmp_path)
+    with pytest.raises(TypeError, match=r"call read\(\)"):
+        np.asarray(opened(tmp_path, lazy))
+
+
+def test_writes_copy_device_arrays_to_the_host_and_count_it(tmp_path, device):
+    host = create(tmp_path)
+    there = opened(tmp_path, device)
+    expected = host.read().result()
+    for order in ("C", "F"):
+        source = there[:20, :30].read(order=order).result()
+        _, counts = counted(lambda source=source: there[20:40, 40:].write(source).result())
+        assert counts["bytes_to_host"] == 20 * 30 * 4
+        expected[20:40, 40:] = expected[:20, :30]
+        assert np.array_equal(host.read().result(), expected)
+    there[:5] = 9
+    expected[:5] = 9
+    assert np.array_equal(host.read().result(), expected)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
+def test_launches_copies_and_waits_do_not_grow_with_the_chunks(tmp_path, lazy, compressor):
+    create(tmp_path, compressor=compressor, chunks=[5, 10])
+    there = opened(tmp_path, lazy)
+    results = []
+    for part in (np.s_[:10, :20], np.s_[:40, :]):
+        result, counts = counted(lambda part=part: there[part].read().result())
+        results.append(result)
+        counts = {name: counts.get(name, 0) for name in ("launches", "copies", "waits")}
+        if len(results) == 1:
+            few = counts
+    assert counts == few
+    assert counts["waits"] == 1
+    assert counts["copies"] <= 2
+
+
+def test_damaged_chunks_are_named(tmp_path, lazy):
+    create(tmp_path, compressor={"id": "zlib", "level": 1})
+    path = tmp_path / "1.2"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    there = opened(tmp_path, lazy)
+    with pytest.raises(gpustore.CorruptChunkError, match=r"1\.2"):
+        there.read().result()
+    there[:16].read().result()
+
+
+def test_booleans_are_checked(tmp_path, lazy):
+    host = create(tmp_path, dtype="|b1")
+    there = opened(tmp_path, lazy)
+    assert np.array_equal(on_host(lazy, there.read().result()), host.read().result())
+    (tmp_path / "0.0").write_bytes(bytes([2]) * 256)
+    with pytest.raises(gpustore.CorruptChunkError, match="Invalid bool"):
+        there.read().result()
+
+
+def test_little_memory_means_smaller_parts(tmp_path, lazy):
+    host = create(tmp_path, compressor={"id": "zlib", "level": 1})
+    there = opened(tmp_path, lazy)
+    # The array is the first allocation, then memory for a slot.
+    lazy.faults.allocations = {1, 2, 3}
+    found = there.read().result()
+    assert np.array_equal(on_host(lazy, found), host.read().result())
+    assert lazy.counts["allocations"] > 4
+
+
+def test_no_memory_is_a_limit_error(tmp_path, lazy):
+    create(tmp_path)
+    there = opened(tmp_path, lazy)
+    lazy.faults.allocations = set(range(1, 100))
+    with pytest.raises(gpustore.LimitError, match="does not fit in the free memory of device"):
+        there.read().result()
+    lazy.faults.allocations = set(range(1000))
+    with pytest.raises(gpustore.LimitError, match="does not fit the memory of device"):
+        there.read()
+
+
+def test_a_device_that_is_lost_says_so(tmp_path, lazy):
+    create(tmp_path)
+    there = opened(tmp_path, lazy)
+    lazy.faults.lost_at = 0
+    with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
+        there.read().result()
+    with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
+        there.read().result()
+
+
+def test_cancelled_and_dropped_reads_leave_nothing_behind(tmp_path, device):
+    create(tmp_path, compressor={"id": "zlib", "level": 1}, chunks=[5, 5])
+    there = opened(tmp_path, device)
+    futures = [there.read() for _ in range(6)]
+    for future in futures[::2]:
+        future.cancel()
+    del future
+    kept = futures[1]
+    del futures
+    assert np.array_equal(on_host(device, kept.result())[:40], opened_on_host(tmp_path)[:40])
+
+
+def opened_on_host(path):
+    return gpustore.open(f"file://{path}", device="cpu").result().read().result()

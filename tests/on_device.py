@@ -1,0 +1,50 @@
+"""Emulated devices that ``open(device=...)`` knows, and what their arrays hold, for tests."""
+
+import gc
+import itertools
+from contextlib import contextmanager
+
+import numpy as np
+
+from gpustore.backends.selection import select_backend
+from gpustore.resources.device import DEVICES, parse_device
+from tests.emulator.device import EmulatedDevice
+
+_numbers = itertools.count()
+_devices = {}
+
+DEVICES["emulated"] = _devices.__getitem__
+
+
+@contextmanager
+def emulated(order="lazy", **settings):
+    """A new emulated device; its name is what opens arrays on it. Breach if it was misused."""
+    device = EmulatedDevice(order, **settings)
+    number = next(_numbers) % 1000
+    device.name = f"emulated:{number}"
+    _devices[number] = device
+    try:
+        yield device
+        gc.collect()  # Errors and their frames hold arrays.
+        select_backend(parse_device(device.name)).release()
+        device.close()
+    finally:
+        del _devices[number]
+
+
+def on_host(device, array):
+    """A NumPy copy of an array on a device."""
+    view = device.wrap(array)
+    shape, itemsize = view.shape, view.dtype.itemsize
+    low = sum(min(0, step * (size - 1)) for step, size in zip(view.strides, shape, strict=True))
+    high = sum(max(0, step * (size - 1)) for step, size in zip(view.strides, shape, strict=True))
+    if 0 in shape:
+        return np.empty(shape, view.dtype)
+    nbytes = high - low + itemsize
+    pinned = device.allocate_pinned(nbytes)
+    stream = device.stream()
+    device.download(view.address + low, pinned, 0, nbytes, stream)
+    device.synchronize(device.record(stream))
+    data = np.array(pinned.view)
+    device.free_pinned(pinned)
+    return np.ndarray(shape, view.dtype, data, -low, view.strides).copy()
