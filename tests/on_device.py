@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,11 +26,24 @@ def emulated(order="lazy", **settings):
     _devices[number] = device
     try:
         yield device
-        gc.collect()  # Errors and their frames hold arrays.
-        select_backend(parse_device(device.name)).release()
+        if device._lost is None:
+            _settle(device)
         device.close()
     finally:
         del _devices[number]
+
+
+def _settle(device):
+    """Let cancelled reads end, and everything go that nobody needs."""
+    backend = select_backend(parse_device(device.name))
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        gc.collect()  # Errors and their frames hold arrays.
+        backend.release()
+        device.memory()  # Any operation frees dropped arrays.
+        if not device._memory.live():
+            return
+        time.sleep(0.01)
 
 
 def on_host(device, array):

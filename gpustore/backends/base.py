@@ -89,8 +89,8 @@ class Backend(Protocol):
     """Whether a small read may run on whoever asks for its result."""
 
     @property
-    def batch_nbytes(self) -> int:
-        """Decoded bytes that should be given to :meth:`scatter` at once."""
+    def batch_nbytes(self) -> int | None:
+        """Decoded bytes that should be given to :meth:`scatter` at once; None if few are best."""
 
     def refusal(self, chain: CodecChain) -> str | None:
         """Why chunks of `chain` are decoded by the host; None if a device decodes them."""

@@ -24,16 +24,10 @@ import numpy as np
 
 from gpustore.backends import _gds, _kernels, _nvcomp
 from gpustore.codecs.base import ChunkBytes
-from gpustore.device import (
-    Allocation,
-    Argument,
-    CodecBatch,
-    DeviceCodec,
-    MemoryInfo,
-)
+from gpustore.device import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
-__all__ = ["BACKEND", "CudaDevice", "open_device"]
+__all__ = ["CudaDevice"]
 
 _OUT_OF_MEMORY = 2
 
@@ -117,8 +111,8 @@ class CudaDevice:
 
     Parameters
     ----------
-    ordinal : int
-        As CUDA counts them.
+    ordinal : int or None
+        As CUDA counts them; None is the one that is CuPy's current one.
 
     Attributes
     ----------
@@ -131,9 +125,9 @@ class CudaDevice:
         If there is no such device.
     """
 
-    def __init__(self, ordinal: int) -> None:
-        self.name = f"cuda:{ordinal}"
-        self.ordinal = ordinal
+    def __init__(self, ordinal: int | None = None) -> None:
+        self.ordinal: int = cupy.cuda.Device().id if ordinal is None else ordinal
+        self.name = f"cuda:{self.ordinal}"
         self.pid = os.getpid()
         self.failure: DeviceError | None = None
         self._nvcomp = _nvcomp.engine()
@@ -349,20 +343,4 @@ def _array(array: Any) -> _Array:
     return _Array(array, array.data.ptr, array.strides, array.shape, array.dtype)
 
 
-def open_device(ordinal: int | None) -> CudaDevice:
-    """The device with this number, or the one that is CuPy's current one.
-
-    Raises
-    ------
-    DeviceError
-        If there is no such device.
-    """
-    if ordinal is None:
-        try:
-            ordinal = int(cupy.cuda.Device().id)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise DeviceError(f"device cuda: {error}") from error
-    return CudaDevice(ordinal)
-
-
-BACKEND = open_device
+BACKEND = CudaDevice

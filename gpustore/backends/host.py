@@ -100,7 +100,7 @@ class HostBackend:
     name = "host"
     device = "cpu"
     defers = True
-    batch_nbytes = 1 << 20
+    batch_nbytes = None
 
     def __init__(self) -> None:
         self._scratch = _Scratch()

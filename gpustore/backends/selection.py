@@ -45,10 +45,13 @@ def select_backend(device: Any) -> Any:
         )
     try:
         return _backend("cuda", device.ordinal, registry.find("backends", "cuda"))
-    except DeviceError:
+    except RuntimeError as error:
+        # Also what CuPy raises: it finds a driver without a device, or one too old.
         if kind == "auto":
             return registry.find("backends", "host")
-        raise
+        if isinstance(error, DeviceError):
+            raise
+        raise DeviceError(f'device "{text}" cannot be used: {error}') from error
 
 
 _lock = threading.Lock()

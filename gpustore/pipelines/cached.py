@@ -32,7 +32,7 @@ def batches(
     array: ChunkedArray,
     planned: PlanWindow,
     *,
-    nbytes: int = BATCH_NBYTES,
+    nbytes: int | None = None,
     into: Callable[[], Arena] | None = None,
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """What :func:`gpustore.pipelines.stored.stored_batches` yields, from the cache if there is one.
@@ -41,7 +41,7 @@ def batches(
     """
     if array.cache is None or array.stored is None:
         return stored_batches(array, planned, nbytes=nbytes, into=into)
-    return _cached_batches(array, array.stored, array.cache, planned, nbytes)
+    return _cached_batches(array, array.stored, array.cache, planned, nbytes or BATCH_NBYTES)
 
 
 def _cached_batches(

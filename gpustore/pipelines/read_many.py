@@ -27,6 +27,7 @@ from gpustore.piece_plan import Block, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous
+from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
 __all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
@@ -176,13 +177,13 @@ def _read_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and cut one of `parts` parts of the plan."""
-    nbytes = array.backend.batch_nbytes
+    nbytes = array.backend.batch_nbytes or BATCH_NBYTES
     slots = max(1, nbytes // max(1, plan.block.nbytes))
     blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
     for planned in plan.windows(part, parts, slots):
         window = planned.by_element() if by_element else planned
         group = 0
-        for done, rows, values in batches(array, window.chunks, nbytes=nbytes):
+        for done, rows, values in batches(array, window.chunks, nbytes=array.backend.batch_nbytes):
             at = 0
             while at < len(rows):
                 last = window.first_chunk[group + 1] - done

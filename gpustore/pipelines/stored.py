@@ -38,7 +38,7 @@ def stored_batches(
     planned: PlanWindow,
     seen: dict[str, bytes] | None = None,
     *,
-    nbytes: int = BATCH_NBYTES,
+    nbytes: int | None = None,
     into: Callable[[], Arena] | None = None,
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """Refine a window once, then fetch it batch by batch.
@@ -47,8 +47,8 @@ def stored_batches(
 
     Parameters
     ----------
-    nbytes : int
-        About as many decoded bytes are in a batch.
+    nbytes : int, optional
+        About as many decoded bytes are in a batch, by default ``BATCH_NBYTES``.
     into : callable, optional
         Gives the memory for the values of each batch, by default that of the calling thread.
 
@@ -59,7 +59,7 @@ def stored_batches(
         until the next batch.
     """
     arena = _arena()
-    batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
+    batch = max(1, (nbytes or BATCH_NBYTES) // max(1, array.chain.layout.nbytes))
     wanted = CancelToken.current()
     done = attempts = 0
     while done < len(planned):

@@ -156,9 +156,7 @@ def test_launches_copies_and_waits_do_not_grow_with_the_chunks(tmp_path, lazy, c
 def test_damaged_chunks_are_named(tmp_path, lazy):
     create(tmp_path, compressor={"id": "zlib", "level": 1})
     path = tmp_path / "1.2"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(path.read_bytes()[:-20])
     there = opened(tmp_path, lazy)
     with pytest.raises(gpustore.CorruptChunkError, match=r"1\.2"):
         there.read().result()
@@ -199,10 +197,9 @@ def test_a_device_that_is_lost_says_so(tmp_path, lazy):
     create(tmp_path)
     there = opened(tmp_path, lazy)
     lazy.faults.lost_at = 0
-    with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
-        there.read().result()
-    with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
-        there.read().result()
+    for _ in range(2):
+        with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
+            there.read().result()
 
 
 def test_cancelled_and_dropped_reads_leave_nothing_behind(tmp_path, device):
