@@ -76,8 +76,7 @@ def _run(bench, batch, slab, arena, values_nbytes):
     failed = batch.failures(host.view[results : results + batch.result_nbytes])
     device.free_pinned(host)
     refused = {row - 100: reason for row, reason in batch.refused.items()}
-    # What was refused late may have failed an early step too: it is the host's in any case.
-    failed = {row - 100: reason for row, reason in failed.items() if row - 100 not in refused}
+    failed = {row - 100: reason for row, reason in failed.items()}
     good = {row: value for row, value in values.items() if row not in failed}
     assert not {*good, *failed} & {*refused}
     return Decoded(good, refused, failed, batch.launches)

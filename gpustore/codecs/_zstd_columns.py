@@ -13,15 +13,20 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codecs._encoded_columns import EncodedColumns, Integers
+from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
 
 __all__ = ["read_frames"]
 
 _MAGIC: Final = 0xFD2FB528
 _BLOCK_NBYTES: Final = 128 << 10
-_RAW, _RUN, _RESERVED = 0, 1, 3
+_RUN, _RESERVED = 1, 3  # Kinds of blocks; 0 is raw, 2 compressed.
 # What fits in 7 bytes is more than any chunk.
 _LARGE: Final = 1 << 56
+
+# The highest levels split a frame into blocks of some KiB. A walk through tiny ones takes longer
+# than decoding them.
+_FEW_BLOCKS: Final = 64
+_MEAN_BLOCK_NBYTES: Final = 1024
 
 
 def read_frames(
@@ -45,10 +50,15 @@ def read_frames(
     ok = np.ones(len(start), np.bool_)
     reasons: dict[int, str] = {}
 
-    def refuse(wrong: np.ndarray, reason: str) -> None:
+    def refuse(wrong: Mask, reason: str) -> None:
         wrong = wrong & ok
         reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), f"zstd: {reason}"))
         ok[wrong] = False
+
+    def refuse_at(at: Integers, wrong: Mask, reason: str) -> None:
+        whole = np.zeros(len(start), np.bool_)
+        whole[at[wrong]] = True
+        refuse(whole, reason)
 
     refuse(nbytes < 9, "shorter than a frame")
     magic, descriptor = encoded.uint(start, 4, ok), encoded.uint(start + 4, 1, ok)
@@ -72,20 +82,23 @@ def read_frames(
     refuse(encoded.uint(position + 7, 1, is_long) != 0, f"holds {_LARGE} bytes or more")
     refuse(content == 0, "holds no bytes")
 
-    position = position + size_nbytes
-    room = content.copy()
-    walks = ok.copy()
-    while walks.any():
-        header = encoded.uint(position, 3, walks)
-        block_kind, size = header >> 1 & 3, header >> 3
-        wrong = (block_kind == _RESERVED) | (size > _BLOCK_NBYTES)
-        refuse(walks & wrong, "impossible block")
+    # Only frames that are still walked: most have few blocks.
+    at = np.flatnonzero(ok)
+    position = (position + size_nbytes)[at]
+    room, blocks = content.copy(), 0
+    while len(at):
+        header = encoded.uint(position, 3, np.ones(len(at), np.bool_))
+        kind, size = header >> 1 & 3, header >> 3
         # A compressed block may hold anything up to the longest; the others say it.
-        room -= np.where(walks, np.where(block_kind <= _RUN, size, _BLOCK_NBYTES), 0)
-        position = position + np.where(walks, 3 + np.where(block_kind == _RUN, 1, size), 0)
+        room[at] -= np.where(kind <= _RUN, size, _BLOCK_NBYTES)
+        position = position + 3 + np.where(kind == _RUN, 1, size)
         is_last = header & 1 != 0
-        refuse(walks & is_last & (position != end), "something follows the frame")
-        refuse(walks & ~is_last & (position + 3 > end), "truncated")
-        walks &= ok & ~is_last
+        blocks += 1
+        refuse_at(at, (kind == _RESERVED) | (size > _BLOCK_NBYTES), "impossible block")
+        refuse_at(at, is_last & (position != end[at]), "something follows the frame")
+        refuse_at(at, ~is_last & (position + 3 > end[at]), "truncated")
+        refuse_at(at, content[at] < (blocks - _FEW_BLOCKS) * _MEAN_BLOCK_NBYTES, "tiny blocks")
+        goes_on = ok[at] & ~is_last
+        at, position = at[goes_on], position[goes_on]
     refuse(room > 0, "holds fewer bytes than it says")
     return np.where(ok, content, 0), reasons

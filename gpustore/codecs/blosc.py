@@ -27,6 +27,8 @@ numcodecs' Blosc is built without Snappy, so frames of it are put into another c
 (``pip install gpustore[snappy]``); without it they are read, slowly.
 
 The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
+
+A device decodes frames of all compressors and shuffles; see :mod:`gpustore.codecs._blosc_device`.
 """
 
 from __future__ import annotations

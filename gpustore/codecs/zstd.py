@@ -19,6 +19,9 @@ The default level is 3 in v3 and 1 in v2, TensorStore's. A v2 ``checksum`` membe
 numcodecs writes it; TensorStore refuses such an array. Several frames in a row, skippable ones
 too, are read if together they are exactly one chunk; TensorStore reads the first alone. Bytes
 after the end are an error; TensorStore ignores them in v3.
+
+A device decodes values of one frame that tells its content size and has neither a dictionary nor
+a content checksum; the host decodes the others.
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""Zstandard frames walked together: what libzstd writes and reads, whole and damaged."""
+
+import numpy as np
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpustore.codecs._encoded_columns import EncodedColumns
+from gpustore.codecs._zstd_columns import read_frames
+from gpustore.codecs.zstd import walk_frames
+from tests.codecs.contract import make_payload
+
+
+def read(values):
+    columns = EncodedColumns(values)
+    found, reasons = read_frames(columns, columns.start, columns.nbytes)
+    return found.tolist(), reasons
+
+
+payloads = st.builds(
+    make_payload,
+    st.one_of(st.integers(1, 1000), st.sampled_from([65_791, 65_792, 131_072, 131_073, 700_001])),
+    st.sampled_from(["steps", "noise", "zeros"]),
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(payloads, min_size=1, max_size=5),
+    st.sampled_from([-5, 1, 3, 12]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_the_library_writes_is_read(made, level, checksum, sized):
+    compressor = zstandard.ZstdCompressor(
+        level=level, write_checksum=checksum, write_content_size=sized
+    )
+    values = [compressor.compress(payload) for payload in made]
+    found, reasons = read(values)
+    single = [zstandard.get_frame_parameters(value).content_size for value in values]
+    for row, payload in enumerate(made):
+        known = single[row] != zstandard.CONTENTSIZE_UNKNOWN
+        if checksum:
+            assert reasons[row] == "zstd: has a checksum, which the host compares"
+        elif known:
+            assert row not in reasons
+            assert found[row] == len(payload)
+        else:
+            assert reasons[row] == "zstd: does not say how many bytes it holds"
+
+
+@settings(max_examples=300)
+@given(
+    payloads,
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3),
+    st.integers(-3, 30),
+)
+def test_what_is_accepted_is_one_frame_that_ends_with_the_value(payload, changes, cut):
+    whole = zstandard.ZstdCompressor().compress(payload)
+    damaged = bytearray(whole)
+    for position, value in changes:
+        damaged[position % len(damaged)] = value
+    damaged = bytes(damaged[: max(0, len(damaged) - cut)] if cut > 0 else damaged + bytes(-cut))
+    found, reasons = read([whole, damaged, whole])
+    assert set(reasons) <= {1}
+    assert found[0] == found[2] == len(payload)
+    if 1 not in reasons:
+        frames = list(walk_frames(memoryview(damaged)))
+        assert [(frame.start, frame.stop) for frame in frames] == [(0, len(damaged))]
+        assert found[1] == zstandard.get_frame_parameters(damaged).content_size
+        assert found[1] <= frames[0].decoded_max
+        assert zstandard.get_frame_parameters(damaged).dict_id == 0
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x28\xb5\x2f\xfd"]))
+def test_arbitrary_bytes_are_refused_or_walk_to_their_end(tail, head):
+    found, reasons = read([head + tail])
+    assert (0 in reasons) == (found[0] == 0)
+    if found[0]:
+        assert [frame.stop for frame in walk_frames(memoryview(head + tail))] == [len(head + tail)]
+
+
+def raw_blocks(sizes, content):
+    frame = b"\x28\xb5\x2f\xfd\xa0" + content.to_bytes(4, "little")
+    for number, size in enumerate(sizes, 1):
+        frame += (size << 3 | (number == len(sizes))).to_bytes(3, "little") + bytes(size)
+    return frame
+
+
+def test_sizes_of_blocks_are_compared_with_the_content():
+    assert read([raw_blocks([10, 20, 30], 60)]) == ([60], {})
+    assert read([raw_blocks([10, 20, 30], 61)])[1] == {0: "zstd: holds fewer bytes than it says"}
+    assert read([raw_blocks([131_073], 131_073)])[1] == {0: "zstd: impossible block"}
+
+
+def test_tiny_blocks_are_left_to_the_host():
+    assert read([raw_blocks([10] * 64, 640)])[1] == {}
+    assert read([raw_blocks([10] * 66, 660)])[1] == {0: "zstd: tiny blocks"}
+
+
+def test_a_dictionary_is_left_to_the_host():
+    samples = [make_payload(2000, "steps", seed) for seed in range(100)]
+    dictionary = zstandard.train_dictionary(2000, samples)
+    value = zstandard.ZstdCompressor(dict_data=dictionary).compress(samples[0])
+    assert read([value])[1] == {0: "zstd: needs a dictionary"}
+
+
+def test_values_of_one_slab_are_not_copied():
+    values = [zstandard.compress(make_payload(5000, "steps", seed)) for seed in range(3)]
+    slab = np.zeros(20_000, np.uint8)
+    views, at = [], 7
+    for value in values:
+        slab.data[at : at + len(value)] = value
+        views.append(slab.data[at : at + len(value)])
+        at += len(value) + 5
+    columns = EncodedColumns(views)
+    assert columns.start[0] == 7
+    assert np.shares_memory(columns._data, slab)
+    taken = columns.take({1})
+    assert taken.start.tolist() == columns.start[[0, 2]].tolist()
+    assert read_frames(taken, taken.start, taken.nbytes)[0].tolist() == [5000, 5000]
+    assert read(views) == read(values)
