@@ -7,6 +7,7 @@ The NumPy dtypes here and the structs in ``kernels/`` describe the same bytes;
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,7 @@ SHUFFLED_BLOCK = np.dtype(
 """Layout of ``gs::ShuffledBlock``."""
 
 
+@functools.cache
 def run_dtype(rank: int) -> np.dtype[np.void]:
     """Layout of ``gs::Run<rank>``, one run of items.
 

@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 
 from gpustore.backends._descriptor import layouts
+from gpustore.errors import LimitError
 
 __all__ = [
     "CASTS",
@@ -110,10 +111,18 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]*)[">][^\n]*$', re.
 def rank_for(kernel: str, rank: int) -> int:
     """The smallest rank that a kernel is compiled for and that `rank` dimensions fit in.
 
+    Raises
+    ------
+    LimitError
+        If there are more than any kernel has.
+
     >>> rank_for("copy_strided", 5)
     8
     """
-    return next(r for r in _OF_KERNEL.get(kernel, RANKS) if r >= rank)
+    for found in _OF_KERNEL.get(kernel, RANKS):
+        if found >= rank:
+            return found
+    raise LimitError(f"A copy of {rank} dimensions, kernels have at most {RANKS[-1]}")
 
 
 def folder() -> Path:

@@ -551,19 +551,13 @@ def _packed(runs: _Runs) -> _Runs:
     unused = (runs.extent == 1) & (runs.indexed == 0)  # The one listed element has an offset.
     order = np.argsort(unused, axis=0, kind="stable")
     rank = max(1, int((~unused).sum(axis=0).max(initial=0)))
-    order = order[:rank]
-
-    def packed(column: Integers) -> Integers:
-        return np.take_along_axis(column, order, 0)
-
-    return _Runs(
-        runs.src,
-        runs.dst,
-        packed(runs.extent),
-        packed(runs.src_stride),
-        packed(runs.dst_stride),
-        packed(runs.indexed),
-        runs.row,
+    to = order[:rank], np.arange(len(runs.src))
+    return replace(
+        runs,
+        extent=runs.extent[to],
+        src_stride=runs.src_stride[to],
+        dst_stride=runs.dst_stride[to],
+        indexed=runs.indexed[to],
     )
 
 
@@ -582,11 +576,10 @@ def _is_tiled(runs: _Runs, size: int) -> NDArray[np.bool_]:
         (nearest > 0) & (runs.extent[0] >= _TILED_EXTENT) & (runs.dst_stride[0] == size)
     )
     tiled &= apart[nearest, every] == size
-    source = np.repeat(np.arange(rank)[:, None], n, axis=1)
     chosen = every[tiled]
-    source[1, chosen], source[nearest[tiled], chosen] = nearest[tiled], 1
+    other = nearest[tiled], chosen
     for column in (runs.extent, runs.src_stride, runs.dst_stride):
-        column[...] = np.take_along_axis(column, source, 0)
+        column[1, chosen], column[other] = column[other], column[1, chosen]
     return tiled
 
 

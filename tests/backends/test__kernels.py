@@ -5,6 +5,7 @@ import re
 import pytest
 
 from gpustore.backends import _kernels
+from gpustore.errors import LimitError
 
 
 def test_every_kernel_file_is_listed_and_every_listed_file_exists():
@@ -39,6 +40,8 @@ def test_layouts_are_asserted_where_the_struct_is(struct):
 def test_rank_for_is_the_smallest_that_is_compiled():
     assert [_kernels.rank_for("copy_tiled", n) for n in (2, 5, 9)] == [2, 8, 32]
     assert [_kernels.rank_for("fill_strided", n) for n in (1, 5, 32)] == [1, 8, 32]
+    with pytest.raises(LimitError, match="33 dimensions, kernels have at most 32"):
+        _kernels.rank_for("copy_indexed", 33)
 
 
 @pytest.mark.parametrize("family", _kernels.INSTANCES)

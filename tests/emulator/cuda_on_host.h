@@ -17,14 +17,12 @@
 #pragma once
 #include <sys/mman.h>
 
-#include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -54,9 +52,6 @@ void __tsan_release(void* address);
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(n)
 
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -117,7 +112,6 @@ static char* arena;
 static size_t arena_used, shared_nbytes;
 static SharedArray shared_arrays[32];
 static unsigned shared_count;
-static int vote_any, vote_all, vote_count, voted_any, voted_all, voted_count;
 static char message[512];
 static std::mutex one_launch;
 #if defined(__SANITIZE_ADDRESS__)
@@ -365,8 +359,6 @@ HOST_QUIET static void run_block() {
   }
   clear_arena();
   started = 0;
-  vote_any = vote_count = 0;
-  vote_all = 1;
   while (started < thread_count && !message[0]) {
     void* tsan = nullptr;
 #if defined(__SANITIZE_THREAD__)
@@ -403,11 +395,6 @@ HOST_QUIET static void run_block() {
       fail("threads wait at different barriers, lines %d and %d", line, other);
       break;
     }
-    voted_any = vote_any;
-    voted_all = vote_all;
-    voted_count = vote_count;
-    vote_any = vote_count = 0;
-    vote_all = 1;
     for (unsigned i = 0; i < thread_count && !message[0]; i++) {
       const Thread& thread = threads[sequence[i]];
       if (thread.state == AT_BARRIER) to_fiber(thread.fiber, thread.tsan);
@@ -472,14 +459,6 @@ HOST_QUIET static void* shared_array(const void* key, size_t nbytes) {
   return memory;
 }
 
-HOST_QUIET static int vote(int line, int predicate, const int& result) {
-  vote_any |= predicate != 0;
-  vote_all &= predicate != 0;
-  vote_count += predicate != 0;
-  wait_as(AT_BARRIER, line);
-  return result;
-}
-
 template <class T>
 HOST_QUIET static unsigned long long bits_of(T value) {
   static_assert(sizeof(T) <= 8, "a warp exchanges at most 8 bytes");
@@ -496,13 +475,13 @@ HOST_QUIET static const unsigned long long* meet(int line, unsigned mask, unsign
   return &exchanged[current / 32 * 32];
 }
 
-enum Shuffle { FROM, UP, DOWN, XOR };
+enum Shuffle { FROM, DOWN, XOR };
 
 template <Shuffle HOW, class T>
 HOST_QUIET static T shuffle(int line, unsigned mask, T value, unsigned by) {
   const unsigned long long* brought = meet(line, mask, bits_of(value));
   const unsigned lane = current % 32;
-  unsigned from = HOW == FROM ? by % 32 : HOW == XOR ? lane ^ by : HOW == UP ? lane - by : lane + by;
+  unsigned from = HOW == FROM ? by % 32 : HOW == XOR ? lane ^ by : lane + by;
   if (from > 31) from = lane;
   if (!(mask >> from & 1)) {
     fail("the shuffle of line %d reads lane %u, which is not in its mask", line, from);
@@ -512,18 +491,8 @@ HOST_QUIET static T shuffle(int line, unsigned mask, T value, unsigned by) {
   return value;
 }
 
-HOST_QUIET static unsigned ballot(int line, unsigned mask, int predicate) {
-  const unsigned long long* brought = meet(line, mask, predicate != 0);
-  unsigned result = 0;
-  for (unsigned lane = 0; lane < 32; lane++) {
-    if (mask >> lane & 1) result |= (unsigned)(brought[lane] & 1) << lane;
-  }
-  return result;
-}
-
 template <class T>
-constexpr bool loadable = std::is_arithmetic_v<T> || std::is_same_v<T, uint2> ||
-                          std::is_same_v<T, uint4>;
+constexpr bool loadable = std::is_arithmetic_v<T> || std::is_same_v<T, uint4>;
 
 template <class... Parameters>
 struct Call {
@@ -561,15 +530,10 @@ unsigned parameter_sizes(void (*)(Parameters...), unsigned* sizes) {
 }  // namespace host
 
 #define __syncthreads() host::wait_as(host::AT_BARRIER, __LINE__)
-#define __syncthreads_or(predicate) host::vote(__LINE__, predicate, host::voted_any)
-#define __syncthreads_and(predicate) host::vote(__LINE__, predicate, host::voted_all)
-#define __syncthreads_count(predicate) host::vote(__LINE__, predicate, host::voted_count)
 #define __syncwarp(mask) ((void)host::meet(__LINE__, mask, 0))
 #define __shfl_sync(...) host::shuffle<host::FROM>(__LINE__, __VA_ARGS__)
-#define __shfl_up_sync(...) host::shuffle<host::UP>(__LINE__, __VA_ARGS__)
 #define __shfl_down_sync(...) host::shuffle<host::DOWN>(__LINE__, __VA_ARGS__)
 #define __shfl_xor_sync(...) host::shuffle<host::XOR>(__LINE__, __VA_ARGS__)
-#define __ballot_sync(mask, predicate) host::ballot(__LINE__, mask, predicate)
 #define GS_SHARED(T, name, n)        \
   static const char name##_key = 0; \
   T* const name = (T*)host::shared_array(&name##_key, sizeof(T) * (n))
@@ -577,12 +541,6 @@ unsigned parameter_sizes(void (*)(Parameters...), unsigned* sizes) {
 template <class T>
 static inline T __ldcs(const T* address) {
   static_assert(host::loadable<T>, "CUDA has no streaming load of this type");
-  return *address;
-}
-
-template <class T>
-static inline T __ldg(const T* address) {
-  static_assert(host::loadable<T>, "CUDA has no read-only load of this type");
   return *address;
 }
 
@@ -612,18 +570,9 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shi
 }
 
 static inline int __clz(int value) { return value ? __builtin_clz((unsigned)value) : 32; }
-static inline int __clzll(long long value) {
-  return value ? __builtin_clzll((unsigned long long)value) : 64;
-}
 
 static inline unsigned __float_as_uint(float value) {
   unsigned bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
-}
-
-static inline float __uint_as_float(unsigned bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
 }

@@ -65,6 +65,7 @@ def text(source, expressions):
 
 @functools.cache
 def _compiler_version():
+    assert COMPILER is not None, "no g++ on this machine"
     command = [COMPILER, "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

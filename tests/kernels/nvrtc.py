@@ -69,6 +69,7 @@ def compile_source(source, expressions, architecture, options):
         For each expression: registers, stack, spill_stores, spill_loads and shared, in bytes.
     ptx : str
     """
+    assert library() is not None, "no NVRTC on this machine: pip install nvidia-cuda-nvrtc"
     program = ctypes.c_void_p()
     _check(
         library().nvrtcCreateProgram(

@@ -140,7 +140,9 @@ def test_a_mutant_is_killed(file, text, replacement, tmp_path):
     assert not host_build.SANITIZER
     _changed_folder(tmp_path, file, text, replacement)
     family = "copy" if file == _kernels.HEADER else Path(file).stem
-    for sanitizer in ("", "address"):
+    # These write outside when changed, and without the sanitizer that may do anything, also hang.
+    unsafe = family in ("lz", "stream")
+    for sanitizer in ("address",) if unsafe else ("", "address"):
         if not _run(tmp_path, family, sanitizer)[0]:
             return
     pytest.fail("the mutant survived")
