@@ -163,6 +163,33 @@ def test_damaged_chunks_are_named(tmp_path, lazy):
     there[:16].read().result()
 
 
+def test_streams_that_fail_on_the_device_are_decoded_by_the_host_once(tmp_path, lazy):
+    host = create(tmp_path, compressor={"id": "zstd", "level": 1})
+    there = opened(tmp_path, lazy)
+    lazy.faults.statuses = {(0, 1): 12}
+    lazy.faults.sizes = {(0, 3): 5}
+    found, counts = counted(lambda: there.read().result())
+    assert np.array_equal(on_host(lazy, found), host.read().result())
+    assert counts["retries"] == counts["host_fallbacks"] == 2
+    assert counts["chunks_decoded_device"] == 15 - 2
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
+def test_slots_are_used_again_while_others_run(tmp_path, device, compressor):
+    """A budget for a few chunks at a time: many sub-batches, in several threads."""
+    host = create(tmp_path, compressor=compressor, chunks=[5, 7])
+    limits = {"limits": {"device_in_flight_nbytes": 24 * 3 * 5 * 7 * 4}}
+    there = opened(tmp_path, device, context=gpustore.Context(limits))
+    futures = [there.read() for _ in range(4)]
+    expected = host.read().result()
+    for future in futures:
+        found, counts = counted(future.result)
+        assert np.array_equal(on_host(device, found), expected)
+    _, counts = counted(lambda: there.read().result())
+    assert counts["waits"] >= 80 / 3
+    assert device.counts["stream"] > 1
+
+
 def test_booleans_are_checked(tmp_path, lazy):
     host = create(tmp_path, dtype="|b1")
     there = opened(tmp_path, lazy)
