@@ -9,6 +9,9 @@ from benchmarks.formats import FORMATS, READ_FORMATS, SHAPE
 from benchmarks.peers import PEERS, TensorStorePeer
 from gpustore.cli.volume import make_volume
 
+collect_ignore = ["gpu", "gpu_report.py"]
+"""No benchmarks for pytest, and their doctests would need the libraries of a GPU."""
+
 
 def pytest_addoption(parser):
     group = parser.getgroup("gpustore benchmarks")
