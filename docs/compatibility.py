@@ -72,7 +72,7 @@ CODECS = {
     "zlib (v2)": "zlib",
     "zstd (v2, v3)": "zstd",
 }
-DEVICES = {"cpu": "host", "cuda": "cuda"}
+DEVICES = {"cpu": "host", "cuda (proved on an emulated device, never run on a GPU)": "cuda"}
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "data_copy_concurrency": ({"limit": "shared"}, {"limit": 2}),
