@@ -13,6 +13,9 @@ import gpustore
 from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
+pytestmark = pytest.mark.long
+"""Half a minute: a stage of its own in .ci/run."""
+
 SHAPE = (37, 41)
 
 V2_CODECS = {

@@ -100,7 +100,7 @@ def _run(folder, family, sanitizer):
     environment.pop("LD_PRELOAD", None)
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90
         )
     except subprocess.TimeoutExpired:
         return False, "hangs"
