@@ -18,6 +18,9 @@ from tests.emulator.queue import ORDERS, Breach
 from tests.kernels.execution import needs_compiler
 from tests.streams import CODECS, encode, smooth
 
+pytestmark = pytest.mark.long
+"""Ten seconds: a stage of its own in .ci/run."""
+
 CHUNKS = 8
 NBYTES = 3000
 SLAB_NBYTES = 16 << 10
