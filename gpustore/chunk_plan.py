@@ -123,43 +123,55 @@ class ChunkPlan:
 
     @cached_property
     def objects(self) -> int:
-        """Number of keys; each is met in one place of the order of :meth:`object_window`."""
+        """Number of keys."""
         return math.prod(map(len, self.groups)) if 0 not in self.input_shape else 0
 
-    def object_window(self, i: int) -> PlanWindow:
-        """Write down all rows of the `i`-th key, for shards that are handled as a whole."""
+    def _object(self, i: int) -> list[range]:
+        """Rows of each table whose product are the rows of the `i`-th key."""
         ranges = []
         for groups in reversed(self.groups):
             i, rest = divmod(i, len(groups))
             ranges.append(range(*groups[rest]))
-        rows = list(itertools.product(*reversed(ranges)))
+        return ranges[::-1]
+
+    def _product_window(self, rows: list[tuple[int, ...]]) -> PlanWindow:
         index: list[Any] = list(zip(*rows)) or [()] * len(self.tables)
         return self._window(index, len(rows), scalar=True)
 
     def windows(
-        self, part: int, parts: int, most: int, *, by_key: bool = False
+        self, part: int, parts: int, most: int, *, most_keys: int | None = None
     ) -> Iterator[PlanWindow]:
         """The windows of one of `parts` equal parts of the plan.
 
-        Where no rows share a key a window has at most `most` rows. Otherwise, or if `by_key`, it
-        has all the rows of a key, or its share of them if there are fewer keys than parts.
+        A window has at most `most` rows, of at most `most_keys` keys. Where rows share a key, it
+        has all rows of a key however many there are, or its share of them if there are fewer keys
+        than parts.
         """
         if parts == 1 and len(self) == 1:
             yield self._only_row()
             return
-        if not by_key and all(ratio == 1 for ratio in self.key_ratio):
+        limited = most_keys is not None and most_keys < most
+        if not limited and all(ratio == 1 for ratio in self.key_ratio):
             lo, hi = (len(self) * i // parts for i in (part, part + 1))
             for at in range(lo, hi, most):
                 yield self.window(at, min(at + most, hi))
-        elif self.objects >= parts:
-            lo, hi = (self.objects * i // parts for i in (part, part + 1))
-            for i in range(lo, hi):
-                yield self.object_window(i)
-        else:
-            for i in range(self.objects):
-                rows = self.object_window(i)
-                lo, hi = (len(rows) * at // parts for at in (part, part + 1))
-                yield rows.part(lo, hi)
+            return
+        shared = self.objects < parts
+        first, end = (self.objects * i // parts for i in (part, part + 1))
+        rows: list[tuple[int, ...]] = []
+        keys = 0
+        for i in range(self.objects) if shared else range(first, end):
+            some = list(itertools.product(*self._object(i)))
+            if shared:
+                lo, hi = (len(some) * at // parts for at in (part, part + 1))
+                some = some[lo:hi]
+            if rows and (keys == most_keys or len(rows) + len(some) > most):
+                yield self._product_window(rows)
+                rows, keys = [], 0
+            rows += some
+            keys += bool(some)
+        if rows:
+            yield self._product_window(rows)
 
     def span(self, itemsize: int) -> int:
         """The most bytes that lie between the first and the last element of a row, in a chunk."""

@@ -186,9 +186,11 @@ def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(cases(), st.data())
-def test_object_windows_are_the_rows_of_each_key_once(case, data):
+def test_windows_of_keys_have_the_rows_of_each_key_once(case, data):
     transform, shape, chunks = case
     ratio = [data.draw(st.integers(1, 3)) for _ in shape]
+    most_keys = data.draw(st.integers(1, 5))
+    parts = data.draw(st.integers(1, 3))
     plan = plan_chunks(
         transform,
         shape=shape,
@@ -203,11 +205,14 @@ def test_object_windows_are_the_rows_of_each_key_once(case, data):
     expected, found = {}, {}
     for lo in range(0, len(plan), 100):
         note(plan.window(lo, min(lo + 100, len(plan))), expected)
-    for i in range(plan.objects):
-        window = plan.object_window(i)
-        assert len(set(window.keys)) == 1
-        assert window.keys[0] not in found
-        note(window, found)
+    for part in range(parts):
+        for window in plan.windows(part, parts, 10, most_keys=most_keys):
+            keys = [key for key, _ in itertools.groupby(window.keys)]
+            assert 1 <= len(keys) <= most_keys
+            assert len(keys) == 1 or len(window) <= 10
+            if plan.objects >= parts:
+                assert not found.keys() & set(keys)
+            note(window, found)
     assert {key: sorted(rows) for key, rows in expected.items()} == {
         key: sorted(rows) for key, rows in found.items()
     }

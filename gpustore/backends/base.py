@@ -88,9 +88,8 @@ class Backend(Protocol):
     defers: bool
     """Whether a small read may run on whoever asks for its result."""
 
-    @property
-    def batch_nbytes(self) -> int | None:
-        """Decoded bytes that should be given to :meth:`scatter` at once; None if few are best."""
+    def sub_batch_nbytes(self, limits: Limits) -> int | None:
+        """Decoded bytes that a device takes together; None where few at once are best."""
 
     def refusal(self, chain: CodecChain) -> str | None:
         """Why chunks of `chain` are decoded by the host; None if a device decodes them."""

@@ -200,16 +200,11 @@ class DeviceBackend:
         self.device = driven.name
         self.slots = Slots(driven, SLOTS)
 
-    def sub_batch_nbytes(self, limits: Limits = DEFAULT_LIMITS) -> int:
+    def sub_batch_nbytes(self, limits: Limits) -> int:
         """Decoded bytes that should be on their way together."""
         memory = self.driven.memory()
         budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
         return max(1, min(memory.l2_nbytes, budget // (SLOTS * _SHARES)))
-
-    @property
-    def batch_nbytes(self) -> int:
-        """As :meth:`sub_batch_nbytes` says without limits of an array."""
-        return self.sub_batch_nbytes()
 
     def refusal(self, chain: CodecChain) -> str | None:
         """Why the host decodes chunks of this chain; None if the device does."""

@@ -100,7 +100,6 @@ class HostBackend:
     name = "host"
     device = "cpu"
     defers = True
-    batch_nbytes = None
 
     def __init__(self) -> None:
         self._scratch = _Scratch()
@@ -160,6 +159,9 @@ class HostBackend:
         """Host memory is no device's."""
         del chain
         return "the store is in host memory"
+
+    def sub_batch_nbytes(self, limits: Limits) -> None:
+        """None: a few values at once stay in cache."""
 
     def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Any) -> None:
         """None: what is asked for is done at once."""

@@ -154,6 +154,13 @@ class ChunkedArray:
         # One a thread; more of them, for an even end, only if they are long enough.
         return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
+    def fewer_parts(self, parts: int, rows: int) -> int:
+        """`parts`, or so few that each of them fills a sub-batch of the device."""
+        nbytes = self.backend.sub_batch_nbytes(self.limits)
+        if nbytes is None:
+            return parts
+        return max(1, min(parts, rows * self.chain.layout.nbytes // nbytes))
+
     @property
     def object_bound(self) -> int:
         """Most bytes one stored value may have: a chunk, or a shard with gaps in it."""

@@ -154,7 +154,7 @@ def read_pieces(
             return result
 
         return Future.deferred(read_now, array.executor)
-    parts = _parts(plan, seconds, array.executor.limit)
+    parts = array.fewer_parts(_parts(plan, seconds, array.executor.limit), len(plan))
     tasks = [partial(run, part, parts) for part in range(parts)]
     return array.executor.run_all(tasks, lambda: result)
 
@@ -177,13 +177,13 @@ def _read_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and cut one of `parts` parts of the plan."""
-    nbytes = array.backend.batch_nbytes or BATCH_NBYTES
-    slots = max(1, nbytes // max(1, plan.block.nbytes))
+    nbytes = array.backend.sub_batch_nbytes(array.limits)
+    slots = max(1, (nbytes or BATCH_NBYTES) // max(1, plan.block.nbytes))
     blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
     for planned in plan.windows(part, parts, slots):
         window = planned.by_element() if by_element else planned
         group = 0
-        for done, rows, values in batches(array, window.chunks, nbytes=array.backend.batch_nbytes):
+        for done, rows, values in batches(array, window.chunks, nbytes=nbytes):
             at = 0
             while at < len(rows):
                 last = window.first_chunk[group + 1] - done

@@ -65,7 +65,9 @@ def stored_batches(
     while done < len(planned):
         arena.reset()
         try:
-            rows, generations = refine(array, planned.part(done, len(planned)), arena)
+            # After a change one key at a time: of many, one could change in every attempt.
+            end = _end_of_key(planned.keys, done) if attempts else len(planned)
+            rows, generations = refine(array, planned.part(done, end), arena)
             for first in range(0, len(rows), batch):
                 wanted.check()  # After Ctrl-C the threads stop here.
                 arena.reset()
@@ -86,6 +88,14 @@ def stored_batches(
                     key=change.key,
                 ) from None
     arena.reset()
+
+
+def _end_of_key(keys: list[str], first: int) -> int:
+    """Where the rows end that follow row `first` and have its key."""
+    end = first
+    while end < len(keys) and keys[end] == keys[first]:
+        end += 1
+    return end
 
 
 def refuse_missing(array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None]) -> None:

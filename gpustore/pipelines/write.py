@@ -77,9 +77,11 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
     copied, copy = Promise.new()
     left = _Countdown(parts, copied)
 
+    most_keys = 1 if array.levels else None
+
     def run(part: int) -> None:
         try:
-            for rows in plan.windows(part, parts, PLANNED_ROWS, by_key=bool(array.levels)):
+            for rows in plan.windows(part, parts, PLANNED_ROWS, most_keys=most_keys):
                 (_write_shard if array.levels else _write_chunks)(array, rows, memory)
         finally:
             left.step()

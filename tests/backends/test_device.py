@@ -153,6 +153,31 @@ def test_launches_copies_and_waits_do_not_grow_with_the_chunks(tmp_path, lazy, c
     assert counts["copies"] <= 2
 
 
+def test_shards_share_sub_batches(tmp_path, lazy):
+    """All inner chunks of 4 or of 16 shards: one sub-batch, and one request for all indices."""
+    inner = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    index = [*inner, {"name": "crc32c"}]
+    inner.append({"name": "zstd", "configuration": {"level": 1, "checksum": False}})
+    sharding = {"chunk_shape": [2, 4], "codecs": inner, "index_codecs": index}
+    metadata = {
+        "shape": [32, 32],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 8]}},
+        "data_type": "uint32",
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}", "metadata": metadata}
+    host = gpustore.open(spec, create=True).result()
+    host[...] = np.arange(1024, dtype="u4").reshape(32, 32)
+    there = opened(tmp_path, lazy)
+    few, many = (
+        counted(lambda part=part: there[part].read().result())[1]
+        for part in (np.s_[:16, :16], np.s_[:, :])
+    )
+    for name in ("launches", "copies", "waits"):
+        assert few[name] == many[name] > 0
+    assert many["chunks_decoded_device"] == 4 * few["chunks_decoded_device"] == 128
+
+
 def test_damaged_chunks_are_named(tmp_path, lazy):
     create(tmp_path, compressor={"id": "zlib", "level": 1})
     path = tmp_path / "1.2"

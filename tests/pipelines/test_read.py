@@ -387,6 +387,32 @@ def test_a_value_that_never_holds_still_is_a_conflict():
     assert array.store.replaced == ATTEMPTS == 5
 
 
+class Busy(FaultyKvStore):
+    """Replaces one of several values each time they are asked for together."""
+
+    replaced = 0
+
+    def read_many(self, request):
+        if request.if_equal is not None and len(request.keys) > 1:
+            self.replaced += 1
+            key = request.keys[self.replaced % len(request.keys)]
+            value = Headed().encode(np.full(8, 9, "<u2").tobytes())
+            self.base.write_many(WriteRequest([key], [value]))
+        columns = super().read_many(request)
+        columns.total = [-1] * len(request.keys)
+        return columns
+
+
+def test_of_many_values_one_may_change_at_every_attempt():
+    chain = CodecChain(ChunkBytes.contiguous(np.dtype("<u2"), (8,)), (Headed(),), {})
+    store = Busy(memory())
+    array = make_array((80,), (8,), store=store, chain=chain, refiners=(HeadRefiner(2),))
+    for i in range(10):
+        put(array, f"c/{i}", Headed().encode(np.full(8, 9, "<u2").tobytes()))
+    assert read(array, whole(array)).result().tolist() == [9] * 80
+    assert store.replaced == 9 > ATTEMPTS
+
+
 def test_a_missing_value_stays_missing_or_is_read_again():
     array = headed_array(0)
     put(array, "c/0", None)
