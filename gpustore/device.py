@@ -420,7 +420,7 @@ class Device(Protocol):
         Parameters
         ----------
         family, expression : str
-            As listed in ``backends/_kernels.INSTANCES``.
+            As listed in :data:`gpustore.device_kernels.instance.INSTANCES`.
         """
 
     def launch(

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from gpustore.backends import _descriptor
 from gpustore.device import CodecBatch, Spans
+from gpustore.device_kernels import descriptor
 from tests.emulator import host_build
 from tests.kernels.execution import MUST_RUN
 
@@ -105,8 +105,8 @@ def require_kernels(device):
 
 def fill_runs(addresses, nitems, itemsize):
     """Descriptors of ``gs::fill_strided<..., 1>`` for runs of items, and the blocks to launch."""
-    runs = np.zeros(len(addresses), _descriptor.run_dtype(1))
-    tiles = -(-nitems // _descriptor.ITEMS_PER_TILE)
+    runs = np.zeros(len(addresses), descriptor.run_dtype(1))
+    tiles = -(-nitems // descriptor.ITEMS_PER_TILE)
     runs["dst"] = addresses
     runs["items"] = nitems
     runs["first_tile"] = np.arange(len(addresses)) * tiles

@@ -5,10 +5,11 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.backends._blocks import stream_launches
-from gpustore.backends._runs import Listed, Rows, indexed_launches
 from gpustore.device import Spans
 from gpustore.device_batch import UNWRITTEN, DeviceBatch, can_decompress
+from gpustore.device_kernels.block import stream_launches
+from gpustore.device_kernels.launch import Listed, indexed_launches
+from gpustore.device_kernels.run import Rows
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS

@@ -1,7 +1,7 @@
 """Where the rows of a plan window go on a device, recorded as launches of kernels.
 
-The copy of :mod:`gpustore.backends._runs` does everything at once that a layout may ask for: C and
-F order, transposes, steps, fields and byte order.
+The copy of :mod:`gpustore.device_kernels.launch` does everything at once that a layout may ask
+for: C and F order, transposes, steps, fields and byte order.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._kernels import WIDTHS
-from gpustore.backends._runs import (
+from gpustore.codecs.base import ChunkBytes
+from gpustore.device import DeviceArray
+from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.instance import WIDTHS
+from gpustore.device_kernels.launch import (
     Listed,
-    Rows,
     copy_launches,
     fill_launches,
     indexed_launches,
     repeated,
 )
-from gpustore.codecs.base import ChunkBytes
-from gpustore.device import DeviceArray
-from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.run import Rows
 from gpustore.errors import UnsupportedError
 from gpustore.plan_window import PlanWindow
 

@@ -22,9 +22,10 @@ from typing import Any, TypeVar, cast
 import cupy
 import numpy as np
 
-from gpustore.backends import _gds, _kernels, _nvcomp
+from gpustore.backends import _gds, _nvcomp
 from gpustore.codecs.base import ChunkBytes
 from gpustore.device import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
+from gpustore.device_kernels import instance, source
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
 __all__ = ["CudaDevice"]
@@ -268,8 +269,8 @@ class CudaDevice:
         found = self._kernels.get(expression)
         if found is None:
             module = cupy.RawModule(
-                code=_kernels.source(family),
-                options=_kernels.OPTIONS,
+                code=source.flatten(family),
+                options=source.OPTIONS,
                 name_expressions=(expression,),
             )
             found = _Kernel(expression, module.get_function(expression))
@@ -279,7 +280,7 @@ class CudaDevice:
     @_on_device
     def launch(self, kernel: Any, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
         with stream:
-            kernel.function((blocks,), (_kernels.THREADS_PER_BLOCK,), tuple(arguments))
+            kernel.function((blocks,), (instance.THREADS_PER_BLOCK,), tuple(arguments))
 
     # ----------------------------------------------------------------- codecs
 

@@ -21,7 +21,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._runs import Rows, copy_launches
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
@@ -29,6 +28,8 @@ from gpustore.backends.host import HostMemory
 from gpustore.codecs.chain import CodecChain
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.launch import copy_launches
+from gpustore.device_kernels.run import Rows
 from gpustore.errors import GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena, Buffer

@@ -18,11 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.backends._blocks import (
-    bit_unshuffle_launches,
-    stream_launches,
-    unshuffle_launches,
-)
 from gpustore.codecs._blosc_columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
@@ -35,6 +30,11 @@ from gpustore.codecs._encoded_columns import EncodedColumns, Integers
 from gpustore.codecs._zstd_columns import read_frames
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.block import (
+    bit_unshuffle_launches,
+    stream_launches,
+    unshuffle_launches,
+)
 
 __all__ = ["DEVICE_CODECS", "decode_frames"]
 

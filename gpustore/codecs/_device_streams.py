@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.backends._blocks import stream_launches
 from gpustore.codecs._encoded_columns import Integers, Mask
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch, can_decompress
+from gpustore.device_kernels.block import stream_launches
 
 __all__ = [
     "aligned",

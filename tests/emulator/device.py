@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpustore.backends import _kernels
 from gpustore.device import CodecBatch, MemoryInfo, Spans
+from gpustore.device_kernels import instance
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
 from tests.emulator.memory import FRESH, PINNED, Memory
@@ -386,7 +386,7 @@ class EmulatedDevice:
 
     def kernel(self, family, expression):
         with self._asked("kernel"):
-            if expression not in _kernels.INSTANCES.get(family, ()):
+            if expression not in instance.INSTANCES.get(family, ()):
                 raise Breach(f"kernel {expression} is not listed in family {family}")
             return EmulatedKernel(family, expression)
 

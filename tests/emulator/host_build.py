@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpustore.backends import _kernels
+from gpustore.device_kernels import instance, source
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -46,9 +46,9 @@ def preload(sanitizer):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def text(source, expressions):
+def program(kernels, expressions):
     """A C++ file that runs these instances of a kernel source."""
-    parts = ['#include "cuda_on_host.h"', source]
+    parts = ['#include "cuda_on_host.h"', kernels]
     for number, expression in enumerate(expressions):
         parts.append(
             'extern "C" __attribute__((visibility("default"))) int '
@@ -94,9 +94,9 @@ def build(name, content, sanitizer=SANITIZER):
 class HostModule:
     """Instances of one kernel source, compiled; the counterpart of a loaded CUDA module."""
 
-    def __init__(self, name, source, expressions, sanitizer=SANITIZER):
+    def __init__(self, name, kernels, expressions, sanitizer=SANITIZER):
         self._numbers = {expression: i for i, expression in enumerate(expressions)}
-        self._library = ctypes.CDLL(str(build(name, text(source, expressions), sanitizer)))
+        self._library = ctypes.CDLL(str(build(name, program(kernels, expressions), sanitizer)))
 
     def launch(self, expression, blocks, arguments, *, order="forward", threads=None):
         """Run one instance.
@@ -125,7 +125,7 @@ class HostModule:
         error = ctypes.create_string_buffer(512)
         failed = getattr(self._library, f"launch_{number}")(
             ctypes.c_uint(blocks),
-            ctypes.c_uint(threads or _kernels.THREADS_PER_BLOCK),
+            ctypes.c_uint(threads or instance.THREADS_PER_BLOCK),
             ctypes.c_int(ORDERS.index(order)),
             pointers,
             error,
@@ -138,4 +138,4 @@ class HostModule:
 @functools.cache
 def load(family):
     """All instances of one family of the package."""
-    return HostModule(family, _kernels.source(family), _kernels.INSTANCES[family])
+    return HostModule(family, source.flatten(family), instance.INSTANCES[family])

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.backends import _kernels
+from gpustore.device_kernels import source
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _changed_kernels():
     with pytest.MonkeyPatch.context() as patch:
         if folder := os.environ.get("KERNEL_FOLDER"):
-            patch.setattr(_kernels, "folder", lambda: Path(folder))
+            patch.setattr(source, "folder", lambda: Path(folder))
         yield

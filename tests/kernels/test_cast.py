@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.backends import _kernels
-from gpustore.backends._runs import Rows, cast_launches
+from gpustore.device_kernels import instance
+from gpustore.device_kernels.launch import cast_launches
+from gpustore.device_kernels.run import Rows
 from tests.emulator import host_build
 from tests.kernels import execution
 
@@ -172,7 +173,7 @@ def test_every_pair_has_its_instances(source, target):
     rows = Rows([4096], [8192], [[64]], [source.itemsize], [target.itemsize])
     for dtype in (source, source.newbyteorder()):
         (launch,) = cast_launches(rows, dtype, target)
-        assert launch.expression in _kernels.INSTANCES["cast"]
+        assert launch.expression in instance.INSTANCES["cast"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from gpustore.backends import _descriptor, _kernels
+from gpustore.device_kernels import descriptor, instance, source
 from tests.kernels import execution, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(
@@ -18,7 +18,7 @@ MAX_REGISTERS = 64  # Four blocks of 256 threads have the registers of a multipr
 
 def check(family, expressions, architecture):
     resources, ptx = nvrtc.compile_source(
-        _kernels.source(family), expressions, architecture, _kernels.OPTIONS
+        source.flatten(family), expressions, architecture, source.OPTIONS
     )
     for expression, used in resources.items():
         assert used["registers"] <= MAX_REGISTERS, expression
@@ -33,49 +33,49 @@ def check(family, expressions, architecture):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
-@pytest.mark.parametrize("family", _kernels.INSTANCES)
+@pytest.mark.parametrize("family", instance.INSTANCES)
 def test_every_instance_compiles_within_its_budgets(family, architecture):
-    check(family, _kernels.INSTANCES[family], architecture)
+    check(family, instance.INSTANCES[family], architecture)
 
 
 def _one_of_each(family):
     """The first and the last instance of each kernel."""
     by_kernel = {}
-    for expression in _kernels.INSTANCES[family]:
+    for expression in instance.INSTANCES[family]:
         by_kernel.setdefault(expression.partition("<")[0], []).append(expression)
     return [e for found in by_kernel.values() for e in dict.fromkeys((found[0], found[-1]))]
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("family", _kernels.INSTANCES)
+@pytest.mark.parametrize("family", instance.INSTANCES)
 def test_some_instances_compile_within_their_budgets(family):
     check(family, _one_of_each(family), "sm_90")
 
 
 @needs_nvrtc
 def test_a_moved_field_of_a_descriptor_stops_the_compile(monkeypatch):
-    names = list(_descriptor.DIM.names)
+    names = list(descriptor.DIM.names)
     names[1], names[2] = names[2], names[1]
-    moved = np.dtype([(name, _descriptor.DIM[name]) for name in names])
-    monkeypatch.setattr(_kernels, "layouts", lambda: {"Dim": moved})
+    moved = np.dtype([(name, descriptor.DIM[name]) for name in names])
+    monkeypatch.setattr(source, "layouts", lambda: {"Dim": moved})
     with pytest.raises(nvrtc.CompileError, match=r"gs::Dim\.shift"):
         check("fill", ["gs::fill_strided<gs::u8, 1>"], "sm_90")
 
 
 @needs_nvrtc
 def test_an_error_shows_the_file_and_line(tmp_path, monkeypatch):
-    for path in _kernels.folder().iterdir():
+    for path in source.folder().iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     with (tmp_path / "fill.cu").open("a") as file:
         file.write("int broken = nothing;\n")
     line = (tmp_path / "fill.cu").read_text().count("\n")
-    monkeypatch.setattr(_kernels, "folder", lambda: tmp_path)
+    monkeypatch.setattr(source, "folder", lambda: tmp_path)
     with pytest.raises(nvrtc.CompileError, match=rf"fill\.cu\({line}\).*nothing"):
         check("fill", ["gs::fill_strided<gs::u8, 1>"], "sm_90")
 
 
 @needs_nvrtc
 def test_a_flushed_conversion_is_seen():
-    source = "template <int N> __global__ void k(float* out, double value) { *out = (float)value; }"
-    _, ptx = nvrtc.compile_source(source, ["k<1>"], "sm_90", _kernels.OPTIONS)
+    text = "template <int N> __global__ void k(float* out, double value) { *out = (float)value; }"
+    _, ptx = nvrtc.compile_source(text, ["k<1>"], "sm_90", source.OPTIONS)
     assert ".ftz" in ptx

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.backends import _kernels
-from gpustore.backends._runs import Listed, Rows, copy_launches, indexed_launches
+from gpustore.device_kernels import instance
+from gpustore.device_kernels.launch import Listed, copy_launches, indexed_launches
+from gpustore.device_kernels.run import Rows
 from tests.emulator import host_build
 from tests.kernels import execution, views
 
@@ -58,7 +59,7 @@ def test_listed_elements_equal_numpy(order, case, seed, offset):
     assert (whole[-GUARD:] == 0xEE).all()
 
 
-@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("itemsize", instance.WIDTHS)
 @pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
 def test_listed_elements_of_every_rank_are_gathered(itemsize, rank):
     rng = np.random.default_rng(rank)
@@ -99,7 +100,7 @@ def copy_view(src, dst, order, unit=1, kernel=None):
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("itemsize", instance.WIDTHS)
 @pytest.mark.parametrize("extents", [(8, 8), (31, 33), (64, 65), (9, 130), (129, 32)])
 def test_tiles_end_exactly_at_their_edges(itemsize, extents, order):
     rng = np.random.default_rng(itemsize)
@@ -112,7 +113,7 @@ def test_tiles_end_exactly_at_their_edges(itemsize, extents, order):
     assert whole.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("itemsize", instance.WIDTHS)
 @pytest.mark.parametrize("rank", [2, 3, 4, 5, 8, 9])
 def test_tiles_of_every_rank(itemsize, rank):
     rng = np.random.default_rng(rank)
@@ -142,7 +143,7 @@ def test_units_are_swapped_in_items_of_every_width(itemsize, unit, kernel):
     assert dst.tobytes() == swapped.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("itemsize", instance.WIDTHS)
 @pytest.mark.parametrize("rank", [*range(1, 10), 12])
 def test_strided_runs_of_every_rank(itemsize, rank):
     rng = np.random.default_rng(rank)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.backends import _kernels
-from gpustore.backends._runs import fill_launches
+from gpustore.device_kernels import instance
+from gpustore.device_kernels.launch import fill_launches
 from tests.emulator import host_build
 from tests.kernels import execution, views
 
@@ -34,7 +34,7 @@ def test_fills_equal_numpy(order, case, data):
     assert dst.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", _kernels.WIDTHS)
+@pytest.mark.parametrize("itemsize", instance.WIDTHS)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 9])
 def test_fills_of_every_rank(itemsize, rank):
     pattern = bytes(range(1, itemsize + 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.backends import _kernels
+from gpustore.device_kernels import source
 from tests.emulator import host_build
 from tests.kernels import execution
 
@@ -116,7 +116,7 @@ def _run(folder, family, sanitizer):
 
 
 def _changed_folder(target, file, text, replacement):
-    for path in _kernels.folder().iterdir():
+    for path in source.folder().iterdir():
         (target / path.name).write_bytes(path.read_bytes())
     content = (target / file).read_text(encoding="utf-8")
     assert content.count(text) == 1, f"{file} has {content.count(text)} times: {text}"
@@ -139,7 +139,7 @@ def test_the_line_of_a_mutant_is_there(file, text, replacement, tmp_path):
 def test_a_mutant_is_killed(file, text, replacement, tmp_path):
     assert not host_build.SANITIZER
     _changed_folder(tmp_path, file, text, replacement)
-    family = "copy" if file == _kernels.HEADER else Path(file).stem
+    family = "copy" if file == source.HEADER else Path(file).stem
     # These write outside when changed, and without the sanitizer that may do anything, also hang.
     unsafe = family in ("lz", "stream")
     for sanitizer in ("address",) if unsafe else ("", "address"):

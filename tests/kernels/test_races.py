@@ -8,19 +8,19 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from gpustore.backends._blocks import (
+from gpustore.device_kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
-from gpustore.backends._runs import (
+from gpustore.device_kernels.launch import (
     Listed,
-    Rows,
     cast_launches,
     copy_launches,
     fill_launches,
     indexed_launches,
 )
+from gpustore.device_kernels.run import Rows
 from tests.kernels import execution, shuffled, test_crc32c, test_lz
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpustore.backends._blocks import stream_launches
+from gpustore.device_kernels.block import stream_launches
 from tests.emulator import host_build
 from tests.kernels import execution
 

@@ -6,7 +6,8 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 
-from gpustore.backends._runs import Listed, Rows
+from gpustore.device_kernels.launch import Listed
+from gpustore.device_kernels.run import Rows
 
 ITEMSIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
 

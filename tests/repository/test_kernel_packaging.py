@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRINT_FILL = "import gpustore.backends._kernels as k; print(k.folder()); print(k.source('fill'))"
+PRINT_FILL = (
+    "import gpustore.device_kernels.source as k; print(k.folder()); print(k.flatten('fill'))"
+)
 
 
 @pytest.fixture(scope="module")

@@ -46,8 +46,7 @@ LAYERS = {
     "gpustore.device_batch": 3,
     "gpustore.shard_index": 3,
     "gpustore.shard": 3,
-    "gpustore.backends._blocks": 3,  # Codecs record what these describe.
-    "gpustore.backends._descriptor": 3,
+    "gpustore.device_kernels": 3,
     "gpustore.backends": 4,
     "gpustore.pipelines": 5,
     "gpustore.drivers": 6,

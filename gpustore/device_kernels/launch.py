@@ -1,20 +1,7 @@
-"""Copies and fills of strided places, brought into the few forms that kernels know.
+"""Launches that copy, convert and fill rectangles of elements, for batches of any length.
 
-A row is one rectangle of elements: where it starts in two memories, how many elements each
-dimension has, how far they are apart. :func:`copy_launches` turns the rows of a whole plan window
-into launches whose number does not depend on the number of rows. All steps work on columns:
-
-1. Dimensions with negative strides in dst are turned round, then sorted by their distance in
-   dst, the nearest last. The bytes of an element are the innermost dimension.
-2. For each row, dimensions of extent 1 are dropped, and what follows itself without a gap on
-   both sides is merged. Order, fields, steps and edges have vanished after this.
-3. The widest item of 1 to 16 bytes is chosen that divides the innermost run, all distances and
-   both addresses. Where elements whose bytes are swapped do not lie so, bytes are copied one by
-   one, backwards.
-4. Rows of 2**31 items or more are cut.
-5. Rows that the same kernel instance can do are one launch.
-
-Nothing here knows a device: addresses are numbers.
+The rows of a whole plan window (:mod:`gpustore.device_kernels.run`) become launches whose number
+does not depend on the number of rows: rows that the same kernel instance can do are one launch.
 """
 
 from __future__ import annotations
@@ -26,20 +13,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.backends import _kernels
-from gpustore.backends._descriptor import (
+from gpustore.device_kernels.descriptor import (
     ITEMS_PER_TILE,
-    MAX_ITEMS,
     KernelLaunch,
     division,
     first_tiles,
     run_dtype,
 )
-from gpustore.backends._kernels import WIDTHS
+from gpustore.device_kernels.instance import CAST_TARGETS, CASTS, WIDTHS, rank_for
+from gpustore.device_kernels.run import (
+    MAX_WIDTH,
+    Integers,
+    Rows,
+    Runs,
+    cut,
+    inserted,
+    merged,
+    ordered,
+    packed,
+    reversed_bytes,
+    widths,
+)
 
 __all__ = [
     "Listed",
-    "Rows",
     "cast_launches",
     "copy_launches",
     "fill_launches",
@@ -47,66 +44,12 @@ __all__ = [
     "repeated",
 ]
 
-Integers = NDArray[np.int64]
-
-_MAX_WIDTH = 16
 _LEAST_ALIKE = 64
 """Fewer rows are planned one by one."""
 
 _WIDTHS_DOWN = (16, 8, 4, 2, 1)
 _TILED_EXTENT = 8
 """Fewer neighbours than this are not worth a tile; not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rectangles of elements in two memories.
-
-    Attributes
-    ----------
-    src, dst : integers, shape (n,)
-        Address of the element of index zero of each row, in bytes.
-    count : integers, shape (rank, n)
-        Elements of each row along each dimension. Rows without elements are left out.
-    src_stride, dst_stride : integers, shape (rank,) or (rank, n)
-        Bytes between neighbours. A src stride may be 0, a dst stride only along one element.
-    """
-
-    src: ArrayLike
-    dst: ArrayLike
-    count: ArrayLike
-    src_stride: ArrayLike
-    dst_stride: ArrayLike
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Rows on their way; axis 0 of what has two counts dimensions, the innermost first."""
-
-    src: Integers
-    dst: Integers
-    extent: Integers
-    src_stride: Integers
-    dst_stride: Integers
-    indexed: Integers
-    row: Integers
-
-    def take(self, rows: NDArray[Any]) -> _Runs:
-        return _Runs(
-            self.src[rows],
-            self.dst[rows],
-            self.extent[:, rows],
-            self.src_stride[:, rows],
-            self.dst_stride[:, rows],
-            self.indexed[:, rows],
-            self.row[rows],
-        )
-
-    def items(self) -> Integers:
-        # Exact below 2**53, and what is larger is cut until it is not.
-        product: NDArray[np.float64] = np.prod(self.extent.astype(np.float64), axis=0)
-        items: Integers = np.minimum(product, 2.0**62).astype(np.int64)
-        return items
 
 
 def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLaunch]:
@@ -135,8 +78,8 @@ def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLau
 
 def _copy_launches(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch]:
     launches = []
-    for size, swapped, _, part in _by_width(_merged(_columns(rows), itemsize), unit, 0):
-        part = _packed(_cut(part))
+    for size, swapped, _, part in _by_width(merged(ordered(rows), itemsize), unit, 0):
+        part = packed(cut(part))
         tiled = _is_tiled(part, size)
         for kernel, mask in (("copy_tiled", tiled), ("copy_strided", ~tiled)):
             if mask.any():
@@ -152,13 +95,13 @@ def _check_unit(itemsize: int, unit: int) -> None:
 
 
 def _by_width(
-    runs: _Runs, unit: int, common: int
-) -> Iterator[tuple[int, int, NDArray[np.bool_], _Runs]]:
+    runs: Runs, unit: int, common: int
+) -> Iterator[tuple[int, int, NDArray[np.bool_], Runs]]:
     """Rows that are copied by items of one width: it, the unit left to swap, which rows, they.
 
     `common` has the bits of all further offsets.
     """
-    width = _width(runs, common)
+    width = widths(runs, common)
     width[width < unit] = 1
     for size in _WIDTHS_DOWN:
         chosen = width == size
@@ -166,7 +109,7 @@ def _by_width(
             continue
         part = runs.take(chosen)
         if size < unit:
-            yield size, 1, chosen, _reversed_bytes(part, unit)
+            yield size, 1, chosen, reversed_bytes(part, unit)
             continue
         part.extent[0] //= size
         part.src_stride[0] = part.dst_stride[0] = size
@@ -191,9 +134,9 @@ def cast_launches(
     ValueError
         If there is no such kernel, or elements of dst lie on each other (a stride of 0).
     """
-    source = _kernels.CASTS.get(_type_text(src_dtype))
-    target = _kernels.CASTS.get(_type_text(dst_dtype))
-    if source is None or target not in _kernels.CAST_TARGETS or source == target:
+    source = CASTS.get(_type_text(src_dtype))
+    target = CASTS.get(_type_text(dst_dtype))
+    if source is None or target not in CAST_TARGETS or source == target:
         raise ValueError(f"no kernel casts {src_dtype} to {dst_dtype}")
     sizes = src_dtype.itemsize, dst_dtype.itemsize
     unit = np.uint32(1 if src_dtype.isnative else src_dtype.itemsize)
@@ -204,7 +147,7 @@ def _cast_launches(
     rows: Rows, source: str, target: str, sizes: tuple[int, int], unit: np.uint32
 ) -> list[KernelLaunch]:
     # Elements are whole items: the innermost dimension is of one.
-    runs = _merged(_columns(rows), 1, sizes)
+    runs = merged(ordered(rows), 1, sizes)
     n = len(runs.src)
     src_bits, dst_bits = runs.src.copy(), runs.dst.copy()
     for k in range(1, len(runs.extent)):
@@ -213,7 +156,7 @@ def _cast_launches(
     bytewise = (src_bits % sizes[0] != 0) | (dst_bits % sizes[1] != 0)
     four = np.arange(n) >= 0
     for bits, size in ((src_bits, sizes[0]), (dst_bits, sizes[1])):
-        four &= bits % min(4 * size, _MAX_WIDTH) == 0
+        four &= bits % min(4 * size, MAX_WIDTH) == 0
     four &= runs.extent[0] % 4 == 0
     launches = []
     for neighbours, unaligned, chosen in (
@@ -232,7 +175,7 @@ def _cast_launches(
                 "cast",
                 "cast_strided",
                 f"{source}, {target}, {neighbours}",
-                _packed(_cut(part)),
+                packed(cut(part)),
                 (unit, np.uint32(unaligned)),
             )
         )
@@ -241,7 +184,7 @@ def _cast_launches(
 
 def _type_text(dtype: np.dtype[Any]) -> str:
     native = dtype.newbyteorder("=")
-    return native.str if native.str in _kernels.CASTS else native.name
+    return native.str if native.str in CASTS else native.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +224,7 @@ def indexed_launches(
         As in :func:`copy_launches`.
     """
     _check_unit(itemsize, unit)
-    runs = _merged(_columns(rows), itemsize)
+    runs = merged(ordered(rows), itemsize)
     n = len(runs.src)
     counts = [np.asarray(part.count, np.int64) for part in listed]
     if not all(len(count) == n and (count > 0).all() for count in counts):
@@ -305,12 +248,20 @@ def indexed_launches(
         inside = (part.extent > 1) & (part.dst_stride < step)
         at = int(inside.sum(axis=0).max())
         for number, (count, src, dst, sides) in enumerate(dims):
-            part = _inserted(part, at + number, count[chosen], src[chosen], dst[chosen], sides)
-        part = _packed(_cut(part))
+            part = inserted(part, at + number, count[chosen], src[chosen], dst[chosen], sides)
+        part = packed(cut(part))
         launches.append(
             _launch("copy", "copy_indexed", WIDTHS[size], part, (np.uint32(swapped),), table)
         )
     return launches
+
+
+def _step(part: Listed) -> int:
+    """How far neighbours lie apart in dst, more or less."""
+    for offsets in part.dst:
+        if len(offsets) > 1:
+            return abs(int(offsets[1] - offsets[0]))
+    return 1 << 62
 
 
 def fill_launches(
@@ -340,8 +291,8 @@ def fill_launches(
 
 
 def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelLaunch]:
-    runs = _merged(_columns(rows), len(pattern))
-    width = _width(runs, 0)
+    runs = merged(ordered(rows), len(pattern))
+    width = widths(runs, 0)
     launches = []
     for size in _WIDTHS_DOWN:
         chosen = width == size
@@ -354,9 +305,9 @@ def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelL
             part.dst += place
             part.extent[0] //= step
             part.src_stride[0] = part.dst_stride[0] = step
-            item = np.frombuffer((pattern * _MAX_WIDTH)[place : place + size], np.uint8)
+            item = np.frombuffer((pattern * MAX_WIDTH)[place : place + size], np.uint8)
             launches.append(
-                _launch("fill", "fill_strided", WIDTHS[size], _packed(_cut(part)), (item,))
+                _launch("fill", "fill_strided", WIDTHS[size], packed(cut(part)), (item,))
             )
     return launches
 
@@ -381,8 +332,8 @@ def _by_class(rows: Rows, plan: Callable[[Rows], list[KernelLaunch]]) -> list[Ke
     uniform = np.ndim(rows.src_stride) == np.ndim(rows.dst_stride) == 1
     if len(src) < _LEAST_ALIKE or not uniform:
         return plan(rows)
-    key = ((src % _MAX_WIDTH) * _MAX_WIDTH + dst % _MAX_WIDTH).astype(np.int64)
-    largest = _MAX_WIDTH**2
+    key = ((src % MAX_WIDTH) * MAX_WIDTH + dst % MAX_WIDTH).astype(np.int64)
+    largest = MAX_WIDTH**2
     for column in count:
         base = int(column.max()) + 1
         largest *= base
@@ -423,145 +374,7 @@ def _repeated(
     return replace(launch, table=table, blocks=blocks)
 
 
-def _columns(rows: Rows) -> _Runs:
-    """Columns of the rows that have elements, no dst stride negative, dimensions sorted."""
-    src = np.array(rows.src, np.uint64).astype(np.int64)
-    dst = np.array(rows.dst, np.uint64).astype(np.int64)
-    count = np.asarray(rows.count, np.int64)
-    count = count.reshape(len(count), len(src))
-
-    def strides(given: ArrayLike) -> Integers:
-        column = np.asarray(given, np.int64)
-        return np.broadcast_to(column.reshape(len(count), -1 if len(count) else 1), count.shape)
-
-    src_stride, dst_stride = strides(rows.src_stride), strides(rows.dst_stride)
-    row = np.arange(len(src))
-    some = (count > 0).all(axis=0)
-    if not some.all():
-        src, dst, count, row = src[some], dst[some], count[:, some], row[some]
-        src_stride, dst_stride = src_stride[:, some], dst_stride[:, some]
-    if ((dst_stride == 0) & (count > 1)).any():
-        raise ValueError("elements of the destination lie on each other: a stride is 0")
-    back = dst_stride < 0
-    src += np.where(back, src_stride * (count - 1), 0).sum(axis=0)
-    dst += np.where(back, dst_stride * (count - 1), 0).sum(axis=0)
-    src_stride, dst_stride = (
-        np.where(back, -src_stride, src_stride),
-        np.where(back, -dst_stride, dst_stride),
-    )
-    uniform = np.ndim(rows.src_stride) == np.ndim(rows.dst_stride) == 1
-    head = slice(0, 1) if uniform else slice(None)
-    order = np.lexsort((np.abs(src_stride[:, head]), dst_stride[:, head]), axis=0)
-    if uniform and order.size:
-        at = order[:, 0]
-        count, src_stride, dst_stride = count[at], src_stride[at], dst_stride[at]
-    elif order.size:
-        count, src_stride, dst_stride = (
-            np.take_along_axis(column, order, 0) for column in (count, src_stride, dst_stride)
-        )
-    return _Runs(src, dst, count, src_stride, dst_stride, np.zeros_like(count), row)
-
-
-def _merged(runs: _Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> _Runs:
-    """As few dimensions as each row needs; the innermost begins with `inner` bytes or elements."""
-    rank, n = runs.extent.shape
-    extent = np.ones((rank + 1, n), np.int64)
-    src_stride = np.zeros((rank + 1, n), np.int64)
-    dst_stride = np.zeros((rank + 1, n), np.int64)
-    extent[0], src_stride[0], dst_stride[0] = inner, *strides
-    last = np.zeros(n, np.int64)
-    every = np.arange(n)
-    for k in range(rank):
-        more = runs.extent[k] > 1
-        reach = extent[last, every]
-        follows = more & (src_stride[last, every] * reach == runs.src_stride[k])
-        follows &= dst_stride[last, every] * reach == runs.dst_stride[k]
-        last += more & ~follows
-        kept = every[more]
-        to = last[more]
-        extent[to, kept] *= runs.extent[k][more]
-        new = more & ~follows
-        src_stride[last[new], every[new]] = runs.src_stride[k][new]
-        dst_stride[last[new], every[new]] = runs.dst_stride[k][new]
-    top = int(last.max(initial=0)) + 1
-    return _Runs(
-        runs.src,
-        runs.dst,
-        extent[:top],
-        src_stride[:top],
-        dst_stride[:top],
-        np.zeros((top, n), np.int64),
-        runs.row,
-    )
-
-
-def _width(runs: _Runs, common: int) -> Integers:
-    """Bytes of the widest item that all distances of a row are multiples of."""
-    every = runs.extent[0] | runs.src | runs.dst | _MAX_WIDTH | common
-    for k in range(1, len(runs.extent)):
-        every |= runs.src_stride[k] | runs.dst_stride[k]
-    lowest_bit: Integers = every & -every
-    return lowest_bit
-
-
-def _reversed_bytes(runs: _Runs, unit: int) -> _Runs:
-    """Each unit of the innermost dimension as single bytes, read backwards."""
-    inner = np.ones_like(runs.extent[:1])
-    return _Runs(
-        runs.src + unit - 1,
-        runs.dst,
-        np.concatenate((inner * unit, runs.extent[:1] // unit, runs.extent[1:])),
-        np.concatenate((-inner, inner * unit, runs.src_stride[1:])),
-        np.concatenate((inner, inner * unit, runs.dst_stride[1:])),
-        np.concatenate((runs.indexed, 0 * inner)),
-        runs.row,
-    )
-
-
-def _cut(runs: _Runs) -> _Runs:
-    """The same items in rows of at most :data:`MAX_ITEMS`."""
-    while True:
-        items = runs.items()
-        large = items > MAX_ITEMS
-        if not large.any():
-            return runs
-        n = len(items)
-        every = np.arange(n)
-        outer = np.argmax(np.cumsum(runs.extent > 1, axis=0), axis=0)
-        extent = runs.extent[outer, every]
-        inside = np.where(large, items // extent, 1)
-        step = np.where(large, np.maximum(MAX_ITEMS // np.maximum(inside, 1), 1), extent)
-        parts = -(-extent // step)
-        whose = np.repeat(every, parts)
-        number = np.arange(len(whose)) - np.repeat(np.cumsum(parts) - parts, parts)
-        begin = number * step[whose]
-        cut = runs.take(whose)
-        place = outer[whose], np.arange(len(whose))
-        indexed = cut.indexed[place]
-        for side, start, stride in ((1, cut.src, cut.src_stride), (2, cut.dst, cut.dst_stride)):
-            listed = (indexed & side) > 0
-            start += np.where(listed, 0, begin * stride[place])
-            stride[place] += np.where(listed, begin, 0)
-        cut.extent[place] = np.minimum(step[whose], extent[whose] - begin)
-        runs = cut
-
-
-def _packed(runs: _Runs) -> _Runs:
-    """The same rows with dimensions of extent 1 outermost, as few as the longest row has."""
-    unused = (runs.extent == 1) & (runs.indexed == 0)  # The one listed element has an offset.
-    order = np.argsort(unused, axis=0, kind="stable")
-    rank = max(1, int((~unused).sum(axis=0).max(initial=0)))
-    to = order[:rank], np.arange(len(runs.src))
-    return replace(
-        runs,
-        extent=runs.extent[to],
-        src_stride=runs.src_stride[to],
-        dst_stride=runs.dst_stride[to],
-        indexed=runs.indexed[to],
-    )
-
-
-def _is_tiled(runs: _Runs, size: int) -> NDArray[np.bool_]:
+def _is_tiled(runs: Runs, size: int) -> NDArray[np.bool_]:
     """Rows whose neighbours in dst are far apart in src but have near ones across.
 
     Makes the dimension of these the second one.
@@ -583,41 +396,18 @@ def _is_tiled(runs: _Runs, size: int) -> NDArray[np.bool_]:
     return tiled
 
 
-def _step(part: Listed) -> int:
-    """How far neighbours lie apart in dst, more or less."""
-    for offsets in part.dst:
-        if len(offsets) > 1:
-            return abs(int(offsets[1] - offsets[0]))
-    return 1 << 62
-
-
-def _inserted(
-    runs: _Runs, at: int, extent: Integers, src: Integers, dst: Integers, sides: int
-) -> _Runs:
-    """The rows with one more dimension, of listed elements."""
-    return _Runs(
-        runs.src,
-        runs.dst,
-        np.insert(runs.extent, at, extent, 0),
-        np.insert(runs.src_stride, at, src, 0),
-        np.insert(runs.dst_stride, at, dst, 0),
-        np.insert(runs.indexed, at, sides, 0),
-        runs.row,
-    )
-
-
 def _launch(
     family: str,
     kernel: str,
     types: str,
-    runs: _Runs,
+    runs: Runs,
     arguments: tuple[np.generic | NDArray[np.uint8], ...],
     offsets: Integers | None = None,
 ) -> KernelLaunch:
     used, n = runs.extent.shape
     is_tiled = kernel == "copy_tiled"
     side = 64 if types in (WIDTHS[1], WIDTHS[2]) else 32
-    rank = _kernels.rank_for(kernel, used)
+    rank = rank_for(kernel, used)
     table = np.zeros(n, run_dtype(rank))
     table["src"], table["dst"] = runs.src, runs.dst
     table["items"], table["row"] = runs.items(), runs.row

@@ -4,50 +4,37 @@ import re
 
 import pytest
 
-from gpustore.backends import _kernels
-from gpustore.errors import LimitError
+from gpustore.device_kernels import instance, source
 
 
 def test_every_kernel_file_is_listed_and_every_listed_file_exists():
-    files = {path.stem for path in _kernels.folder().glob("*.cu")}
-    assert files == set(_kernels.INSTANCES)
+    files = {path.stem for path in source.folder().glob("*.cu")}
+    assert files == set(instance.INSTANCES)
 
 
-def test_instances_are_few_and_unique():
-    expressions = [e for family in _kernels.INSTANCES.values() for e in family]
-    assert len(set(expressions)) == len(expressions) <= 400
-
-
-@pytest.mark.parametrize("family", _kernels.INSTANCES)
+@pytest.mark.parametrize("family", instance.INSTANCES)
 def test_source_is_complete_in_itself(family):
-    text = _kernels.source(family)
+    text = source.flatten(family)
     assert "#include" not in text
     assert "#pragma once" not in text
-    for expression in _kernels.INSTANCES[family]:
+    for expression in instance.INSTANCES[family]:
         name = re.fullmatch(r"gs::(\w+)(<.*>)?", expression)[1]
         assert f" {name}(" in text
 
 
 @pytest.mark.parametrize("struct", ["Dim", "Run<3>", "ByteRange"])
 def test_layouts_are_asserted_where_the_struct_is(struct):
-    texts = [_kernels.source(family) for family in _kernels.INSTANCES]
+    texts = [source.flatten(family) for family in instance.INSTANCES]
     declared = [f"struct {struct.partition('<')[0]} " in text for text in texts]
     asserted = [f"static_assert(sizeof(gs::{struct})" in text for text in texts]
     assert any(declared)
     assert declared == asserted
 
 
-def test_rank_for_is_the_smallest_that_is_compiled():
-    assert [_kernels.rank_for("copy_tiled", n) for n in (2, 5, 9)] == [2, 8, 32]
-    assert [_kernels.rank_for("fill_strided", n) for n in (1, 5, 32)] == [1, 8, 32]
-    with pytest.raises(LimitError, match="33 dimensions, kernels have at most 32"):
-        _kernels.rank_for("copy_indexed", 33)
-
-
-@pytest.mark.parametrize("family", _kernels.INSTANCES)
+@pytest.mark.parametrize("family", instance.INSTANCES)
 def test_source_keeps_the_line_numbers_of_the_files(family):
-    lines = _kernels.source(family).split("\n")
-    origin = (_kernels.folder() / f"{family}.cu").read_text(encoding="utf-8").split("\n")
+    lines = source.flatten(family).split("\n")
+    origin = (source.folder() / f"{family}.cu").read_text(encoding="utf-8").split("\n")
     directive = re.compile(r'#line (\d+) "(.*)"')
     place = None
     compared = 0
@@ -63,18 +50,18 @@ def test_source_keeps_the_line_numbers_of_the_files(family):
 
 
 def test_source_reads_the_file_anew(tmp_path, monkeypatch):
-    for path in _kernels.folder().iterdir():
+    for path in source.folder().iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(_kernels, "folder", lambda: tmp_path)
-    before = _kernels.source("fill")
+    monkeypatch.setattr(source, "folder", lambda: tmp_path)
+    before = source.flatten("fill")
     header = tmp_path / "gs_common.cuh"
     header.write_text(header.read_text() + "// a new line at the end\n")
-    assert _kernels.source("fill") != before
+    assert source.flatten("fill") != before
 
 
 def test_source_refuses_a_foreign_header(tmp_path, monkeypatch):
     (tmp_path / "gs_common.cuh").write_text("#pragma once\n")
     (tmp_path / "fill.cu").write_text('#include "gs_common.cuh"\n#include <cstdint>\n')
-    monkeypatch.setattr(_kernels, "folder", lambda: tmp_path)
+    monkeypatch.setattr(source, "folder", lambda: tmp_path)
     with pytest.raises(ValueError, match=r"expected exactly one include.*cstdint"):
-        _kernels.source("fill")
+        source.flatten("fill")

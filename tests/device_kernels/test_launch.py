@@ -1,21 +1,19 @@
-"""The canonicaliser by itself: descriptors replayed in NumPy, every access checked."""
-
-import itertools
+"""Launches by themselves: descriptors replayed in NumPy, every access checked."""
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.backends import _kernels
-from gpustore.backends._runs import (
+from gpustore.device_kernels import instance
+from gpustore.device_kernels.launch import (
     Listed,
-    Rows,
     copy_launches,
     fill_launches,
     indexed_launches,
     repeated,
 )
+from gpustore.device_kernels.run import Rows
 from tests.kernels import reference, views
 
 SRC, DST = 3 << 40, 5 << 40
@@ -24,7 +22,7 @@ SRC, DST = 3 << 40, 5 << 40
 
 def check_instances(launches):
     for launch in launches:
-        assert launch.expression in _kernels.INSTANCES[launch.family]
+        assert launch.expression in instance.INSTANCES[launch.family]
         assert launch.table.dtype.itemsize % 16 == 0
     assert len({launch.expression for launch in launches}) == len(launches)
 
@@ -119,17 +117,6 @@ def rows_of(src, dst):
     )
 
 
-def test_a_whole_chunk_in_any_order_is_one_run_of_16_bytes():
-    chunk = np.zeros((8, 16, 4), np.uint16)
-    copy = chunk.copy()
-    for index in (..., (slice(None, None, -1), ..., slice(None, None, -1))):
-        for axes in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-            src, dst = (array[index].transpose(axes) for array in (chunk, copy))
-            (launch,) = copy_launches(rows_of(src, dst), 2)
-            assert launch.expression == "gs::copy_strided<gs::u128, 1>"
-            assert launch.table["items"].tolist() == [64]
-
-
 def test_a_transpose_goes_through_tiles():
     a, b = np.zeros((40, 50), np.uint32), np.zeros((50, 40), np.uint32).T
     (launch,) = copy_launches(rows_of(a, b), 4)
@@ -157,35 +144,6 @@ def test_a_window_without_elements_is_no_launch():
     empty = Rows([SRC], [DST], [[0], [3]], (4, 4), (12, 4))
     assert copy_launches(empty, 4) == []
     assert fill_launches([DST], [[0]], [4], b"abcd") == []
-
-
-@pytest.mark.parametrize(
-    ("count", "stride"),
-    [
-        ((2**33,), (3,)),
-        ((5, 2**31), (2**34, 3)),
-        ((2**32, 3), (9, 2)),
-        ((3, 2**20, 2**18), (2**45, 2**22, 3)),
-    ],
-)
-def test_runs_of_2_to_the_31_items_are_cut(count, stride):
-    n = np.array(count)[:, None]
-    rows = Rows([SRC], [DST], n, stride, stride)
-    launches = copy_launches(rows, 1)
-    items, seen = 0, []
-    for launch in launches:
-        for run in launch.table:
-            assert 0 < run["items"] < 2**31
-            items += int(run["items"])
-            reach = sum((int(d["extent"]) - 1) * int(d["dst_stride"]) for d in run["dim"])
-            assert int(run["src"]) - SRC == int(run["dst"]) - DST
-            seen.append((int(run["dst"]), int(run["dst"]) + reach))
-    assert items == np.prod(n.astype(object))
-    seen.sort()
-    assert seen[0][0] == DST
-    assert seen[-1][1] == DST + sum((c - 1) * s for c, s in zip(count, stride, strict=True))
-    if len(count) == 1:
-        assert all(a[1] < b[0] for a, b in itertools.pairwise(seen))
 
 
 def test_elements_that_lie_on_each_other_are_refused():
@@ -224,20 +182,6 @@ def test_listed_elements_of_an_empty_row_are_refused():
     listed = Listed([0], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)])
     with pytest.raises(ValueError, match="a row without elements"):
         indexed_launches(Rows([SRC], [DST], [[2]], [4], [4]), [listed], 4)
-
-
-def test_listed_rows_of_2_to_the_31_items_are_cut():
-    # The one offset is repeated over 2**32 strided elements, for each of 3 listed ones.
-    offsets = [np.array([0, 5, 9])]
-    rows = Rows([SRC], [DST], [[2**32]], [64], [64])
-    (launch,) = indexed_launches(rows, [Listed([3], offsets, offsets)], 1)
-    assert int(launch.table["items"].astype(np.int64).sum()) == 3 << 32
-    dim = launch.table["dim"]
-    assert (dim["indexed"].sum(axis=1) == 3).all()
-    listed = dim["indexed"] == 3
-    assert (dim["src_stride"][listed] < 3).all()
-    reach = dim["src_stride"][listed] + dim["extent"][listed]
-    assert set(reach.tolist()) <= {1, 2, 3}
 
 
 @settings(max_examples=200)

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.backends import _kernels
-from gpustore.backends._blocks import bit_unshuffle_launches, stream_launches, unshuffle_launches
+from gpustore.device_kernels import instance
+from gpustore.device_kernels.block import (
+    bit_unshuffle_launches,
+    stream_launches,
+    unshuffle_launches,
+)
 from tests.kernels import reference, shuffled
 
 SRC, DST = 3 << 40, 5 << 40
@@ -42,7 +46,7 @@ def test_blocks_are_unshuffled_and_each_byte_is_written_once(blocks, alignment, 
     plan = {"byte": unshuffle_launches, "bit": bit_unshuffle_launches}[kind]
     launches = plan(src, [a for _, a in dst], [n for n, _ in blocks], [t for _, t in blocks])
     for launch in launches:
-        assert launch.expression in _kernels.INSTANCES[launch.family]
+        assert launch.expression in instance.INSTANCES[launch.family]
     assert len({launch.expression for launch in launches}) == len(launches)
     reference.replay(launches, memory)
     for (got, _), expected in zip(dst, plain, strict=True):

@@ -1,0 +1,1 @@
+"""Kernels of devices as the host sees them: instances, sources, descriptors, launches."""

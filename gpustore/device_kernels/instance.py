@@ -1,0 +1,103 @@
+"""Every instance of every kernel that may be launched: what is not listed here is not compiled.
+
+Instances are C++ name expressions. Types and ranks that templates are made for stand here too.
+"""
+
+from __future__ import annotations
+
+from gpustore.errors import LimitError
+
+__all__ = [
+    "CASTS",
+    "CAST_TARGETS",
+    "INSTANCES",
+    "THREADS_PER_BLOCK",
+    "WIDTHS",
+    "rank_for",
+]
+
+THREADS_PER_BLOCK = 256
+"""Of every launch."""
+
+WIDTHS = {1: "gs::u8", 2: "gs::u16", 4: "gs::u32", 8: "gs::u64", 16: "gs::u128"}
+"""Types that items are copied as, by bytes."""
+
+CASTS = {
+    "|b1": "gs::u8",
+    "|i1": "gs::i8",
+    "|u1": "gs::u8",
+    "<i2": "gs::i16",
+    "<u2": "gs::u16",
+    "<i4": "gs::i32",
+    "<u4": "gs::u32",
+    "<i8": "gs::i64",
+    "<u8": "gs::u64",
+    "<f2": "gs::f16",
+    "bfloat16": "gs::bf16",
+    "<f4": "gs::f32",
+    "<f8": "gs::f64",
+}
+"""Types that can be cast from, by the text of their NumPy dtype; to: :data:`CAST_TARGETS`."""
+
+CAST_TARGETS = ("gs::f16", "gs::bf16", "gs::f32")
+
+RANKS = (1, 2, 3, 4, 8, 32)
+_TILED_RANKS = (2, 3, 4, 8, 32)
+_INDEXED_RANKS = (2, 4, 32)
+_CAST_RANKS = (2, 4, 32)
+
+
+def _expressions(kernel: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"gs::{kernel}<{width}, {rank}>" for width in WIDTHS.values() for rank in ranks)
+
+
+INSTANCES: dict[str, tuple[str, ...]] = {
+    "copy": (
+        *_expressions("copy_strided", RANKS),
+        *_expressions("copy_tiled", _TILED_RANKS),
+        *_expressions("copy_indexed", _INDEXED_RANKS),
+    ),
+    "cast": tuple(
+        f"gs::cast_strided<{source}, {target}, {neighbours}, {rank}>"
+        for source in sorted(set(CASTS.values()))
+        for target in CAST_TARGETS
+        if source != target
+        for neighbours in (1, 4)
+        for rank in _CAST_RANKS
+    ),
+    "fill": _expressions("fill_strided", RANKS),
+    "stream": ("gs::copy_stream",),
+    "shuffle": (
+        *(f"gs::unshuffle<{typesize}>" for typesize in (2, 4, 8, 16)),
+        "gs::unshuffle_any",
+        *(f"gs::bit_unshuffle<{typesize}>" for typesize in (1, 2, 4, 8, 16)),
+        "gs::bit_unshuffle_any",
+    ),
+    "crc32c": ("gs::crc32c", "gs::crc32"),
+    "adler32": ("gs::adler32",),
+    "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
+}
+"""Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""
+
+_OF_KERNEL = {
+    "copy_tiled": _TILED_RANKS,
+    "copy_indexed": _INDEXED_RANKS,
+    "cast_strided": _CAST_RANKS,
+}
+
+
+def rank_for(kernel: str, rank: int) -> int:
+    """The smallest rank that a kernel is compiled for and that `rank` dimensions fit in.
+
+    Raises
+    ------
+    LimitError
+        If there are more than any kernel has.
+
+    >>> rank_for("copy_strided", 5)
+    8
+    """
+    for found in _OF_KERNEL.get(kernel, RANKS):
+        if found >= rank:
+            return found
+    raise LimitError(f"A copy of {rank} dimensions, kernels have at most {RANKS[-1]}")
