@@ -334,7 +334,9 @@ def plan_crops(
     """
     crops = _crops(transform, starts, extent, block, dst_stride, max_chunks, separate=separate)
     chunks = crops.cells() if crops.pieces else []
-    larger = _larger(block, transform, extent, len(starts), crops.pieces, block_nbytes)
+    larger = block
+    if not block.direct:
+        larger = _larger(block, transform, extent, len(starts), crops.pieces, block_nbytes)
     if larger.single:
         return plan_pieces(block, crops, crops.pieces, chunks)
     cut = _crops(transform, starts, extent, larger, dst_stride, max_chunks, separate=separate)

@@ -68,9 +68,12 @@ class Block:
     chunk_stride : tuple of int
         Bytes between neighbours in a decoded chunk.
     itemsize : int
-        Bytes of an element in a block; its elements are in C order.
+        Bytes of an element in a block; its elements are in C order, if not `direct`.
     partial : bool
         Whether parts of a chunk can be read; otherwise a chunk is always decoded whole.
+    direct : bool
+        Whether pieces are cut from decoded chunks as they are; blocks are single chunks then, and
+        have no memory.
     """
 
     shape: tuple[int, ...]
@@ -83,6 +86,7 @@ class Block:
     chunk_stride: tuple[int, ...]
     itemsize: int
     partial: bool
+    direct: bool = False
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -96,7 +100,9 @@ class Block:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Bytes between neighbours in a block."""
+        """Bytes between neighbours in what pieces are cut from."""
+        if self.direct:
+            return self.chunk_stride
         strides = [self.itemsize]
         for size in self.block_shape[:0:-1]:
             strides.append(strides[-1] * size)
@@ -345,15 +351,16 @@ class PiecePlan:
         """For each single chunk, the smallest box that holds all its pieces."""
         strides = np.array(self.source.src_stride, np.int64)
         reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
-        # A block is in C order: the first byte of a piece is that of the lowest corner.
+        # Strides are those of some order: the first byte of a piece is that of the lowest corner.
         low = taken.src_start + np.minimum(reach, 0).sum(axis=0)
         high = taken.src_start + np.maximum(reach, 0).sum(axis=0)
-        lows, highs = [], []
-        for stride in self.block.stride:
-            at, low = np.divmod(low, stride)
-            end, high = np.divmod(high, stride)
-            lows.append(np.minimum.reduceat(at, first))
-            highs.append(np.maximum.reduceat(end, first) + 1)
+        stride, shape = self.block.stride, self.block.block_shape
+        lows, highs = [first] * len(stride), [first] * len(stride)
+        for o in sorted(range(len(stride)), key=lambda o: (stride[o], shape[o]), reverse=True):
+            at, low = np.divmod(low, stride[o])
+            end, high = np.divmod(high, stride[o])
+            lows[o] = np.minimum.reduceat(at, first)
+            highs[o] = np.maximum.reduceat(end, first) + 1
         return lows, highs
 
 

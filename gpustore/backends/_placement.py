@@ -1,15 +1,18 @@
-"""Where the rows of a plan window go on a device, recorded as launches of kernels.
+"""Where the elements of chunks go on a device, recorded as launches of kernels.
 
+:class:`Places` are rectangles: one a row of a plan window, or one a piece that is cut from a chunk.
 The copy of :mod:`gpustore.device_kernels.launch` does everything at once that a layout may ask
 for: C and F order, transposes, steps, fields and byte order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gpustore.codecs.base import ChunkBytes
 from gpustore.device import DeviceArray
@@ -24,9 +27,10 @@ from gpustore.device_kernels.launch import (
 )
 from gpustore.device_kernels.run import Rows
 from gpustore.errors import UnsupportedError
-from gpustore.plan_window import PlanWindow
+from gpustore.piece_plan import PieceWindow
+from gpustore.plan_window import PlanWindow, Points
 
-__all__ = ["place", "place_fill", "swapped"]
+__all__ = ["Places", "place", "place_fill", "swapped"]
 
 Integers = NDArray[np.int64]
 
@@ -53,88 +57,196 @@ def swapped(dtype: np.dtype[Any]) -> int:
     return unit
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the elements of some chunks go: rectangles of them, each from one chunk to one array.
+
+    Attributes
+    ----------
+    first : ndarray of int64, shape (chunks + 1,)
+        Where the rectangles of each chunk begin.
+    src : ndarray of int64, shape (n,)
+        First byte of each in the bytes of its chunk that there are.
+    dst : ndarray of int64, shape (n,)
+        Address of its first element.
+    count : ndarray of int64, shape (rank, n)
+        Elements along each dimension.
+    src_stride, dst_stride : integers, shape (rank,) or (rank, n)
+        Bytes between neighbours.
+    dtype : dtype
+        Of the arrays.
+    points : list of tuple of Points, length n, optional
+        Offsets that index arrays add to each; see :class:`~gpustore.plan_window.PlanWindow`.
+    """
+
+    first: Integers
+    src: Integers
+    dst: Integers
+    count: Integers
+    src_stride: ArrayLike
+    dst_stride: ArrayLike
+    dtype: np.dtype[Any]
+    points: list[tuple[Points, ...]] | None = None
+
+    @classmethod
+    def of_rows(cls, rows: PlanWindow, layout: ChunkBytes, out: DeviceArray) -> Places:
+        """One rectangle a row."""
+        n = len(rows)
+        count = np.empty((len(rows.count), n), np.int64)
+        for d, column in enumerate(rows.count):
+            count[d] = column
+        return cls(
+            np.arange(n + 1),
+            np.asarray(rows.src_start, np.int64) + (0 if rows.narrowed else layout.offset),
+            np.asarray(rows.dst_start, np.int64) + out.address,
+            count,
+            rows.src_stride,
+            rows.dst_stride,
+            out.dtype,
+            rows.points,
+        )
+
+    @classmethod
+    def of_pieces(
+        cls,
+        pieces: PieceWindow,
+        begin: int,
+        rows: PlanWindow,
+        layout: ChunkBytes,
+        out: Sequence[DeviceArray],
+    ) -> Places:
+        """The pieces of some chunks of a window; of single elements as one list a chunk.
+
+        Parameters
+        ----------
+        begin : int
+            Number of the first of `rows` in the window.
+        rows : PlanWindow
+            The chunks, refined.
+        """
+        n = len(rows)
+        first = np.array(pieces.first[begin : begin + n + 1], np.int64)
+        cut = slice(int(first[0]), int(first[-1]))
+        first -= first[0]
+        offset = np.full(n, layout.offset, np.int64)
+        if rows.narrowed:
+            planned = pieces.chunks.src_start[begin : begin + n]
+            offset = np.asarray(rows.src_start, np.int64) - np.asarray(planned, np.int64)
+        src, dst = pieces.src_start[cut], pieces.dst_start[cut]
+        dtype = out[0].dtype
+        if pieces.of_elements:
+            (array,) = out
+            ends = zip(first[:-1].tolist(), first[1:].tolist())
+            points: list[tuple[Points, ...]] = [((src[lo:hi], dst[lo:hi]),) for lo, hi in ends]
+            none: tuple[int, ...] = ()
+            every = np.full(n, array.address, np.int64)
+            count = np.empty((0, n), np.int64)
+            return cls(np.arange(n + 1), offset, every, count, none, none, dtype, points)
+        target = np.zeros(len(src), np.intp) if pieces.target is None else pieces.target[cut]
+        address = np.array([array.address for array in out], np.int64)
+        return cls(
+            first,
+            src + np.repeat(offset, np.diff(first)),
+            dst + address[target],
+            pieces.count[:, cut],
+            _of_targets(pieces.src_stride, target),
+            _of_targets(pieces.dst_stride, target),
+            dtype,
+        )
+
+    def take(self, chunks: Integers) -> Places:
+        """The places of the chunks with these numbers."""
+        counts = self.first[chunks + 1] - self.first[chunks]
+        first = np.concatenate(([0], np.cumsum(counts)))
+        some = np.arange(first[-1]) + np.repeat(self.first[chunks] - first[:-1], counts)
+        src_stride, dst_stride = (
+            stride if np.ndim(stride) < 2 else np.asarray(stride)[:, some]
+            for stride in (self.src_stride, self.dst_stride)
+        )
+        points = None if self.points is None else [self.points[i] for i in some.tolist()]
+        return Places(
+            first,
+            self.src[some],
+            self.dst[some],
+            self.count[:, some],
+            src_stride,
+            dst_stride,
+            self.dtype,
+            points,
+        )
+
+
+def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) -> ArrayLike:
+    """Strides of each piece; of all together if they are the same."""
+    if len(set(strides)) == 1:
+        return strides[0]
+    each: Integers = np.array(strides, np.int64)[target].T
+    return each
+
+
 def place(
     batch: DeviceBatch,
-    rows: PlanWindow,
+    places: Places,
     some: Integers,
     chunks: NDArray[np.uint64],
-    layout: ChunkBytes,
-    out: DeviceArray,
+    stored: np.dtype[Any],
 ) -> None:
-    """Record the copy of elements from decoded chunks.
+    """Record the copy of elements from the bytes of chunks.
 
     Parameters
     ----------
     some : ndarray of int64, shape (n,)
-        Numbers of the rows that are copied.
+        Numbers of the chunks.
     chunks : ndarray of uint64, shape (n,)
-        Address of the decoded bytes of each.
+        Address of the bytes of each.
+    stored : dtype
+        Of an element there.
     """
-    if not len(some):
-        return
-    src = chunks.astype(np.int64) + np.asarray(rows.src_start, np.int64)[some]
-    if not rows.narrowed:
-        src += layout.offset
-    _copy(batch, rows, some, src, rows.src_stride, layout.dtype, out, one_element=False)
-
-
-def _fills_at_once(fill: bytes, rows: PlanWindow) -> bool:
-    """Whether kernels fill without reading the fill value."""
-    return rows.points is None and repeated(fill) in WIDTHS
+    if len(some):
+        _copy(batch, places.take(some), chunks.astype(np.int64), stored, one_element=False)
 
 
 def place_fill(
-    batch: DeviceBatch,
-    rows: PlanWindow,
-    some: Integers,
-    fill: bytes,
-    address: int,
-    out: DeviceArray,
+    batch: DeviceBatch, places: Places, some: Integers, fill: bytes, address: int
 ) -> None:
-    """Record that the elements of some rows become `fill`, which is at `address` too."""
+    """Record that the elements of some chunks become `fill`, which is at `address` too."""
     if not len(some):
         return
-    if _fills_at_once(fill, rows):
-        dst, count = _destination(rows, some, out)
-        batch.launch_tables(fill_launches(dst, count, rows.dst_stride, fill))
+    taken = places.take(some)
+    if taken.points is None and repeated(fill) in WIDTHS:
+        batch.launch_tables(fill_launches(taken.dst, taken.count, taken.dst_stride, fill))
         return
-    src = np.full(len(some), address, np.int64)
-    _copy(batch, rows, some, src, (0,) * len(rows.src_stride), out.dtype, out, one_element=True)
-
-
-def _destination(rows: PlanWindow, some: Integers, out: DeviceArray) -> tuple[Integers, Integers]:
-    dst = np.asarray(rows.dst_start, np.int64)[some] + out.address
-    count = np.empty((len(rows.count), len(some)), np.int64)
-    for d, column in enumerate(rows.count):
-        count[d] = np.asarray(column, np.int64)[some]
-    return dst, count
+    chunks = np.full(len(some), address, np.int64)
+    _copy(batch, taken, chunks, taken.dtype, one_element=True)
 
 
 def _copy(
     batch: DeviceBatch,
-    rows: PlanWindow,
-    some: Integers,
-    src: Integers,
-    src_stride: tuple[int, ...],
+    places: Places,
+    chunks: Integers,
     stored: np.dtype[Any],
-    out: DeviceArray,
     *,
     one_element: bool,
 ) -> None:
-    dst, count = _destination(rows, some, out)
-    rectangles = Rows(src, dst, count, src_stride, rows.dst_stride)
+    """Record the copy of all elements, or of the one that begins each chunk to all its places."""
+    src = np.repeat(chunks, np.diff(places.first))
+    src_stride = places.src_stride
+    if one_element:
+        src_stride = (0,) * len(places.count)
+    else:
+        src += places.src
+    rectangles = Rows(src, places.dst, places.count, src_stride, places.dst_stride)
     unit = swapped(stored)
-    if rows.points is None:
+    if places.points is None:
         launches = copy_launches(rectangles, stored.itemsize, unit=unit)
     else:
-        points = [rows.points[row] for row in some.tolist()]
         listed = [
             Listed(
-                [len(pairs[k][0]) for pairs in points],
-                None if one_element else [np.asarray(pairs[k][0]) for pairs in points],
-                [np.asarray(pairs[k][1]) for pairs in points],
+                [len(pairs[k][0]) for pairs in places.points],
+                None if one_element else [np.asarray(pairs[k][0]) for pairs in places.points],
+                [np.asarray(pairs[k][1]) for pairs in places.points],
             )
-            for k in range(len(points[0]))
+            for k in range(len(places.points[0]))
         ]
         launches = indexed_launches(rectangles, listed, stored.itemsize, unit=unit)
     batch.launch_tables(launches)

@@ -1,4 +1,4 @@
-"""One sub-batch of a read: values of some rows of a plan window, on their way to a device.
+"""One sub-batch of a read: values of some chunks, on their way to a device.
 
 1. :meth:`SubBatch.begin` brings the values into the slab of a slot, lets the chain record its
    steps and the placement its launches, and asks the device for one upload of values and tables,
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpustore.backends._placement import place, place_fill
+from gpustore.backends._placement import Places, place, place_fill
 from gpustore.backends._slot import Slot
 from gpustore.codecs.chain import CodecChain
-from gpustore.device import Allocation, Device, DeviceArray, Event, Pinned, Spans
+from gpustore.device import Allocation, Device, Event, Pinned, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.kvstores.base import Buffer
-from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
 __all__ = ["SubBatch"]
@@ -40,49 +40,51 @@ class SubBatch:
     ----------
     device : Device
     slot : Slot
-    rows : PlanWindow
+    places : Places
+        Where the elements of each value go.
     values : sequence of bytes-like or None
-        One a row; None is a missing chunk.
+        None is a missing chunk.
     chain : CodecChain
     fill_value : ndarray
         Value of missing elements, or the bytes of a stored record.
-    out : DeviceArray
-    ready : Event
-        Behind it `out` may be written.
+    ready : sequence of Event
+        Behind them the places may be written.
     shrink : callable
         Gives back the device memory that others hold and do not need.
+    narrowed : bool
+        Whether the values are parts of uncompressed chunks.
     decoded : bool
         Whether the values are decoded chunks.
 
     Attributes
     ----------
-    rows, values
-        As given; values may have moved into the slab.
+    values
+        As given; they may have moved into the slab.
     """
 
     def __init__(
         self,
         device: Device,
         slot: Slot,
-        rows: PlanWindow,
+        places: Places,
         values: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        out: DeviceArray,
-        ready: Event,
+        ready: Sequence[Event],
         shrink: Callable[[], None],
         *,
+        narrowed: bool = False,
         decoded: bool = False,
     ) -> None:
-        self.rows = rows
         self.values = list(values)
         self._shrink = shrink
         self._device = device
         self._slot = slot
         self._chain = chain
         self._fill_value = fill_value
-        self._out = out
+        self._places = places
         self._ready = ready
+        self._narrowed = narrowed
         self._decoded = decoded
         self._errors: dict[int, GpustoreError] = {}
         self._batch: DeviceBatch | None = None
@@ -103,7 +105,7 @@ class SubBatch:
         self.give_up()
         self._slot.free()
         self._shrink()
-        count = len(self.rows)
+        count = len(self.values)
         if count == 1:
             nbytes = self._chain.layout.nbytes
             self._errors[0] = LimitError(
@@ -112,26 +114,26 @@ class SubBatch:
             )
             return
         for lo, hi in ((0, count // 2), (count // 2, count)):
-            half = self._part(self.rows.part(lo, hi), copies[lo:hi], decoded=self._decoded)
+            half = self._part(np.arange(lo, hi), copies[lo:hi], decoded=self._decoded)
             for i in [i for i in self._errors if lo <= i < hi]:
                 half._errors[i - lo] = self._errors[i]
             for i, error in half.complete().items():
                 self._errors[lo + i] = error
 
     def _part(
-        self, rows: PlanWindow, values: Sequence[Buffer | None], *, decoded: bool
+        self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
     ) -> SubBatch:
-        """Another one for some of the rows, in the same slot."""
+        """Another one for some of the values, in the same slot."""
         return SubBatch(
             self._device,
             self._slot,
-            rows,
+            self._places.take(rows),
             values,
             self._chain,
             self._fill_value,
-            self._out,
             self._ready,
             self._shrink,
+            narrowed=self._narrowed,
             decoded=decoded,
         )
 
@@ -145,14 +147,14 @@ class SubBatch:
 
     def _begin(self) -> None:
         on_device = self._decode_on_host()
-        slot, device, rows = self._slot, self._device, self.rows
+        slot, device = self._slot, self._device
         some = [
             i for i, value in enumerate(self.values) if value is not None and i not in self._errors
         ]
         missing = np.array([i for i, value in enumerate(self.values) if value is None], np.int64)
         pattern = self._pattern() if len(missing) else b""
         present = [self.values[i] or b"" for i in some]
-        room = len(rows) * _TABLES_PER_ROW_NBYTES + len(pattern)
+        room = len(self.values) * _TABLES_PER_ROW_NBYTES + len(pattern)
         lacking = slot.lacks(present, room)
         if lacking:
             present = [bytes(value) for value in present]
@@ -177,16 +179,16 @@ class SubBatch:
         if on_device and len(batch):
             self._chain.decode_device(batch, device)
             self._on_device = len(batch)
-        layout = self._chain.layout
-        place(batch, rows, batch.rows, batch.values.address, layout, self._out)
+        stored, places = self._chain.layout.dtype, self._places
+        place(batch, places, batch.rows, batch.values.address, stored)
         if len(missing):
             (start,) = slot.hold([pattern])
             address = slot.address(start)
             if self._is_record():
                 chunks = np.full(len(missing), address, np.uint64)
-                place(batch, rows, missing, chunks, layout, self._out)
+                place(batch, places, missing, chunks, stored)
             else:
-                place_fill(batch, rows, missing, pattern, address, self._out)
+                place_fill(batch, places, missing, pattern, address)
         self._run(batch)
 
     def _decode_on_host(self) -> bool:
@@ -194,7 +196,7 @@ class SubBatch:
         chain = self._chain
         if self._decoded:
             return False
-        raw = chain.is_raw or self.rows.narrowed
+        raw = chain.is_raw or self._narrowed
         if not raw and chain.device_refusal(self._device) is None:
             return True
         count = 0
@@ -202,7 +204,7 @@ class SubBatch:
             if value is None:
                 continue
             try:
-                self.values[i] = chain.check(value) if self.rows.narrowed else chain.decode(value)
+                self.values[i] = chain.check(value) if self._narrowed else chain.decode(value)
                 count += 1
             except GpustoreError as error:
                 self._errors[i] = error
@@ -223,7 +225,7 @@ class SubBatch:
         if self._is_record():
             record: bytes = self._fill_value.tobytes()
             return record * (layout.nbytes // layout.record)
-        return bytes(np.asarray(self._fill_value, self._out.dtype).tobytes())
+        return bytes(np.asarray(self._fill_value, self._places.dtype).tobytes())
 
     def _run(self, batch: DeviceBatch) -> None:
         device, slot = self._device, self._slot
@@ -234,7 +236,8 @@ class SubBatch:
         end = slot.used
         results = None if tables is None else slot.reserve(batch.result_nbytes)
         copies = nbytes = 0
-        device.wait(stream, self._ready)
+        for ready in self._ready:
+            device.wait(stream, ready)
         if tables is not None and results is not None:
             pinned, pinned_start = slot.pinned, results
             table_address, result_address = slot.address(tables), slot.address(results)
@@ -307,7 +310,7 @@ class SubBatch:
                 STATISTICS.add(host_fallbacks=len(decoded))
                 self._slot.arena.reset()
                 values = list(decoded.values())
-                part = self._part(self.rows.take(list(decoded)), values, decoded=True)
+                part = self._part(np.array(list(decoded)), values, decoded=True)
                 for at, wrong in part.complete().items():
                     self._errors[list(decoded)[at]] = wrong
                 decoded.clear()

@@ -1,8 +1,9 @@
 """The seam between pipelines and memory: what every backend offers.
 
-A backend owns arrays in one memory space. :meth:`Backend.scatter` decodes the values of a window
-and puts their elements where they belong; :meth:`Backend.gather` does the reverse. Both work on
-whole windows, so that a device backend can launch one kernel for all of them.
+A backend owns arrays in one memory space. To read is to decode the values of a window and to put
+their elements where they belong: at once (:class:`AtOnce`), or while the next values are fetched
+(:class:`Flight`). :meth:`Backend.gather` does the reverse. All work on whole windows, so that a
+device can launch one kernel for all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 
-__all__ = ["Backend", "Check", "Flight", "Memory"]
+__all__ = ["AtOnce", "Backend", "Check", "Flight", "Memory"]
 
 
 class Memory(Protocol):
@@ -71,10 +72,65 @@ class Flight(Protocol):
     def scatter(
         self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: Any
     ) -> None:
-        """Begin what :meth:`Backend.scatter` does."""
+        """Begin what :meth:`AtOnce.scatter` does."""
+
+    def cut(
+        self,
+        pieces: PieceWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        fill_value: Any,
+        out: Sequence[Any],
+    ) -> None:
+        """Begin to decode values and to copy all pieces of them to where they belong.
+
+        Parameters
+        ----------
+        pieces : PieceWindow
+            Of a plan whose block is ``direct``.
+        first : int
+            Number of the chunk of the first value in it.
+        out : sequence of Memory
+            The array of each target.
+        """
 
     def finish(self) -> None:
         """Wait until all values are in place."""
+
+
+class AtOnce(Protocol):
+    """Values are in their places when a method returns."""
+
+    def scatter(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        out: Memory,
+    ) -> dict[int, GpustoreError]:
+        """Decode `values`, one a row (None: a missing chunk), into `out`.
+
+        Returns
+        -------
+        dict
+            The error of each row that failed; the others are in place.
+        """
+
+    def cut(
+        self, block: Memory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[Memory]
+    ) -> None:
+        """Copy pieces `lo` to `hi` to where they belong.
+
+        Parameters
+        ----------
+        block : Memory
+            Blocks in C order, one after the other, of the data type of the arrays.
+        pieces : PieceWindow
+        out : sequence of Memory
+            The array of each target.
+        """
 
 
 class Backend(Protocol):
@@ -94,8 +150,14 @@ class Backend(Protocol):
     def refusal(self, chain: CodecChain) -> str | None:
         """Why chunks of `chain` are decoded by the host; None if a device decodes them."""
 
-    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Check) -> Flight | None:
-        """What a task that reads `rows` rows has on its way; None: :meth:`scatter` is as good.
+    @property
+    def at_once(self) -> AtOnce | None:
+        """What reads where there is no :meth:`flight`."""
+
+    def flight(
+        self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0
+    ) -> Flight | None:
+        """What a task that reads `rows` rows has on its way, and cuts `pieces` pieces from them.
 
         Parameters
         ----------
@@ -126,36 +188,6 @@ class Backend(Protocol):
             If the cast is not safe.
         MismatchError
             If the shape does not broadcast.
-        """
-
-    def scatter(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
-        fill_value: Any,
-        out: Memory,
-    ) -> dict[int, GpustoreError]:
-        """Decode `values`, one a row (None: a missing chunk), into `out`.
-
-        Returns
-        -------
-        dict
-            The error of each row that failed; the others are in place.
-        """
-
-    def cut(
-        self, block: Memory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[Memory]
-    ) -> None:
-        """Copy pieces `lo` to `hi` to where they belong.
-
-        Parameters
-        ----------
-        block : Memory
-            Blocks in C order, one after the other, of the data type of the arrays.
-        pieces : PieceWindow
-        out : sequence of Memory
-            The array of each target.
         """
 
     def gather(

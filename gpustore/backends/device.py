@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
@@ -33,7 +34,7 @@ from gpustore.device_kernels.run import Rows
 from gpustore.errors import GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena, Buffer
-from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
@@ -47,7 +48,8 @@ _SHARES = 6
 """Of a sub-batch are on the device: what was fetched, decoded, and scratch of codecs."""
 
 _ROW_NBYTES = 512
-"""Room in a slab for tables, for each row."""
+_PIECE_NBYTES = 160
+"""Room in a slab for tables, for each row and for each piece that is cut from it."""
 
 _MOST_ROWS = 4096
 
@@ -84,8 +86,8 @@ class Flight:
     ----------
     backend : DeviceBackend
     chain : CodecChain
-    rows : int
-        About as many rows the task has.
+    rows, pieces : int
+        About as many rows the task has, and pieces to cut from them.
     limits : Limits
     check : callable
         Gets the rows, values and errors of each sub-batch when it is done.
@@ -97,17 +99,24 @@ class Flight:
     """
 
     def __init__(
-        self, backend: DeviceBackend, chain: CodecChain, rows: int, limits: Limits, check: Check
+        self,
+        backend: DeviceBackend,
+        chain: CodecChain,
+        rows: int,
+        pieces: int,
+        limits: Limits,
+        check: Check,
     ) -> None:
         self.nbytes = backend.sub_batch_nbytes(limits)
         self._backend = backend
         self._chain = chain
         self._check = check
         self._next: Slot | None = None
-        self._pending: deque[tuple[Slot, SubBatch]] = deque()
+        self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
-        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + _ROW_NBYTES)
+        table_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows)
+        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + table_nbytes)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +129,7 @@ class Flight:
     ) -> None:
         slots = self._backend.slots
         while self._pending:
-            slot, batch = self._pending.popleft()
+            slot, batch, _ = self._pending.popleft()
             batch.give_up()
             slots.put(slot)
         if self._next is not None:
@@ -146,6 +155,31 @@ class Flight:
         self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: DeviceMemory
     ) -> None:
         """Begin to decode and place values, which may lie in :meth:`arena`."""
+        places = Places.of_rows(rows, self._chain.layout, out.view)
+        self._begin(rows, values, fill_value, places, [out.ready])
+
+    def cut(
+        self,
+        pieces: PieceWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        fill_value: Any,
+        out: Sequence[DeviceMemory],
+    ) -> None:
+        """Begin to decode values and to cut all their pieces; they may lie in :meth:`arena`."""
+        views = [memory.view for memory in out]
+        places = Places.of_pieces(pieces, first, rows, self._chain.layout, views)
+        self._begin(rows, values, fill_value, places, [memory.ready for memory in out])
+
+    def _begin(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        fill_value: Any,
+        places: Places,
+        ready: Sequence[Event],
+    ) -> None:
         if self._next is None:
             self.arena()
         slot, self._next = self._next, None
@@ -153,15 +187,15 @@ class Flight:
         batch = SubBatch(
             self._backend.driven,
             slot,
-            rows,
+            places,
             values,
             self._chain,
             fill_value,
-            out.view,
-            out.ready,
+            ready,
             self._shrink,
+            narrowed=rows.narrowed,
         )
-        self._pending.append((slot, batch))
+        self._pending.append((slot, batch, rows))
         batch.begin()
 
     def finish(self) -> None:
@@ -170,13 +204,13 @@ class Flight:
             self._finish_one()
 
     def _finish_one(self) -> None:
-        slot, batch = self._pending.popleft()
+        slot, batch, rows = self._pending.popleft()
         try:
             errors = batch.finish()
         finally:
             batch.give_up()
             self._backend.slots.put(slot)
-        self._check(batch.rows, batch.values, errors)
+        self._check(rows, batch.values, errors)
 
     def _shrink(self) -> None:
         """End what runs, except the newest, and give back idle memory."""
@@ -195,6 +229,7 @@ class DeviceBackend:
 
     name = "device"
     defers = False
+    at_once = None
 
     def __init__(self, driven: Device) -> None:
         self.driven = driven
@@ -211,9 +246,11 @@ class DeviceBackend:
         """Why the host decodes chunks of this chain; None if the device does."""
         return chain.device_refusal(self.driven)
 
-    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Check) -> Flight:
-        """What a task needs that reads `rows` rows."""
-        return Flight(self, chain, rows, limits, check)
+    def flight(
+        self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0
+    ) -> Flight:
+        """What a task needs that reads `rows` rows, and cuts `pieces` pieces from them."""
+        return Flight(self, chain, rows, pieces, limits, check)
 
     def release(self) -> None:
         """Give back all memory that is kept for the next read."""
@@ -334,57 +371,6 @@ class DeviceBackend:
             device.free(packed, stream)
 
     # ----------------------------------------------------------------- elements
-
-    def scatter(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
-        fill_value: Any,
-        out: DeviceMemory,
-    ) -> dict[int, GpustoreError]:
-        """Decode and place each value; see :meth:`gpustore.backends.base.Backend.scatter`."""
-        found: dict[int, GpustoreError] = {}
-
-        def check(
-            rows: PlanWindow, values: list[Buffer | None], errors: dict[int, GpustoreError]
-        ) -> None:
-            del rows, values
-            found.update(errors)
-
-        with self.flight(chain, len(rows), DEFAULT_LIMITS, check) as flight:
-            flight.scatter(rows, values, fill_value, out)
-            flight.finish()
-        return found
-
-    def cut(
-        self,
-        block: DeviceMemory,
-        pieces: PieceWindow,
-        lo: int,
-        hi: int,
-        out: Sequence[DeviceMemory],
-    ) -> None:
-        """Copy each piece; see :meth:`gpustore.backends.base.Backend.cut`."""
-        if lo == hi:
-            return
-        address = np.array([memory.view.address for memory in out], np.int64)
-        target = np.zeros(hi - lo, np.intp) if pieces.target is None else pieces.target[lo:hi]
-        rank = len(pieces.count)
-        columns = [
-            np.array(strides, np.int64).reshape(len(strides), rank)[target].T
-            for strides in (pieces.src_stride, pieces.dst_stride)
-        ]
-        launches = copy_launches(
-            Rows(
-                pieces.src_start[lo:hi] + block.view.address,
-                pieces.dst_start[lo:hi] + address[target],
-                pieces.count[:, lo:hi],
-                *columns,
-            ),
-            block.view.dtype.itemsize,
-        )
-        self._launch(launches, [block, *out])
 
     def _launch(self, launches: Sequence[Any], memories: Sequence[DeviceMemory]) -> None:
         """Run launches that read and write `memories`, and wait for them."""

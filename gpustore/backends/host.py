@@ -163,7 +163,14 @@ class HostBackend:
     def sub_batch_nbytes(self, limits: Limits) -> None:
         """None: a few values at once stay in cache."""
 
-    def flight(self, chain: CodecChain, rows: int, limits: Limits, check: Any) -> None:
+    @property
+    def at_once(self) -> HostBackend:
+        """Itself: a decoded chunk is placed while it is in cache."""
+        return self
+
+    def flight(
+        self, chain: CodecChain, rows: int, limits: Limits, check: Any, *, pieces: int = 0
+    ) -> None:
         """None: what is asked for is done at once."""
 
     def scatter(
@@ -174,7 +181,7 @@ class HostBackend:
         fill_value: Any,
         out: HostMemory,
     ) -> dict[int, GpustoreError]:
-        """Decode and place each value; see :meth:`gpustore.backends.base.Backend.scatter`."""
+        """Decode and place each value; see :meth:`gpustore.backends.base.AtOnce.scatter`."""
         errors: dict[int, GpustoreError] = {}
         src_start, dst_start, shapes = rows.rows()
         stored, dtype = chain.layout.dtype, out.array.dtype
@@ -280,7 +287,7 @@ class HostBackend:
     def cut(
         self, block: HostMemory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[HostMemory]
     ) -> None:
-        """Copy each piece; see :meth:`gpustore.backends.base.Backend.cut`."""
+        """Copy each piece; see :meth:`gpustore.backends.base.AtOnce.cut`."""
         if pieces.of_elements:
             (memory,) = out
             dtype = memory.array.dtype

@@ -7,7 +7,7 @@
    With a cache, steps 3 and 4 are for what is not in it (:mod:`gpustore.pipelines.cached`).
 4. Fetch its values batch by batch, on condition that they are still the ones that were probed; if
    one changed in between, refine the rest again, at most ``ATTEMPTS`` times in a row.
-5. Decode and scatter (:class:`gpustore.backends.base.Backend`). A missing chunk is the fill value.
+5. Decode and scatter (:mod:`gpustore.backends.base`). A missing chunk is the fill value.
 6. When the last task is done the Future resolves with the array.
 
 A small local read skips the pool: it runs on whoever asks for the result, because handing it over
@@ -162,9 +162,11 @@ def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, par
                     flight.scatter(rows, values, array.fill_value, out)
             flight.finish()
         return
+    at_once = array.backend.at_once
+    assert at_once is not None
     for planned in plan.windows(part, parts, PLANNED_ROWS, most_keys=keys):
         for _, rows, values in batches(array, planned):
-            errors = array.backend.scatter(rows, values, array.chain, array.fill_value, out)
+            errors = at_once.scatter(rows, values, array.chain, array.fill_value, out)
             check_rows(array, rows, values, errors)
 
 

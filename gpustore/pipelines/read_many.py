@@ -6,7 +6,9 @@
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
 5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few
    neighbours. When all of a block are there, cut it into all its pieces and go on to the next
-   (:meth:`gpustore.backends.base.Backend.cut`).
+   (:meth:`gpustore.backends.base.AtOnce.cut`). On a device the chunks of a sub-batch are decoded
+   together and all their pieces cut at once, without blocks
+   (:meth:`gpustore.backends.base.Flight.cut`).
 6. When the last task is done the Future resolves with the array of all crops.
 
 Crops of a few elements are not cut one by one: their elements are gathered together.
@@ -121,6 +123,7 @@ def single_chunks(array: ChunkedArray) -> Block:
         array.chain.layout.strides,
         array.dtype.itemsize,
         array.chain.is_raw or array.chain.decodes_parts,
+        direct=array.backend.at_once is None,
     )
 
 
@@ -177,13 +180,16 @@ def _read_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and cut one of `parts` parts of the plan."""
-    nbytes = array.backend.sub_batch_nbytes(array.limits)
-    slots = max(1, (nbytes or BATCH_NBYTES) // max(1, plan.block.nbytes))
+    at_once = array.backend.at_once
+    if at_once is None:
+        _fly_part(array, plan, out, part, parts, by_element=by_element)
+        return
+    slots = max(1, BATCH_NBYTES // max(1, plan.block.nbytes))
     blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
     for planned in plan.windows(part, parts, slots):
         window = planned.by_element() if by_element else planned
         group = 0
-        for done, rows, values in batches(array, window.chunks, nbytes=nbytes):
+        for done, rows, values in batches(array, window.chunks):
             at = 0
             while at < len(rows):
                 last = window.first_chunk[group + 1] - done
@@ -191,10 +197,33 @@ def _read_part(
                 whole = end - at == len(rows)
                 some = rows if whole else rows.part(at, end)
                 encoded = values if whole else values[at:end]
-                errors = array.backend.scatter(some, encoded, array.chain, array.fill_value, blocks)
+                errors = at_once.scatter(some, encoded, array.chain, array.fill_value, blocks)
                 check_rows(array, some, encoded, errors)
                 at = end
                 if at == last:
                     lo, hi = window.first[group : group + 2]
-                    array.backend.cut(blocks, window, lo, hi, out)
+                    at_once.cut(blocks, window, lo, hi, out)
                     group += 1
+
+
+def _fly_part(
+    array: ChunkedArray,
+    plan: PiecePlan,
+    out: Sequence[Memory],
+    part: int,
+    parts: int,
+    *,
+    by_element: bool,
+) -> None:
+    """The same on a device: sub-batch by sub-batch, and nothing is waited for in between."""
+    rows, pieces = len(plan) // parts + 1, len(plan.order) // parts
+    check = partial(check_rows, array)
+    flight = array.backend.flight(array.chain, rows, array.limits, check, pieces=pieces)
+    assert flight is not None
+    with flight:
+        for planned in plan.windows(part, parts, 1):
+            window = planned.by_element() if by_element else planned
+            some = batches(array, window.chunks, nbytes=flight.nbytes, into=flight.arena)
+            for done, chunks, values in some:
+                flight.cut(window, done, chunks, values, array.fill_value, out)
+        flight.finish()

@@ -96,6 +96,39 @@ def test_crops_and_batches_equal_those_of_the_host(tmp_path, device):
         assert np.array_equal(on_host(device, future.result()), host[part].read().result())
 
 
+@pytest.mark.parametrize("shape", [(10, 12), (2, 3)], ids=["pieces", "elements"])
+def test_crops_survive_failed_streams_and_little_memory(tmp_path, device, shape):
+    host = create(tmp_path, compressor={"id": "zstd", "level": 1})
+    there = opened(tmp_path, device)
+    starts = np.random.default_rng(1).integers(0, 35, (30, 2))
+    expected = host.read_many(starts, shape).result()
+    device.faults.statuses = {(0, 1): 12, (0, 2): 12}
+    found, counts = counted(lambda: there.read_many(starts, shape).result())
+    assert np.array_equal(on_host(device, found), expected)
+    assert counts["retries"] == counts["host_fallbacks"] == 2
+    there._driver.array.backend.release()
+    device.faults.allocations = {device.counts["allocations"] + i for i in (1, 2, 3)}
+    found = there.read_many(starts, shape).result()
+    assert np.array_equal(on_host(device, found), expected)
+
+
+def test_a_damaged_chunk_of_crops_is_named(tmp_path, lazy):
+    create(tmp_path, compressor={"id": "zlib", "level": 1})
+    path = tmp_path / "1.2"
+    path.write_bytes(path.read_bytes()[:-20])
+    there = opened(tmp_path, lazy)
+    with pytest.raises(gpustore.CorruptChunkError, match=r"1\.2"):
+        there.read_many([[0, 0], [20, 30]], (9, 9)).result()
+    batch = gpustore.Batch()
+    good, bad = (there[part].read(batch=batch) for part in (np.s_[:9, :9], np.s_[9:20, :40]))
+    batch.submit()
+    assert np.array_equal(
+        on_host(lazy, good.result()), opened_on_host(tmp_path)[:9, :9].read().result()
+    )
+    with pytest.raises(gpustore.CorruptChunkError, match=r"1\.2"):
+        bad.result()
+
+
 def test_reads_fill_an_array_of_the_device(tmp_path, device):
     host = create(tmp_path)
     there = opened(tmp_path, device)
@@ -205,11 +238,13 @@ def test_slots_are_used_again_while_others_run(tmp_path, device, compressor):
     host = create(tmp_path, compressor=compressor, chunks=[5, 7])
     limits = {"limits": {"device_in_flight_nbytes": 24 * 3 * 5 * 7 * 4}}
     there = opened(tmp_path, device, context=gpustore.Context(limits))
-    futures = [there.read() for _ in range(4)]
-    expected = host.read().result()
-    for future in futures:
-        found, counts = counted(future.result)
-        assert np.array_equal(on_host(device, found), expected)
+    starts = [[0, 0], [30, 40], [7, 9]]
+    futures = [there.read() for _ in range(2)]
+    crops = [there.read_many(starts, (20, 30)) for _ in range(2)]
+    expected, expected_crops = host.read().result(), host.read_many(starts, (20, 30)).result()
+    for future, crop in zip(futures, crops, strict=True):
+        assert np.array_equal(on_host(device, future.result()), expected)
+        assert np.array_equal(on_host(device, crop.result()), expected_crops)
     _, counts = counted(lambda: there.read().result())
     assert counts["waits"] >= 80 / 3
     assert device.counts["stream"] > 1
@@ -263,8 +298,10 @@ def test_cancelled_and_dropped_reads_leave_nothing_behind(tmp_path, device):
     del future
     kept = futures[1]
     del futures
-    assert np.array_equal(on_host(device, kept.result())[:40], opened_on_host(tmp_path)[:40])
+    assert np.array_equal(
+        on_host(device, kept.result())[:40], opened_on_host(tmp_path)[:40].read().result()
+    )
 
 
 def opened_on_host(path):
-    return gpustore.open(f"file://{path}", device="cpu").result().read().result()
+    return gpustore.open(f"file://{path}", device="cpu").result()

@@ -87,6 +87,37 @@ SELECTIONS = {
     "turned": lambda store: store.T,
 }
 
+
+def in_batch(store, *views):
+    batch = gpustore.Batch()
+    futures = [view(store).read(batch=batch) for view in views]
+    batch.submit()
+    return futures
+
+
+def crops(store, shape, first=(0, 0), **options):
+    """Nine crops; those of a field with more dimensions have two elements along the last one."""
+    starts = np.random.default_rng(3).integers(0, [16, 17], (9, 2)) + first
+    if store.rank == 3:
+        starts = np.insert(starts, 2, 1, axis=1)
+        shape = (*shape, 2)
+    return [store.read_many(starts, shape, **options)]
+
+
+TOGETHER = {
+    "crops": lambda store: crops(store, (15, 24)),
+    "crops in F order": lambda store: crops(store, (15, 24), order="F"),
+    "small crops": lambda store: crops(store, (2, 3), (9, 9)),
+    "crops of steps": lambda store: crops(store[::-1, ::2], (4, 3), (-36, 0)),
+    "batch alike": lambda store: in_batch(
+        store, *(lambda s, i=i: s[i : i + 4, 3 : 3 + i] for i in (20, 22, 20))
+    ),
+    "batch unlike": lambda store: in_batch(
+        store, lambda s: s[30:2:-3], lambda s: s[3:7, 40], lambda s: s.T[..., 3:9], lambda s: s[:0]
+    ),
+}
+"""Reads that share their chunks."""
+
 cells = set()
 
 
@@ -108,6 +139,12 @@ def compare(name, host, there, device):
             assert found.dtype == expected.dtype
             assert on_host(device, found).tobytes() == np.asarray(expected).tobytes(), selection
         cells.add((*name, selection))
+    for together, ask in TOGETHER.items():
+        futures = zip(ask(there), ask(host), strict=True)
+        for found, expected in [(one.result(), other.result()) for one, other in futures]:
+            assert found.dtype == expected.dtype
+            assert on_host(device, found).tobytes() == expected.tobytes(), together
+        cells.add((*name, together))
     after = gpustore.statistics.snapshot()
     return {key: after[key] - before.get(key, 0) for key in after}
 
@@ -208,5 +245,7 @@ def test_at_least_500_cells_are_compared():
     """Runs last in this file; a run of a part of it has counted less."""
     if len({cell[:2] for cell in cells}) < len(V2_CODECS) + 4 + len(V3_BYTES):
         pytest.skip("only a part of this file was run")
-    assert len(cells) == 10 * (len(V2_CODECS) * len(V2_TYPES) + 24 + len(V3_BYTES) * len(V3_ARRAYS))
+    assert len(cells) == (len(SELECTIONS) + len(TOGETHER)) * (
+        len(V2_CODECS) * len(V2_TYPES) + 24 + len(V3_BYTES) * len(V3_ARRAYS)
+    )
     assert len(cells) >= 500
