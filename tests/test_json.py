@@ -204,6 +204,9 @@ class HasJson:
     def to_json(self):
         return [1, ("a",)]
 
+    def __repr__(self):
+        return "HasJson()"
+
 
 @pytest.mark.parametrize(
     ("value", "expected"),

@@ -95,7 +95,9 @@ def test_writing_is_as_in_tensorstore(pointer):
 
 
 @pytest.mark.parametrize("pointer", ["", "/a", "/a/0", "/0", "/-", "/-/-"])
-@pytest.mark.parametrize("document", [MISSING, None, [], {}, 3], ids=str)
+@pytest.mark.parametrize(
+    "document", [MISSING, None, [], {}, 3], ids=["missing", "null", "[]", "{}", "3"]
+)
 def test_parents_are_created_as_in_tensorstore(document, pointer):
     assert ours(document, pointer, 1) == oracle(document, pointer, 1)
 

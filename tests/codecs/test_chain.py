@@ -1,5 +1,6 @@
 """Chains against TensorStore and zarr-python, limits, and the promises of decoding."""
 
+import json
 import threading
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_v2_chunks_are_those_of_tensorstore(compressor, order, name):
         zarr.codecs.BloscCodec(shuffle="bitshuffle", clevel=9),
         zarr.codecs.BloscCodec(shuffle="noshuffle", blocksize=1024),
     ],
-    ids=str,
+    ids=lambda codec: json.dumps(codec.to_dict()),
 )
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
 def test_v3_chunks_of_zarr_python_are_read(codecs, dtype):

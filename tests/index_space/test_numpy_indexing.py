@@ -159,7 +159,7 @@ def test_index_arrays_select_what_numpy_selects(indices, axis):
         (None,) * 29,
         {},
     ],
-    ids=repr,
+    ids=lambda index: "object()" if type(index) is object else repr(index),
 )
 @pytest.mark.parametrize("mode", ["index", "oindex", "vindex"])
 def test_single_indices_match_tensorstore(mode, index):
