@@ -24,6 +24,12 @@ def _own_environment():
         yield
 
 
+def pytest_xdist_auto_num_workers(config):
+    """All cores for the whole suite; what is chosen by path runs in this process."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return None if whole else 0
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what takes minutes, unless it was asked for: ``pytest -m long``."""
     if "long" in config.option.markexpr:
