@@ -31,8 +31,18 @@ from gpustore.device import (
     Stream,
 )
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
-__all__ = ["UNWRITTEN", "Check", "DeviceBatch", "Result", "Table", "TableLaunch", "can_decompress"]
+__all__ = [
+    "UNWRITTEN",
+    "Check",
+    "DeviceBatch",
+    "Result",
+    "Table",
+    "TableLaunch",
+    "can_decompress",
+    "checks_bounds",
+]
 
 UNWRITTEN = 0xFF
 """Every byte of the results before the steps run: no status, no likely size or checksum."""
@@ -72,6 +82,12 @@ _Step = Callable[[Stream, int, int], None]
 def can_decompress(device: Device, codec: str) -> bool:
     """Whether :meth:`DeviceBatch.decompress` takes streams of this codec on this device."""
     return codec in _KERNELS or device.codec(codec) is not None
+
+
+def checks_bounds(device: Device, codec: str) -> bool:
+    """Whether damaged streams of this codec do no harm on this device."""
+    known = device.codec(codec)
+    return codec in _KERNELS if known is None else known.detects_damage
 
 
 class TableLaunch(Protocol):
@@ -131,6 +147,8 @@ class DeviceBatch:
         Where the bytes of each are once the steps recorded so far have run.
     encoded : list of bytes-like, or None
         The same bytes in host memory, until a stage has decoded them. Valid while recording only.
+    distrust : Distrust or None
+        Why some decoders must not see the values any more, or never; None if all may.
     refused : dict of int to str
         Why other rows are left to the host.
     launches : int
@@ -146,6 +164,7 @@ class DeviceBatch:
         "_stream",
         "_table_nbytes",
         "_tables",
+        "distrust",
         "encoded",
         "launches",
         "refused",
@@ -164,6 +183,7 @@ class DeviceBatch:
         self.rows = rows
         self.values = values
         self.encoded = None if encoded is None else list(encoded)
+        self.distrust: Distrust | None = None
         self.refused: dict[int, str] = {}
         self.launches = 0
         self._device = device

@@ -527,7 +527,7 @@ class TensorStore(IndexedView):
             if name != METADATA_POOL  # No type of resource; a member of the spec itself.
         }
         # Not TensorStore's: shown only if they say something.
-        for name, default in (("device", "auto"), ("limits", {})):
+        for name, default in (("device", "auto"), ("gpu_decode_trust", "auto"), ("limits", {})):
             if context.get(name) == default:
                 del context[name]
         return context

@@ -35,6 +35,7 @@ from gpustore.device_kernels.block import (
     stream_launches,
     unshuffle_launches,
 )
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["DEVICE_CODECS", "decode_frames"]
 
@@ -61,7 +62,10 @@ def decode_frames(
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
     columns = _refuse(batch, columns, reasons)
     encoded = encoded.take(reasons)
-    reasons = {**_unfit_codes(device, columns), **_damaged_streams(encoded, columns)}
+    reasons = {
+        **_unfit_codes(device, columns, batch.distrust),
+        **_damaged_streams(encoded, columns),
+    }
     columns = _refuse(batch, columns, reasons)
     if len(batch):
         _record(batch, device, encoded.take(reasons), columns)
@@ -114,14 +118,16 @@ def _read_snappy(
     return size, dict.fromkeys(np.flatnonzero(goes_on).tolist(), "snappy: no size")
 
 
-def _unfit_codes(device: Device, columns: BloscColumns) -> dict[int, str]:
+def _unfit_codes(
+    device: Device, columns: BloscColumns, distrust: Distrust | None
+) -> dict[int, str]:
     """Frames of codes that this device, or this batch, does not have decoded there."""
     found: dict[int, str] = {}
     for code, codec in enumerate(_CODECS):
         streams = _of_code(columns, code)
         if not len(streams.frame):
             continue
-        reason = unfit(device, codec, streams.dst_nbytes)
+        reason = unfit(device, codec, streams.dst_nbytes, distrust)
         if reason is not None:
             found.update(dict.fromkeys(streams.frame.tolist(), f"blosc: {reason}"))
     return found

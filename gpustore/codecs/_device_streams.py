@@ -11,8 +11,9 @@ import numpy as np
 
 from gpustore.codecs._encoded_columns import Integers, Mask
 from gpustore.device import Device, Spans
-from gpustore.device_batch import DeviceBatch, can_decompress
+from gpustore.device_batch import DeviceBatch, can_decompress, checks_bounds
 from gpustore.device_kernels.block import stream_launches
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = [
     "aligned",
@@ -59,14 +60,18 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
     return count < few and max_nbytes > large
 
 
-def cannot(device: Device, codec: str) -> str | None:
+def cannot(device: Device, codec: str, distrust: Distrust | None) -> str | None:
     """Why a device does not decode streams of a codec at all, None if it does."""
-    if can_decompress(device, codec):
-        return None
-    return f"{codec}: the device has no library that decodes it"
+    if not can_decompress(device, codec):
+        return f"{codec}: the device has no library that decodes it"
+    if distrust is not None and (distrust.of_all or not checks_bounds(device, codec)):
+        return f"{codec}: {distrust.reason}"
+    return None
 
 
-def unfit(device: Device, codec: str, dst_nbytes: Integers) -> str | None:
+def unfit(
+    device: Device, codec: str, dst_nbytes: Integers, distrust: Distrust | None
+) -> str | None:
     """Why streams of one codec are not decoded on this device, None if they are.
 
     Parameters
@@ -74,7 +79,7 @@ def unfit(device: Device, codec: str, dst_nbytes: Integers) -> str | None:
     dst_nbytes : ndarray of int64
         Decoded bytes of each stream.
     """
-    reason = cannot(device, codec)
+    reason = cannot(device, codec, distrust)
     if reason is not None:
         return reason
     max_nbytes = int(dst_nbytes.max(initial=0))
@@ -128,7 +133,7 @@ def decompress_values(
     """
     if not len(batch):
         return
-    reason = unfit(device, codec, nbytes)
+    reason = unfit(device, codec, nbytes, batch.distrust)
     if reason is not None:
         refuse_where(batch, np.ones(len(batch), np.bool_), reason)
         return

@@ -40,6 +40,7 @@ from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import json_equal
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = [
     "ABSENT",
@@ -167,6 +168,9 @@ class BytesCodec(abc.ABC):
     decodes_parts: ClassVar[bool] = False
     """Whether :meth:`decode_part` takes less time than :meth:`decode`."""
 
+    verifies: ClassVar[bool] = False
+    """Whether :meth:`decode_device` can compare a checksum before later stages decode."""
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""
@@ -228,9 +232,12 @@ class BytesCodec(abc.ABC):
         del start, stop
         return self.decode(encoded, nbytes, exact=True, out=out), 0
 
-    def device_refusal(self, device: Device) -> str | None:
-        """Why no value at all can be decoded on `device`; None if values can be."""
-        del device
+    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+        """Why no value at all can be decoded on `device`; None if values can be.
+
+        `distrust` is what its decoders must heed; a batch has its own.
+        """
+        del device, distrust
         return f"{self.name} is not decoded on a device"
 
     def decode_device(

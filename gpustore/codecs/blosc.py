@@ -72,6 +72,7 @@ from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC", "BloscHeader", "read_header"]
 
@@ -151,9 +152,9 @@ class _Blosc(BytesCodec):
         part = read_header(frame)
         return self._decode(frame, part, part.nbytes, exact=True, out=out[: part.nbytes]), begin
 
-    def device_refusal(self, device: Device) -> str | None:
+    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec that the metadata name, whatever frames say."""
-        return cannot(device, DEVICE_CODECS[self.cname])
+        return cannot(device, DEVICE_CODECS[self.cname], distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

@@ -15,6 +15,7 @@ merely claims.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CodecChain", "resolve_chain", "resolve_v2", "resolve_v3", "v2_inner_order"]
 
@@ -95,6 +97,7 @@ class CodecChain:
 
     __slots__ = (
         "_check",
+        "_distrust",
         "_json",
         "_normalize",
         "_steps",
@@ -125,6 +128,7 @@ class CodecChain:
         ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
         self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
+        self._distrust: Distrust | None = None
         self._check: Callable[[Buffer], Buffer] | None = in_records(layout, checker(layout.dtype))
         self._normalize: Callable[[Buffer], Buffer] | None = in_records(
             layout, normalizer(layout.dtype)
@@ -222,12 +226,28 @@ class CodecChain:
             decoded = step.stage.decode(decoded, step.decoded_max, exact=step.exact)
         return decoded
 
+    def distrusted(self, distrust: Distrust | None) -> CodecChain:
+        """The same chain, whose values a device decodes only as far as `distrust` lets it."""
+        if distrust == self._distrust:
+            return self
+        chain = copy(self)
+        chain._distrust = distrust
+        return chain
+
     def device_refusal(self, device: Device) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
         if self._check is not None:
             return f"elements of type {self.layout.dtype.name} are checked by the host"
-        reasons = (step.stage.device_refusal(device) for step in self._steps)
-        return next((reason for reason in reasons if reason is not None), None)
+        distrust = self._distrust
+        for step in self._steps:
+            if distrust is not None and distrust.of_all:
+                return distrust.reason
+            reason = step.stage.device_refusal(device, distrust)
+            if reason is not None:
+                return reason
+            if distrust is not None and distrust.ends_with_checksum and step.stage.verifies:
+                distrust = None
+        return None
 
     def decode_device(self, batch: DeviceBatch, device: Device) -> None:
         """Record the steps that decode each value of `batch` to a whole chunk.
@@ -245,6 +265,7 @@ class CodecChain:
             batch.refuse(dict.fromkeys(range(len(batch)), refusal))
         too_many = np.flatnonzero(batch.values.nbytes > self.encoded_bound)
         batch.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
+        batch.distrust = self._distrust
         for step in self._steps:
             if not len(batch):
                 return

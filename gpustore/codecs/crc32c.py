@@ -28,6 +28,7 @@ from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC"]
 
@@ -45,6 +46,7 @@ class _Crc32c(BytesCodec):
     name = "crc32c"
     decode_ns = 0.03
     overhead = _NBYTES
+    verifies = True
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Exactly what an encoding has."""
@@ -76,20 +78,29 @@ class _Crc32c(BytesCodec):
             )
         return deliver(view[:nbytes], decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Device) -> str | None:
+    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel."""
-        del device
+        del device, distrust
         return None
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has; nothing is copied."""
+        """All values, also those whose bytes only the device has; nothing is copied.
+
+        What decides about decoding is compared by the host: results of a device come too late.
+        """
         del device
         nbytes = batch.values.nbytes.astype(np.int64) - _NBYTES
         wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
         refuse_where(batch, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
-        batch.checksum("crc32c", batch.values, np.full(len(batch), _RESIDUE, np.uint32))
+        distrust = batch.distrust
+        if distrust is not None and distrust.ends_with_checksum and batch.encoded is not None:
+            damaged = [_crc32c(value) != _RESIDUE for value in batch.encoded]
+            refuse_where(batch, np.array(damaged, np.bool_), "crc32c: another checksum")
+            batch.distrust = None
+        else:
+            batch.checksum("crc32c", batch.values, np.full(len(batch), _RESIDUE, np.uint32))
         batch.narrow(0, _NBYTES)
 
 

@@ -41,6 +41,7 @@ from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC"]
 
@@ -103,9 +104,9 @@ class _Lz4(BytesCodec):
             raise CorruptChunkError(f"Invalid lz4 block: {error}", codec="lz4") from error
         return out[:nbytes]
 
-    def device_refusal(self, device: Device) -> str | None:
+    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel where the device's libraries cannot."""
-        return cannot(device, "lz4")
+        return cannot(device, "lz4", distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

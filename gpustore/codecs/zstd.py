@@ -54,6 +54,7 @@ from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC", "Frame", "walk_frames"]
 
@@ -189,9 +190,9 @@ class _Zstd(BytesCodec):
             raise too_short(decoded_max, len(decoded), codec="zstd")
         return deliver(decoded, decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Device) -> str | None:
+    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec."""
-        return cannot(device, "zstd")
+        return cannot(device, "zstd", distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

@@ -51,12 +51,13 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner
+from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.schema import Schema
 from gpustore.shard import ShardRefiner
 
 __all__ = ["ChunkedKind", "ChunkedSpec"]
 
-_RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "limits")
+_RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "gpu_decode_trust", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""
 
 _ATTEMPTS = 10
@@ -280,7 +281,9 @@ class _Steps:
         return description
 
     def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
-        chain = description.chain
+        trust = self.resources["gpu_decode_trust"].value
+        distrust = distrust_of(trust, store_is_trusted=self.store.driver.is_trusted)
+        chain = description.chain.distrusted(distrust)
         options = self.spec.options
         fill = description.fill_value
         dtype = description.dtype.array_dtype

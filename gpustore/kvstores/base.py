@@ -78,6 +78,9 @@ class KvStoreDriver(abc.ABC):
         one in another process.
     is_local : bool
         Whether reads are so fast that a caller may do small ones on its own thread.
+    is_trusted : bool
+        Whether its values may be given to decoders that promise nothing about damaged streams.
+        False for plain http and https: that may be anybody's server.
     locates_files : bool
         Whether :meth:`locate_many` returns local files.
     executor : Executor or None
@@ -89,6 +92,7 @@ class KvStoreDriver(abc.ABC):
     can_list: bool = True
     atomic_single_key: bool = False
     is_local: bool = False
+    is_trusted: bool = True
     locates_files: bool = False
     executor: Executor | None = None
 

@@ -169,6 +169,8 @@ class EmulatedDevice:
     faults : Faults
     counts : Counter
         Calls of each operation, ``upload_nbytes`` and ``download_nbytes``.
+    decompressed : list of int
+        Streams of each call of ``decompress``.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class EmulatedDevice:
         self.order = order
         self.faults = Faults()
         self.counts = Counter()
+        self.decompressed = []
         self.lock = threading.RLock()
         self.breaches = []
         self._queue = Queue(order, seed)
@@ -432,6 +435,7 @@ class EmulatedDevice:
     def decompress(self, batch, stream):
         with self._asked("decompress"):
             call = self.counts["decompress"] - 1
+            self.decompressed.append(len(batch))
             temp_nbytes = codecs.decompress_temp_nbytes(batch.codec, int(batch.dst.nbytes.sum()))
 
             def run():

@@ -1,0 +1,91 @@
+"""``gpu_decode_trust``: which stored values a device may decode.
+
+JSON: a string. Decoders for devices promise nothing about damaged streams, except for those that
+check all bounds (LZ4, blosclz); values that any of the others is given have passed a walk through
+their headers, whatever is chosen here. A stream made for the purpose can still lead such a decoder
+out of its memory, which ends the use of the device in this process, or worse.
+
+==============  ================================================================================
+``"auto"``      the device decodes (the default); of stores that say that they are not to be
+                trusted, only what decoders that check all bounds can
+``"verified"``  as for such stores, and values behind a checksum that the host has compared before:
+                ``crc32c`` after the compressor
+``"never"``     the host decodes everything
+==============  ================================================================================
+
+What the device does not decode is decoded by the host and counted (``host_fallbacks``). Bytes that
+no codec has encoded are not decoded at all, and so are always copied to the device as they are.
+A checksum shows accidents. It does not stop an attacker, who writes a new one: for data of
+strangers choose ``"never"``, or read them in a process that may die.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpustore._json import JsonValue, expect_str
+from gpustore.context import ResourceType
+
+__all__ = ["RESOURCE", "Distrust", "distrust_of"]
+
+_CHOICES = ("auto", "verified", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """Why values are kept from decoders of a device.
+
+    Attributes
+    ----------
+    reason : str
+        A part of a sentence, for people.
+    of_all : bool
+        Whether also from those that check all bounds.
+    ends_with_checksum : bool
+        Whether values of which a checksum was right before may be decoded after all.
+    """
+
+    reason: str
+    of_all: bool = False
+    ends_with_checksum: bool = False
+
+
+_NEVER = Distrust('gpu_decode_trust is "never"', of_all=True)
+_UNVERIFIED = Distrust(
+    'gpu_decode_trust is "verified", and no checksum is compared before this decoder, which does '
+    "not check bounds",
+    ends_with_checksum=True,
+)
+_STORE = Distrust("the store is not trusted, and this decoder does not check bounds")
+
+
+def distrust_of(trust: str, *, store_is_trusted: bool) -> Distrust | None:
+    """What a value of this resource means for one store; None if a device may decode all of it.
+
+    >>> distrust_of("auto", store_is_trusted=True) is None
+    True
+    """
+    if trust == "never":
+        return _NEVER
+    if trust == "verified":
+        return _UNVERIFIED
+    return None if store_is_trusted else _STORE
+
+
+class _GpuDecodeTrustType(ResourceType[str, str]):
+    id = "gpu_decode_trust"
+
+    def parse(self, json: JsonValue) -> str:
+        return expect_str(json, choices=_CHOICES)
+
+    def default(self) -> str:
+        return "auto"
+
+    def to_json(self, config: str, *, include_defaults: bool) -> JsonValue:
+        return config
+
+    def make(self, config: str) -> str:
+        return config
+
+
+RESOURCE = _GpuDecodeTrustType()
