@@ -123,6 +123,8 @@ class DeviceArray(Protocol):
         Bytes between neighbours; one a dimension, of any sign.
     shape : tuple of int
     dtype : numpy.dtype
+    is_read_only : bool
+        Whether its owner forbids to write there.
     """
 
     @property
@@ -139,6 +141,9 @@ class DeviceArray(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def is_read_only(self) -> bool: ...
 
 
 class Stream(Protocol):
@@ -365,7 +370,8 @@ class Device(Protocol):
         Raises
         ------
         TypeError
-            If it is read-only, or on another device.
+            If it is on another device, or its elements are of a type that NumPy and ml_dtypes do
+            not have.
         """
 
     # ----------------------------------------------------------------- queue

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends import _nvcomp_call
+from gpustore.backends._foreign import DeviceBytes
 from gpustore.backends._nvcomp_abi import (
     DETECTS_DAMAGE,
     FORMATS,
     LARGEST,
     ROWS,
     Alignments,
-    Options,
     Properties,
     prototypes,
 )
@@ -41,10 +42,7 @@ try:
 except ImportError:
     libnvcomp = nvcomp = None
 
-__all__ = ["Bindings", "DeviceBytes", "Library", "engine"]
-
-_BACKEND_CUDA = 2
-"""Decode by CUDA also where there is a decompression engine, which checks nothing."""
+__all__ = ["Bindings", "Library", "engine"]
 
 _CANNOT_DECOMPRESS = 12
 
@@ -91,8 +89,7 @@ class Library:
             major = self.version // 1000
             if major not in ROWS:
                 raise DeviceError(f"{self.name}: only versions {[*ROWS]} are known")
-            self._temp_size, _, self._first_words = ROWS[major]
-            self._prototypes = prototypes(major)
+            self._major, self._prototypes = major, prototypes(major)
             for name, prototype in self._prototypes.items():
                 self._functions[name] = getattr(library, name)
                 self._functions[name].restype = ctypes.c_int
@@ -101,20 +98,17 @@ class Library:
             raise DeviceError(f"nvcomp: {found} cannot be used: {error}") from error
         self._codecs = {name: self._describe(name) for name in FORMATS}
 
-    def _call(self, function: str, **arguments: Any) -> None:
-        prototype = self._prototypes[function]
-        status = self._functions[function](*[arguments[name] for name in prototype])
+    def _call(self, call: _nvcomp_call.Call) -> None:
+        function, arguments = call
+        order = self._prototypes[function]
+        status = self._functions[function](*[arguments[name] for name in order])
         if status:
             reason = STATUSES.get(status, "unknown status")
             raise DeviceError(f"nvcomp: {function}: {reason} ({status})")
 
     def _describe(self, codec: str) -> DeviceCodec:
         found = Alignments()
-        self._call(
-            f"nvcompBatched{FORMATS[codec]}DecompressGetRequiredAlignments",
-            decompress_opts=Options(_BACKEND_CUDA),
-            alignment_requirements=ctypes.addressof(found),
-        )
+        self._call(_nvcomp_call.alignments(self._major, codec, ctypes.addressof(found)))
         decoded_max, encodes_max = LARGEST[codec]
         return DeviceCodec(
             name=codec,
@@ -131,21 +125,9 @@ class Library:
 
     def _temp_nbytes(self, verb: str, codec: str, count: int, longest: int, total: int) -> int:
         found = ctypes.c_size_t()
-        self._call(
-            f"nvcompBatched{FORMATS[codec]}{verb.capitalize()}{self._temp_size}",
-            **{f"{verb}_opts": self._options(verb, codec)},
-            num_chunks=count,
-            max_uncompressed_chunk_bytes=longest,
-            temp_bytes=ctypes.addressof(found),
-            max_total_uncompressed_bytes=total,
-            stream=None,
-        )
+        where = ctypes.addressof(found)
+        self._call(_nvcomp_call.temp_nbytes(self._major, verb, codec, count, longest, total, where))
         return found.value
-
-    def _options(self, verb: str, codec: str) -> Options:
-        if verb == "decompress":
-            return Options(_BACKEND_CUDA)
-        return Options(self._first_words.get(codec, 0))
 
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int
@@ -153,63 +135,17 @@ class Library:
         return self._temp_nbytes("decompress", codec, count, max_nbytes, total_nbytes)
 
     def decompress(self, batch: CodecBatch, stream: int) -> None:
-        column = 8 * len(batch)
-        self._call(
-            f"nvcompBatched{FORMATS[batch.codec]}DecompressAsync",
-            device_compressed_chunk_ptrs=batch.table,
-            device_compressed_chunk_bytes=batch.table + column,
-            device_uncompressed_chunk_ptrs=batch.table + 2 * column,
-            device_uncompressed_buffer_bytes=batch.table + 3 * column,
-            device_uncompressed_chunk_bytes=batch.result,
-            device_statuses=batch.result + column,
-            num_chunks=len(batch),
-            device_temp_ptr=batch.temp or None,
-            temp_bytes=batch.temp_nbytes,
-            decompress_opts=self._options("decompress", batch.codec),
-            stream=stream,
-        )
+        self._call(_nvcomp_call.decompress(self._major, batch, stream))
 
     def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
         bound = ctypes.c_size_t()
-        self._call(
-            f"nvcompBatched{FORMATS[codec]}CompressGetMaxOutputChunkSize",
-            max_uncompressed_chunk_bytes=max_nbytes,
-            compress_opts=self._options("compress", codec),
-            max_compressed_chunk_bytes=ctypes.addressof(bound),
-        )
+        where = ctypes.addressof(bound)
+        self._call(_nvcomp_call.bound(self._major, codec, max_nbytes, where))
         temp = self._temp_nbytes("compress", codec, count, max_nbytes, count * max_nbytes)
         return bound.value, temp
 
     def compress(self, batch: CodecBatch, stream: int) -> None:
-        column = 8 * len(batch)
-        self._call(
-            f"nvcompBatched{FORMATS[batch.codec]}CompressAsync",
-            device_uncompressed_chunk_ptrs=batch.table,
-            device_uncompressed_chunk_bytes=batch.table + column,
-            device_compressed_chunk_ptrs=batch.table + 2 * column,
-            device_compressed_chunk_bytes=batch.result,
-            device_statuses=batch.result + column,
-            max_uncompressed_chunk_bytes=int(batch.src.nbytes.max()),
-            num_chunks=len(batch),
-            device_temp_ptr=batch.temp or None,
-            temp_bytes=batch.temp_nbytes,
-            compress_opts=self._options("compress", batch.codec),
-            stream=stream,
-        )
-
-
-class DeviceBytes:
-    """Device memory, as other libraries take it."""
-
-    __slots__ = ("__cuda_array_interface__",)
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        self._call(_nvcomp_call.compress(self._major, batch, stream))
 
 
 class Bindings:

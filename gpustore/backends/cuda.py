@@ -14,7 +14,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,7 +23,7 @@ import cupy
 import numpy as np
 
 from gpustore.backends import _gds, _nvcomp
-from gpustore.codecs.base import ChunkBytes
+from gpustore.backends._foreign import ForeignArray, StreamHandle, foreign_array
 from gpustore.device import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
 from gpustore.device_kernels import instance, source
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
@@ -39,7 +39,6 @@ _STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _PORTABLE = 1
 _KEEP_ALL = 2**63 - 1
-_DLPACK_CUDA = (2, 13)
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
@@ -83,28 +82,9 @@ class _Pinned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
-    array: Any
-    address: int
-    strides: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True, slots=True)
 class _Kernel:
     expression: str
     function: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Handle:
-    """A stream given as a number, in the protocol that CuPy understands."""
-
-    address: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.address)
 
 
 class CudaDevice:
@@ -185,36 +165,22 @@ class CudaDevice:
     @_on_device
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any
-    ) -> _Array:
+    ) -> ForeignArray:
         nbytes = math.prod(shape) * dtype.itemsize
         with stream:
             memory = cupy.cuda.alloc(max(1, nbytes))
         # Without memory of its own CuPy refuses types that it cannot compute with.
-        return _array(cupy.ndarray(shape, dtype, memptr=memory, order=order))
+        array = cupy.ndarray(shape, dtype, memptr=memory, order=order)
+        return ForeignArray(array, array.data.ptr, array.strides, array.shape, array.dtype)
 
     @_on_device
-    def wrap(self, array: Any) -> _Array | None:
-        interface = getattr(array, "__cuda_array_interface__", None)
-        if interface is None:
-            kind = getattr(array, "__dlpack_device__", lambda: (None, None))()[0]
-            if kind not in _DLPACK_CUDA:
-                return None
-            return replace(_array(cupy.from_dlpack(array)), array=array)
-        address, read_only = interface["data"]
-        if read_only:
-            raise TypeError("device memory is read-only, expected writable memory")
-        if address:
-            ordinal = cupy.cuda.runtime.pointerGetAttributes(address).device
+    def wrap(self, array: Any) -> ForeignArray | None:
+        found = foreign_array(array, cupy.cuda.get_current_stream().ptr)
+        if found is not None and found.address:
+            ordinal = cupy.cuda.runtime.pointerGetAttributes(found.address).device
             if ordinal != self.ordinal:
                 raise TypeError(f"memory of device {ordinal}, expected memory of {self.name}")
-        shape = tuple(interface["shape"])
-        dtype = getattr(array, "dtype", None)
-        if not isinstance(dtype, np.dtype):
-            dtype = np.dtype(interface["typestr"])
-        strides = interface.get("strides")
-        if strides is None:
-            strides = ChunkBytes.contiguous(dtype, shape).strides
-        return _Array(array, address, tuple(strides), shape, dtype)
+        return found
 
     # ----------------------------------------------------------------- queue
 
@@ -227,7 +193,7 @@ class CudaDevice:
         if stream is None:
             return cupy.cuda.get_current_stream()
         if isinstance(stream, int):
-            stream = _Handle(stream)
+            stream = StreamHandle(stream)
         if hasattr(stream, "ptr"):
             return stream
         if not hasattr(stream, "__cuda_stream__"):
@@ -338,10 +304,6 @@ class CudaDevice:
     @_on_device
     def close_file(self, file: Any) -> None:
         file.close()
-
-
-def _array(array: Any) -> _Array:
-    return _Array(array, array.data.ptr, array.strides, array.shape, array.dtype)
 
 
 BACKEND = CudaDevice

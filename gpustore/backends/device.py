@@ -296,6 +296,8 @@ class DeviceBackend:
                 f'got {type(out).__name__}; open the store with device="cpu", or pass an array '
                 f"with __cuda_array_interface__ or DLPack"
             )
+        if view.is_read_only:
+            raise TypeError("out is read-only, expected writable device memory")
         if tuple(view.shape) != shape:
             raise MismatchError(f"out has shape {tuple(view.shape)}, expected {shape}")
         if view.dtype != dtype:

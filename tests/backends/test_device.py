@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gpustore
+from tests.emulator.dlpack import DlpackArray, TorchLikeArray
 from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
@@ -135,6 +136,47 @@ def test_reads_fill_an_array_of_the_device(tmp_path, device):
     out = there[:20].read(order="F").result()
     assert there[20:40].read(out=out).result() is out
     assert np.array_equal(on_host(device, out), host[20:40].read().result())
+
+
+@pytest.mark.parametrize("made_by", [DlpackArray, TorchLikeArray])
+@pytest.mark.parametrize("version", [0, 1])
+def test_reads_fill_arrays_that_have_dlpack(tmp_path, device, made_by, version):
+    host = create(tmp_path, dtype="bfloat16")
+    there = opened(tmp_path, device)
+    out = there[:20].read(order="F").result()
+    view = device.wrap(out)
+    # Its owner is still at work on it, on a stream of its own.
+    own = device.stream()
+    device.wait(own, device.record(device.caller_stream()))
+    device.fill(view.address, 0, 20 * 70 * 2, own)
+    foreign = made_by(view, device, own, version=version)
+    assert there[20:40].read(out=foreign).result() is foreign
+    assert foreign.streams == [device.caller_stream().number]
+    assert foreign.held == 0
+    assert on_host(device, out).tobytes() == host[20:40].read().result().tobytes()
+
+
+@pytest.mark.parametrize("made_by", [DlpackArray, TorchLikeArray])
+def test_writes_take_arrays_that_have_dlpack(tmp_path, device, made_by):
+    host = create(tmp_path, dtype="bfloat16")
+    there = opened(tmp_path, device)
+    source = there[:20, ::2].read(order="F").result()
+    view = device.wrap(source)
+    own = device.stream()
+    device.wait(own, device.record(device.caller_stream()))
+    device.fill(view.address, 0x3F, view.shape[0] * view.shape[1] * 2, own)
+    foreign = made_by(view, device, own, is_read_only=True)
+    there[20:40, 35:].write(foreign).result()
+    assert foreign.held == 0
+    assert (host[20:40, 35:].read().result().view("u2") == 0x3F3F).all()
+
+
+def test_read_only_memory_is_no_destination(tmp_path, lazy):
+    create(tmp_path)
+    there = opened(tmp_path, lazy)
+    out = there[:20].read().result()
+    with pytest.raises(TypeError, match="out is read-only, expected writable device memory"):
+        there[:20].read(out=DlpackArray(lazy.wrap(out), is_read_only=True))
 
 
 def test_wrong_destinations_are_refused_at_once(tmp_path, lazy):

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpustore.backends._foreign import ForeignArray, foreign_array
 from gpustore.device import CodecBatch, MemoryInfo, Spans
 from gpustore.device_kernels import instance
 from gpustore.errors import DeviceError
@@ -98,17 +99,6 @@ class EmulatedArray:
 
     def __array__(self, *_, **__):
         raise TypeError("device memory cannot be read by the host; download it")
-
-
-@dataclass(frozen=True)
-class EmulatedView:
-    """An array and where it lies."""
-
-    array: object
-    address: int
-    strides: tuple
-    shape: tuple
-    dtype: np.dtype
 
 
 @dataclass(frozen=True)
@@ -269,25 +259,14 @@ class EmulatedDevice:
             array = EmulatedArray(allocation, tuple(shape), dtype, strides)
             # Collected in any thread at any time: freed by the next operation.
             weakref.finalize(array, self._dropped.append, (allocation, stream)).atexit = False
-            return EmulatedView(array, allocation.address, strides, tuple(shape), dtype)
+            return ForeignArray(array, allocation.address, strides, tuple(shape), dtype)
 
     def wrap(self, array):
         with self._asked("wrap"):
-            interface = getattr(array, "__cuda_array_interface__", None)
-            if interface is None:
-                return None
-            address, read_only = interface["data"]
-            if read_only:
-                raise TypeError("device memory is read-only, expected writable memory")
-            if self._memory.find(address) is None:
-                raise TypeError(f"memory at {address:#x} is not on device {self.name}")
-            dtype = getattr(array, "dtype", None) or np.dtype(interface["typestr"])
-            shape = tuple(interface["shape"])
-            strides = interface.get("strides")
-            if strides is None:
-                strides = np.empty(shape, np.uint8).strides
-                strides = tuple(stride * dtype.itemsize for stride in strides)
-            return EmulatedView(array, address, tuple(strides), shape, dtype)
+            found = foreign_array(array, self.caller_stream().number)
+            if found is not None and found.address and self._memory.find(found.address) is None:
+                raise TypeError(f"memory at {found.address:#x} is not on device {self.name}")
+            return found
 
     # ------------------------------------------------------------- queue
 

@@ -1,0 +1,93 @@
+"""Device memory and streams by address, as other libraries give and take them.
+
+Arrays come through ``__cuda_array_interface__`` (version 3) or DLPack. Which device an address lies
+on is for the caller to find out.
+
+Source: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpustore.backends import _dlpack
+from gpustore.codecs.base import ChunkBytes
+
+__all__ = ["DeviceBytes", "ForeignArray", "StreamHandle", "foreign_array"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignArray:
+    """An array that somebody else made; see :class:`gpustore.device.DeviceArray`.
+
+    Attributes
+    ----------
+    capsule : object
+        What keeps the memory of a DLPack array, besides the array; else None.
+    """
+
+    array: Any
+    address: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_read_only: bool = False
+    capsule: Any = None
+
+
+def foreign_array(array: Any, stream: int) -> ForeignArray | None:
+    """The device memory of an array; None for any other object.
+
+    Parameters
+    ----------
+    stream : int
+        Address of the CUDA stream on which the memory will be used.
+
+    Raises
+    ------
+    TypeError
+        If its type is one that NumPy and ml_dtypes do not have.
+    """
+    dtype = getattr(array, "dtype", None)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None or (hasattr(array, "__dlpack__") and not isinstance(dtype, np.dtype)):
+        # The interface has no text for types like bfloat16, which PyTorch and JAX have.
+        if not _dlpack.is_on_cuda(array):
+            return None
+        tensor, capsule = _dlpack.tensor_of(array, stream)
+        return ForeignArray(array, *tensor, capsule=capsule)
+    address, is_read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    if not isinstance(dtype, np.dtype):
+        dtype = np.dtype(interface["typestr"])
+    strides = interface.get("strides")
+    if strides is None:
+        strides = ChunkBytes.contiguous(dtype, shape).strides
+    return ForeignArray(array, address or 0, tuple(strides), shape, dtype, is_read_only)
+
+
+class DeviceBytes:
+    """Device memory, as other libraries take it."""
+
+    __slots__ = ("__cuda_array_interface__",)
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHandle:
+    """A stream given as a number, in the protocol that CuPy understands."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.address)
