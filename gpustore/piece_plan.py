@@ -288,10 +288,13 @@ class PiecePlan:
         """Number of units, the parts that can be read independently."""
         return len(self.first_block) - 1
 
-    def windows(self, part: int, parts: int, slots: int) -> Iterator[PieceWindow]:
+    def windows(
+        self, part: int, parts: int, slots: int, *, most_units: int | None = None
+    ) -> Iterator[PieceWindow]:
         """The windows of one of `parts` parts of the plan; no key is in two windows.
 
-        `slots` blocks lie one after the other in memory, and are decoded and cut together.
+        `slots` blocks lie one after the other in memory, and are decoded and cut together. A window
+        has at most `most_units` units.
         """
         lo, hi = (self.units * i // parts for i in (part, part + 1))
         first_chunk = self.first_chunk[self.first_block]
@@ -301,7 +304,7 @@ class PiecePlan:
                 int(np.searchsorted(first_chunk, first_chunk[lo] + WINDOW_CHUNKS, "right")),
                 int(np.searchsorted(first_piece, first_piece[lo] + WINDOW_PIECES, "right")),
             )
-            end = min(max(most - 1, lo + 1), hi)
+            end = min(max(most - 1, lo + 1), hi, lo + (most_units or hi))
             yield self._window(int(self.first_block[lo]), int(self.first_block[end]), slots)
             lo = end
 

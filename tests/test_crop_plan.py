@@ -94,6 +94,15 @@ def test_all_chunks_of_a_key_are_in_one_window(monkeypatch):
         assert len(seen) == len({(i // 4, j // 2) for i, j in touched})
 
 
+def test_windows_have_as_many_keys_as_wanted():
+    block = single((64, 64), (4, 4), (4, 2))
+    starts = np.random.default_rng(0).integers(0, 61, (200, 2))
+    plan = planned(block, starts, (3, 3), block_nbytes=0)
+    keys = [len(set(window.chunks.keys)) for window in plan.windows(0, 1, 1, most_units=3)]
+    assert plan.units == 32
+    assert keys == [3] * 10 + [2]
+
+
 def test_too_many_pieces_are_refused_before_they_are_written_down():
     block = single((10**15,), (1,))
     with pytest.raises(LimitError, match="pieces of chunks exceeds the limit"):

@@ -155,9 +155,10 @@ class ChunkedArray:
         return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
     def fewer_parts(self, parts: int, rows: int) -> int:
-        """`parts`, or so few that each of them fills a sub-batch of the device."""
+        """`parts`, or so few that each of them fills a sub-batch, if a device decodes `rows`."""
         nbytes = self.backend.sub_batch_nbytes(self.limits)
-        if nbytes is None:
+        by_host = self.stored is not None or self.backend.refusal(self.chain) is not None
+        if nbytes is None or by_host:
             return parts
         return max(1, min(parts, rows * self.chain.layout.nbytes // nbytes))
 

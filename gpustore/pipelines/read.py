@@ -36,7 +36,7 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
-__all__ = ["PLANNED_ROWS", "SMALL_ROWS", "SMALL_S", "check_rows", "contiguous", "read"]
+__all__ = ["PLANNED_ROWS", "SMALL_ROWS", "SMALL_S", "check_rows", "contiguous", "most_keys", "read"]
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6

@@ -28,7 +28,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.piece_plan import Block, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
-from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous
+from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
@@ -186,7 +186,7 @@ def _read_part(
         return
     slots = max(1, BATCH_NBYTES // max(1, plan.block.nbytes))
     blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
-    for planned in plan.windows(part, parts, slots):
+    for planned in plan.windows(part, parts, slots, most_units=most_keys(array)):
         window = planned.by_element() if by_element else planned
         group = 0
         for done, rows, values in batches(array, window.chunks):
@@ -221,7 +221,7 @@ def _fly_part(
     flight = array.backend.flight(array.chain, rows, array.limits, check, pieces=pieces)
     assert flight is not None
     with flight:
-        for planned in plan.windows(part, parts, 1):
+        for planned in plan.windows(part, parts, 1, most_units=most_keys(array)):
             window = planned.by_element() if by_element else planned
             some = batches(array, window.chunks, nbytes=flight.nbytes, into=flight.arena)
             for done, chunks, values in some:
