@@ -4,6 +4,7 @@ import gc
 import inspect
 import itertools
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -449,6 +450,20 @@ def test_reading_beyond_the_end_of_a_file_tells_how_much_there_was(bench, path):
     bench.wait()
     assert device.read_file(file, start, 5 * 4096, address).result() == 50_000 - start
     assert bench.get(address, 50_000 - start) == smooth(50_000)[start:]
+    device.close_file(file)
+
+
+def test_an_open_descriptor_is_a_path_to_its_file(device, path):
+    """So the file is the one that somebody has looked at, whatever its name means by now."""
+    with path.open("rb") as opened:
+        path.rename(path.with_name("elsewhere"))
+        file = device.open_file(Path(f"/proc/self/fd/{opened.fileno()}"))
+    with bench_of(device) as bench:
+        page = max(file.alignment, 16)
+        address = -(-bench.allocate(4096 + page) // page) * page
+        bench.wait()
+        assert device.read_file(file, 0, 4096, address).result() == 4096
+        assert bench.get(address, 4096) == smooth(50_000)[:4096]
     device.close_file(file)
 
 

@@ -3,17 +3,25 @@
 A :class:`Slot` is a slab of pinned host memory, device memory of the same size, and a stream. Who
 holds a slot may write its slab; it gives the slot back when an event behind all copies of it has
 passed. :class:`Slots` keeps them, because pinned memory is slow to get.
+
+The slab is filled from its start, and uploaded as far as it is. What is read from files straight
+into device memory lies at the end: a view of the slab stands for it, whose bytes only the device
+has.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
 import numpy as np
 
-from gpustore.device import Allocation, Device, Pinned, Stream
+from gpustore.backends._files import Files, Handle
+from gpustore.device import Allocation, Device, FileRead, Pinned, Stream
+from gpustore.errors import DeviceError
 from gpustore.kvstores.base import Arena, Buffer
+from gpustore.statistics import STATISTICS
 
 __all__ = ["Slot", "Slots"]
 
@@ -36,7 +44,45 @@ class _Slab(Arena):
 
     def reset(self) -> None:
         super().reset()
-        self._slot.used = 0
+        self._slot.forget()
+
+    def begin_read(
+        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
+    ) -> memoryview | None:
+        return self._slot.begin_read(row, fd, status, start, nbytes)
+
+    def end_reads(self) -> list[int]:
+        return self._slot.end_reads()
+
+
+class _Read:
+    """A read of a file into device memory that must bring at least `wanted` bytes."""
+
+    __slots__ = ("_files", "_handle", "_read", "_wanted", "is_done", "nbytes", "row", "succeeded")
+
+    def __init__(
+        self, files: Files, handle: Handle, read: FileRead, wanted: int, row: int, nbytes: int
+    ) -> None:
+        self.row = row
+        self.nbytes = nbytes
+        self.is_done = self.succeeded = False
+        self._files = files
+        self._handle = handle
+        self._read = read
+        self._wanted = wanted
+
+    def wait(self) -> None:
+        """Wait for its end, and give its handle back."""
+        if self.is_done:
+            return
+        self.is_done = True
+        try:
+            enough = self._read.result() >= self._wanted
+            self.succeeded = enough and self._handle.is_unchanged()
+        except OSError:
+            pass  # The host reads it again, and says what is wrong.
+        finally:
+            self._files.put(self._handle)
 
 
 class Slot:
@@ -51,14 +97,20 @@ class Slot:
         Bytes of the slab that are taken.
     arena : Arena
         Hands out the slab to those who fetch values.
+    files : Files or None
+        What values may be read from straight into device memory; None if the host must see them.
     """
 
     __slots__ = (
         "_allocation",
         "_device",
+        "_is_settled",
         "_origin",
         "_pinned",
+        "_reads",
+        "_top",
         "arena",
+        "files",
         "nbytes",
         "stream",
         "used",
@@ -68,7 +120,10 @@ class Slot:
         self._device = device
         self._pinned: Pinned | None = None
         self._allocation: Allocation | None = None
-        self.nbytes = self._origin = 0
+        self.nbytes = self._origin = self._top = 0
+        self._is_settled = False
+        self._reads: list[_Read] = []
+        self.files: Files | None = None
         self.stream: Stream = device.stream()
         self.used = 0
         self.arena: Arena = _Slab(self)
@@ -90,7 +145,7 @@ class Slot:
     def reserve(self, nbytes: int) -> int | None:
         """Take bytes of the slab: the first of them, None if there are not so many."""
         start = -(-self.used // _PART_ALIGNMENT) * _PART_ALIGNMENT
-        if start + nbytes > self.nbytes:
+        if start + nbytes > self._top:
             return None
         self.used = start + nbytes
         return start
@@ -113,7 +168,8 @@ class Slot:
         except MemoryError:
             self.free()
             raise
-        self.nbytes = nbytes
+        self.nbytes = self._top = nbytes
+        self._is_settled = False
         self._origin = np.frombuffer(self._pinned.view, np.uint8).ctypes.data
 
     def lacks(self, values: Sequence[Buffer], room: int) -> int:
@@ -123,7 +179,7 @@ class Slot:
         """
         padding = _PART_ALIGNMENT
         outside = sum(len(value) + padding for value in values if self._start(value) is None)
-        if self.used + outside + room + 4 * padding <= self.nbytes:
+        if self.used + outside + room + 4 * padding <= self._top:
             return 0
         return sum(len(value) + padding for value in values) + room + 4 * padding
 
@@ -146,11 +202,92 @@ class Slot:
         start: int = np.frombuffer(value, np.uint8).ctypes.data - self._origin
         return start if 0 <= start < self.nbytes else None
 
+    # ----------------------------------------------------------------- files
+
+    @property
+    def has_direct(self) -> bool:
+        """Whether bytes at the end of the slab are on the device only."""
+        return self._top < self.nbytes
+
+    def begin_read(
+        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
+    ) -> memoryview | None:
+        """Begin to read a part of a file into the device memory; see :class:`Arena`."""
+        files = self.files
+        if files is None or not self.nbytes:
+            return None
+        handle = files.take(fd, status, nbytes, self._wait)
+        if handle is None:
+            return None
+        page = handle.file.alignment
+        low = start // page * page
+        length = -(-(start + nbytes - low) // page) * page
+        place = (self.address(self._top) - length) // page * page - self.address(0)
+        if place < self.used:
+            files.put(handle)
+            STATISTICS.add(direct_fallbacks=1)
+            return None
+        try:
+            self._settle()
+            read = self._device.read_file(handle.file, low, length, self.address(place))
+        except BaseException:
+            files.put(handle)
+            raise
+        self._top = place
+        self._reads.append(_Read(files, handle, read, start - low + nbytes, row, nbytes))
+        return self.view(place + start - low, nbytes)
+
+    def end_reads(self) -> list[int]:
+        """Wait for all reads of files: the rows of those that failed."""
+        self._wait()
+        reads, self._reads = self._reads, []
+        failed = [one.row for one in reads if not one.succeeded]
+        if reads:
+            STATISTICS.add(
+                direct_reads=len(reads) - len(failed),
+                direct_fallbacks=len(failed),
+                bytes_direct=sum(one.nbytes for one in reads if one.succeeded),
+            )
+        return failed
+
+    def _wait(self) -> None:
+        """Wait for all reads that have begun."""
+        lost: DeviceError | None = None
+        for one in self._reads:
+            try:
+                one.wait()
+            except DeviceError as error:
+                lost = error  # All of them must have ended before the slot is used again.
+        if lost is not None:
+            self._reads.clear()
+            raise lost
+
+    def _settle(self) -> None:
+        """Wait until the device memory is there: no stream orders reads of files behind that."""
+        if not self._is_settled:
+            self._device.synchronize(self._device.record(self.stream))
+            STATISTICS.add(waits=1)
+            self._is_settled = True
+
+    def fetch_direct(self) -> None:
+        """Bring the bytes that only the device has into the slab."""
+        if not self.has_direct:
+            return
+        nbytes = self.nbytes - self._top
+        self._device.download(self.address(self._top), self.pinned, self._top, nbytes, self.stream)
+        self._device.synchronize(self._device.record(self.stream))
+        STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
+
+    def forget(self) -> None:
+        """Take the whole slab back."""
+        self.end_reads()
+        self.used, self._top = 0, self.nbytes
+
     def free(self) -> None:
         """Give its memory back; nothing of it may be in use."""
         pinned, self._pinned = self._pinned, None
         allocation, self._allocation = self._allocation, None
-        self.nbytes = self.used = 0
+        self.nbytes = self.used = self._top = 0
         if pinned is not None:
             self._device.free_pinned(pinned)
         if allocation is not None:
@@ -193,6 +330,10 @@ class Slots:
 
     def put(self, slot: Slot) -> None:
         """Give a slot back. All that was asked of its stream has run."""
+        try:
+            slot.forget()
+        except DeviceError:
+            pass  # Everybody is told who asks the device for anything.
         with self._changed:
             self._idle.append(slot)
             self._changed.notify()

@@ -101,6 +101,7 @@ class SubBatch:
             self._halve()
 
     def _halve(self) -> None:
+        self._slot.fetch_direct()
         copies = [None if value is None else bytes(value) for value in self.values]
         self.give_up()
         self._slot.free()
@@ -157,6 +158,7 @@ class SubBatch:
         room = len(self.values) * _TABLES_PER_ROW_NBYTES + len(pattern)
         lacking = slot.lacks(present, room)
         if lacking:
+            slot.fetch_direct()
             present = [bytes(value) for value in present]
             for i, value in zip(some, present):
                 self.values[i] = value
@@ -173,7 +175,9 @@ class SubBatch:
                 np.array([slot.address(start) for start in starts], np.uint64),
                 np.array([len(value) for value in present], np.uint64),
             ),
-            [slot.view(start, len(value)) for start, value in zip(starts, present)],
+            None
+            if slot.has_direct
+            else [slot.view(start, len(value)) for start, value in zip(starts, present)],
         )
         # What goes wrong from here on ends in `give_up`.
         if on_device and len(batch):
@@ -199,6 +203,8 @@ class SubBatch:
         raw = chain.is_raw or self._narrowed
         if not raw and chain.device_refusal(self._device) is None:
             return True
+        if not raw:
+            self._slot.fetch_direct()
         count = 0
         for i, value in enumerate(self.values):
             if value is None:
@@ -299,6 +305,7 @@ class SubBatch:
         nbytes = max(1, self._chain.layout.nbytes)
         most = max(1, self._slot.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
         # The slab that these lie in is used again.
+        self._slot.fetch_direct()
         encoded = {i: bytes(self.values[i] or b"") for i in left}
         decoded: dict[int, Buffer] = {}
         for number, i in enumerate(left):

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends._files import Files
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
@@ -52,6 +53,9 @@ _PIECE_NBYTES = 160
 """Room in a slab for tables, for each row and for each piece that is cut from it."""
 
 _MOST_ROWS = 4096
+
+_PAGES_NBYTES = 2 * 4096
+"""Room in a slab for what is read before and behind a value so that reads are of whole pages."""
 
 Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
 
@@ -115,8 +119,11 @@ class Flight:
         self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
-        table_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows)
-        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + table_nbytes)
+        decodes = chain.is_raw or backend.refusal(chain) is None
+        self._files = backend.files if decodes and not chain.needs_bytes else None
+        pages = 0 if self._files is None else _PAGES_NBYTES
+        row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows) + pages
+        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + row_nbytes) + pages
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +151,7 @@ class Flight:
                 self._finish_one()
                 slot = self._backend.slots.take(wait=not self._pending)
             self._next = slot
+        self._next.files = self._files
         self._next.arena.reset()
         try:
             self._next.resize(self._slab_nbytes)
@@ -235,6 +243,7 @@ class DeviceBackend:
         self.driven = driven
         self.device = driven.name
         self.slots = Slots(driven, SLOTS)
+        self.files = Files(driven)
 
     def sub_batch_nbytes(self, limits: Limits) -> int:
         """Decoded bytes that should be on their way together."""
@@ -253,7 +262,8 @@ class DeviceBackend:
         return Flight(self, chain, rows, pieces, limits, check)
 
     def release(self) -> None:
-        """Give back all memory that is kept for the next read."""
+        """Give back all memory and close all files that are kept for the next read."""
+        self.files.close_idle()
         self.slots.free()
 
     # ----------------------------------------------------------------- arrays

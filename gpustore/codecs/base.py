@@ -171,6 +171,9 @@ class BytesCodec(abc.ABC):
     verifies: ClassVar[bool] = False
     """Whether :meth:`decode_device` can compare a checksum before later stages decode."""
 
+    needs_bytes: ClassVar[bool] = True
+    """Whether :meth:`decode_device` looks at encoded bytes, so that the host must have them."""
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""

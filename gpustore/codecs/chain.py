@@ -89,6 +89,8 @@ class CodecChain:
         Whether decoding without `out` copies nothing.
     reads_parts : bool
         Whether a part of the decoded bytes can be checked by itself.
+    needs_bytes : bool
+        Whether the host must see encoded bytes that a device decodes.
     decodes_parts : bool
         Whether decoding a part of a chunk takes less time than all of it.
     decode_s : float
@@ -108,6 +110,7 @@ class CodecChain:
         "is_raw",
         "is_view",
         "layout",
+        "needs_bytes",
         "reads_parts",
         "stages",
     )
@@ -134,6 +137,7 @@ class CodecChain:
             layout, normalizer(layout.dtype)
         )
         self.reads_parts = self._check is None or not layout.record
+        self.needs_bytes = self._check is not None or any(one.needs_bytes for one in self.stages)
         steps = []
         bound, exact = layout.nbytes, True
         for stage in self.stages:

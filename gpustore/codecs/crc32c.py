@@ -47,6 +47,7 @@ class _Crc32c(BytesCodec):
     decode_ns = 0.03
     overhead = _NBYTES
     verifies = True
+    needs_bytes = False
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Exactly what an encoding has."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["Arena"]
 
@@ -56,6 +62,41 @@ class Arena:
             start, stop = 0, nbytes
         self._position = (stop + 63) & ~63
         return self._block[start:stop]
+
+    def begin_read(
+        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
+    ) -> memoryview | None:
+        """Begin to read a part of an open file past host memory, where that is possible.
+
+        Parameters
+        ----------
+        row : int
+            What the caller calls the read.
+        fd : int
+            The file; it may be closed afterwards.
+        status : os.stat_result
+            Of `fd`.
+        start, nbytes : int
+            The part; it lies in the file.
+
+        Returns
+        -------
+        memoryview or None
+            Stands for the bytes, which the host never has. None: the caller reads them into
+            :meth:`take`.
+        """
+        del row, fd, status, start, nbytes
+        return None
+
+    def end_reads(self) -> Sequence[int]:
+        """Wait for what :meth:`begin_read` began.
+
+        Returns
+        -------
+        sequence of int
+            The rows that the caller has to read into :meth:`take` all the same.
+        """
+        return ()
 
     def reset(self) -> None:
         """Take all pieces back; the views handed out stay safe to hold but lose their contents."""

@@ -143,16 +143,33 @@ class FileKvStore(KvStoreDriver):
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         result = ReadColumns.blank(len(request.keys))
+        self._read_rows(range(len(request.keys)), request, result)
+        if request.into is not None:
+            again = request.into.end_reads()
+            for i in again:
+                result.state[i] = ReadState.UNSPECIFIED
+                result.value[i] = None
+            self._read_rows(again, request, result, to_host=True)
+        return result
+
+    def _read_rows(
+        self,
+        rows: Sequence[int],
+        request: ReadRequest,
+        result: ReadColumns,
+        *,
+        to_host: bool = False,
+    ) -> None:
         read_one = self._read_repeatedly if self._options.retries.max_retries else self._read_one
-        for i, key in enumerate(request.keys):
+        for i in rows:
+            key = request.keys[i]
             try:
                 self.check_key(key)
-                read_one(i, key, request, result)
+                read_one(i, key, request, result, to_host=to_host)
             except GpustoreError as error:
                 result.error[i] = error
             except OSError as error:
                 result.error[i] = io_error(error, "read", key)
-        return result
 
     def _repeat(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something, again after passing errors as ``file_io_retries`` says."""
@@ -194,10 +211,14 @@ class FileKvStore(KvStoreDriver):
             key=key,
         )
 
-    def _read_repeatedly(self, i: int, key: str, request: ReadRequest, result: ReadColumns) -> None:
-        self._repeat(self._read_one, i, key, request, result)
+    def _read_repeatedly(
+        self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
+    ) -> None:
+        self._repeat(self._read_one, i, key, request, result, to_host=to_host)
 
-    def _read_one(self, i: int, key: str, request: ReadRequest, result: ReadColumns) -> None:
+    def _read_one(
+        self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
+    ) -> None:
         opened = self._open(key)
         condition = b"" if request.if_equal is None else request.if_equal[i]
         if opened is None:
@@ -221,7 +242,12 @@ class FileKvStore(KvStoreDriver):
                 stop = None if request.stop is None else request.stop[i]
                 begin, end = check_byte_range(size, start, stop, key)
             check_nbytes(end - begin, request.max_nbytes, key)
-            result.value[i] = _read_range(fd, begin, end - begin, request.into, key)
+            value: Buffer | None = None
+            if request.into is not None and not to_host:
+                value = request.into.begin_read(i, fd, status, begin, end - begin)
+            if value is None:
+                value = _read_range(fd, begin, end - begin, request.into, key)
+            result.value[i] = value
             result.state[i] = ReadState.VALUE
         finally:
             os.close(fd)

@@ -135,6 +135,32 @@ def test_arrays_over_memory_may_have_any_type():
     assert done.returncode == 0, done.stderr
 
 
+_OPEN_DESCRIPTOR = """
+import os, sys
+from pathlib import Path
+import kvikio
+fd = os.open(sys.argv[1], os.O_RDONLY)
+os.rename(sys.argv[1], sys.argv[1] + ".elsewhere")
+file = kvikio.CuFile(Path(f"/proc/self/fd/{fd}"), "r")
+assert os.path.samestat(os.fstat(file.fileno()), os.fstat(fd))
+before = len(os.listdir("/proc/self/fd"))
+file.close()
+print(before - len(os.listdir("/proc/self/fd")))
+"""
+
+
+def test_kvikio_opens_the_file_of_a_descriptor(tmp_path):
+    """Opening needs no driver. Of each handle the process has at most two more descriptors."""
+    if not registry.is_installed("kvikio"):
+        skip("kvikio is not installed")
+    path = tmp_path / "values"
+    path.write_bytes(bytes(8192))
+    command = [sys.executable, "-W", "ignore", "-c", _OPEN_DESCRIPTOR, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) in (1, 2)
+
+
 def test_names_are_found_in_the_modules():
     assert "cupy.cuda.runtime.mallocAsync" in USED["cuda"]
     assert "nvidia.nvcomp.as_arrays" in USED["_nvcomp"]

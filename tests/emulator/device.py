@@ -51,6 +51,10 @@ class Faults:
         Bytes that a ``read_file`` returns less than it should.
     failed_reads : set of int
         Calls of ``read_file`` that end with an OSError.
+    failed_opens : set of int
+        Calls of ``open_file`` for which the process has too many open files.
+    meanwhile : callable or None
+        Called when a ``read_file`` runs, before it reads, with its number.
     lost_at : int or None
         Launch or codec call that loses the device, with everything in its memory.
     polls : int
@@ -63,6 +67,8 @@ class Faults:
     sizes: dict = field(default_factory=dict)
     short_reads: dict = field(default_factory=dict)
     failed_reads: set = field(default_factory=set)
+    failed_opens: set = field(default_factory=set)
+    meanwhile: object = None
     lost_at: int | None = None
     polls: int = 1
 
@@ -110,11 +116,11 @@ class EmulatedKernel:
 class EmulatedFile:
     """A file whose bytes go to device memory in whole pages."""
 
-    def __init__(self, path, alignment):
+    def __init__(self, path, alignment, *, is_direct):
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.path = path
         self.alignment = alignment
-        self.is_direct = alignment > 1
+        self.is_direct = is_direct
         self.reads = 0
 
 
@@ -150,7 +156,9 @@ class EmulatedDevice:
     total_nbytes : int
         Device memory.
     file_alignment : int
-        1, or what direct reads want.
+        What reads of files want offsets, lengths and addresses to be multiples of.
+    direct_files : bool
+        Whether files say that their bytes do not pass host memory.
     decodes : tuple of str
         Codecs it has; none as a GPU without nvcomp.
 
@@ -161,6 +169,8 @@ class EmulatedDevice:
         Calls of each operation, ``upload_nbytes`` and ``download_nbytes``.
     decompressed : list of int
         Streams of each call of ``decompress``.
+    files : list of EmulatedFile
+        Those that are open.
     """
 
     def __init__(
@@ -170,6 +180,7 @@ class EmulatedDevice:
         seed=0,
         total_nbytes=1 << 30,
         file_alignment=4096,
+        direct_files=True,
         decodes=tuple(codecs.CODECS),
     ):
         self.name = "emulated"
@@ -182,6 +193,9 @@ class EmulatedDevice:
         self._queue = Queue(order, seed)
         self._memory = Memory(total_nbytes)
         self._file_alignment = file_alignment
+        self._direct_files = direct_files
+        self.files = []
+        self._file_reads = []
         self._decodes = decodes
         self._lost = None
         self._pinned = []
@@ -499,7 +513,11 @@ class EmulatedDevice:
 
     def open_file(self, path):
         with self._asked("open_file"):
-            return EmulatedFile(path, self._file_alignment)
+            if self.counts["open_file"] - 1 in self.faults.failed_opens:
+                raise OSError(24, "injected", str(path))
+            file = EmulatedFile(path, self._file_alignment, is_direct=self._direct_files)
+            self.files.append(file)
+            return file
 
     def read_file(self, file, start, nbytes, dst):
         with self._asked("read_file"):
@@ -513,9 +531,13 @@ class EmulatedDevice:
                 if any(ranges.meet(used) is not None for used in (*task.reads, *task.writes)):
                     raise Breach(f"{name}: {task.name} on {task.stream} still uses its destination")
             file.reads += 1
+            self._file_reads.append((name, ranges))
 
             def run():
                 file.reads -= 1
+                self._file_reads.remove((name, ranges))
+                if self.faults.meanwhile is not None:
+                    self.faults.meanwhile(number)
                 if number in self.faults.failed_reads:
                     raise OSError(5, "injected", str(file.path))
                 self._memory.require(target, name, running=True)
@@ -537,6 +559,7 @@ class EmulatedDevice:
                     f"{file.path} was closed before {file.reads} reads of it were waited for"
                 )
             os.close(file.descriptor)
+            self.files.remove(file)
 
     # ------------------------------------------------------------- for tests
 
@@ -559,6 +582,7 @@ class EmulatedDevice:
             left += [
                 f"not freed: {pinned.nbytes} bytes of pinned memory" for pinned in self._pinned
             ]
+            left += [f"not closed: {file.path}" for file in self.files]
             self.breaches += map(Breach, left if self._lost is None else [])
             if self.breaches:
                 raise self.breaches[0]
@@ -576,6 +600,11 @@ class EmulatedDevice:
     def _submit(self, stream, name, run, *, reads=(), writes=(), is_free=False):
         if stream not in self._queue.streams:
             raise Breach(f"{name}: {stream!r} is no stream of this device")
+        for spans in (*reads, *writes):
+            used = Ranges(spans.address, spans.nbytes)
+            for read, ranges in self._file_reads:
+                if used.meet(ranges) is not None:
+                    raise Breach(f"{name}: nobody has waited for the {read}, whose bytes it uses")
         self._run(
             lambda: self._queue.submit(
                 stream,

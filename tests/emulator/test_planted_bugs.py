@@ -5,6 +5,7 @@ Under lazy streams each mistake is noticed at once, by a breach or because bytes
 """
 
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -313,6 +314,18 @@ def test_files_are_not_read_into_memory_in_use(broken, tmp_path):
     broken.read_file(file, 0, 4096, address)
     with pytest.raises(Breach, match="closed before"):
         broken.close_file(file)
+    with pytest.raises(Breach, match="nobody has waited for the read of bytes"):
+        broken.fill(address, 0, 1, bench.stream)
+
+
+def test_files_that_nobody_closed_are_noticed(tmp_path):
+    path = tmp_path / "values"
+    path.write_bytes(bytes(4096))
+    device = EmulatedDevice()
+    file = device.open_file(path)
+    with pytest.raises(Breach, match=r"not closed: .*values"):
+        device.close()
+    os.close(file.descriptor)
 
 
 def test_work_that_nobody_waits_for_is_noticed(broken):
@@ -368,6 +381,9 @@ def test_injected_faults_of_files(broken, tmp_path):
     path.write_bytes(bytes(8192))
     broken.faults.short_reads = {0: 100}
     broken.faults.failed_reads = {1}
+    broken.faults.failed_opens = {1}
+    ran = []
+    broken.faults.meanwhile = ran.append
     bench = Bench(broken)
     address = -(-bench.allocate(8192) // 4096) * 4096
     bench.wait()
@@ -376,6 +392,9 @@ def test_injected_faults_of_files(broken, tmp_path):
     with pytest.raises(OSError, match="injected"):
         broken.read_file(file, 0, 4096, address).result()
     assert broken.read_file(file, 0, 4096, address).result() == 4096
+    assert ran == [0, 1, 2]
+    with pytest.raises(OSError, match="injected"):
+        broken.open_file(path)
     broken.close_file(file)
     bench.close()
     broken.close()

@@ -1,0 +1,255 @@
+"""Files whose bytes go straight into device memory: which values do, and the handles for it.
+
+A kvstore opens a file as for any read, with its rules about links and its condition on the
+generation, and asks the slab of a slot (:mod:`gpustore.backends._slot`) to read from that
+descriptor. The device opens files by path, so it gets the path that the system has for an open
+descriptor: that names the file itself, whatever has been renamed or linked meanwhile.
+
+Handles are slow to make and kept. One is found by what makes a generation: file system, inode, time
+of last change and size. As long as a handle is open its inode is no other file's, so a file that
+was replaced is never read through the handle of the old one; one that was written in place has
+another time or size, which is looked at again when its reads have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from gpustore.device import Device, DeviceFile
+from gpustore.errors import DeviceError, UnsupportedError
+from gpustore.statistics import STATISTICS
+
+__all__ = ["HANDLES", "LEAST_NBYTES", "Files", "Handle", "direct_refusal"]
+
+HANDLES = 64
+"""Most handles that are kept; each is about three descriptors of the process."""
+
+LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
+"""Shorter reads, and reads of shorter files, go through host memory: not measured. kvikio itself
+reads less than 16 KiB through host memory."""
+
+_Identity = tuple[int, int, int, int]
+
+
+def direct_refusal(
+    *, needs_bytes: bool, nbytes: int, file_nbytes: int, is_direct: bool
+) -> str | None:
+    """Why a value is read through host memory; None if it goes straight to the device.
+
+    Parameters
+    ----------
+    needs_bytes : bool
+        Whether the host must see the encoded bytes
+        (:attr:`gpustore.codecs.chain.CodecChain.needs_bytes`).
+    nbytes, file_nbytes : int
+        Of the part of the file that is read, and of the file.
+    is_direct : bool
+        As :class:`~gpustore.device.DeviceFile` says; True if nobody knows yet.
+
+    >>> direct_refusal(needs_bytes=False, nbytes=1 << 20, file_nbytes=1 << 20, is_direct=True)
+    >>> direct_refusal(needs_bytes=False, nbytes=1 << 20, file_nbytes=1 << 20, is_direct=False)
+    'files cannot be read straight into device memory here'
+    """
+    if needs_bytes:
+        return "the host looks at the encoded bytes"
+    for what, found in (("read", nbytes), ("file", file_nbytes)):
+        if found < LEAST_NBYTES[what]:
+            return f"a {what} of less than {LEAST_NBYTES[what]} bytes"
+    return None if is_direct else "files cannot be read straight into device memory here"
+
+
+class Handle:
+    """A file that the device has open.
+
+    Attributes
+    ----------
+    file : DeviceFile
+    uses : int
+        Reads that are on their way; it is not closed before they have ended.
+
+    Raises
+    ------
+    OSError, UnsupportedError
+        As :meth:`gpustore.device.Device.open_file`.
+    """
+
+    __slots__ = ("_descriptor", "_identity", "file", "uses")
+
+    def __init__(self, device: Device, fd: int, identity: _Identity) -> None:
+        self._identity = identity
+        self._descriptor = os.dup(fd)
+        try:
+            self.file: DeviceFile = device.open_file(Path(f"/proc/self/fd/{self._descriptor}"))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.uses = 0
+
+    def is_unchanged(self) -> bool:
+        """Whether nobody has written to the file since the kvstore looked at it."""
+        return _identity(os.fstat(self._descriptor)) == self._identity
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more: no store will ask for it again."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def close(self, device: Device) -> None:
+        """Close it. No read of it may be on its way."""
+        try:
+            device.close_file(self.file)
+        except DeviceError:
+            pass  # The device is lost, and its files with it.
+        os.close(self._descriptor)
+
+
+class Files:
+    """The files that a device has open. Any number of threads may use it at once.
+
+    Parameters
+    ----------
+    device : Device
+
+    Attributes
+    ----------
+    refusal : str or None
+        Why this device reads no files at all, once that is known.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.refusal: str | None = None
+        self._device = device
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._handles: OrderedDict[_Identity, Handle] = OrderedDict()
+        self._indirect: set[int] = set()
+        weakref.finalize(self, _close_at_exit, device, self._handles, self._pid)
+
+    def take(
+        self, fd: int, status: os.stat_result, nbytes: int, end_reads: Callable[[], None]
+    ) -> Handle | None:
+        """The handle to read a part of an open file with, which the caller puts back.
+
+        Parameters
+        ----------
+        fd : int
+            The file; the caller may close it afterwards.
+        status : os.stat_result
+            Of `fd`.
+        nbytes : int
+            Of the part.
+        end_reads : callable
+            Called if all handles are in use: puts back those that the caller has.
+
+        Returns
+        -------
+        Handle or None
+            None: read it through host memory; why is counted, unless the read is too short.
+        """
+        size = status.st_size
+        if direct_refusal(needs_bytes=False, nbytes=nbytes, file_nbytes=size, is_direct=True):
+            return None
+        if self.refusal is not None or status.st_dev in self._indirect:
+            STATISTICS.add(direct_unavailable=1)
+            return None
+        self._forget_after_fork()
+        identity = _identity(status)
+        with self._lock:
+            found = self._handles.get(identity)
+            if found is not None:
+                found.uses += 1
+                self._handles.move_to_end(identity)
+                return found
+        if not self._has_room():
+            end_reads()
+            if not self._has_room():
+                STATISTICS.add(direct_fallbacks=1)
+                return None
+        return self._opened(fd, identity)
+
+    def _has_room(self) -> bool:
+        """Whether there is room for one more handle, at the cost of the oldest idle one."""
+        with self._lock:
+            evicted = self._evicted(HANDLES - 1)
+            has_room = len(self._handles) < HANDLES
+        self._close(evicted)
+        return has_room
+
+    def _opened(self, fd: int, identity: _Identity) -> Handle | None:
+        try:
+            handle = Handle(self._device, fd, identity)
+        except OSError:
+            STATISTICS.add(direct_fallbacks=1)
+            self.close_idle()  # There may be too many open files.
+            return None
+        except UnsupportedError as error:
+            self.refusal = error.text
+            STATISTICS.add(direct_unavailable=1)
+            return None
+        if not handle.file.is_direct:
+            # Reads would pass host memory all the same: our own way there is as good.
+            self._indirect.add(identity[0])
+            handle.close(self._device)
+            STATISTICS.add(direct_unavailable=1)
+            return None
+        with self._lock:
+            # Another thread may have opened it as well.
+            kept = self._handles.setdefault(identity, handle)
+            kept.uses += 1
+        if kept is not handle:
+            handle.close(self._device)
+        return kept
+
+    def put(self, handle: Handle) -> None:
+        """Give a handle back, after the read has ended."""
+        with self._lock:
+            handle.uses -= 1
+
+    def close_idle(self) -> None:
+        """Close all handles that nobody has."""
+        self._forget_after_fork()
+        with self._lock:
+            idle = self._evicted(0)
+        self._close(idle)
+
+    def _evicted(self, most: int) -> list[Handle]:
+        """Take out handles that nobody has, the oldest first, until at most `most` are left."""
+        idle = [identity for identity, one in self._handles.items() if not one.uses]
+        # The disk keeps a file that has no name until the last handle is closed.
+        gone = [identity for identity in idle if self._handles[identity].is_deleted]
+        old = [identity for identity in idle if identity not in gone]
+        excess = max(0, len(self._handles) - len(gone) - most)
+        return [self._handles.pop(identity) for identity in (*gone, *old[:excess])]
+
+    def _close(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            handle.close(self._device)
+
+    def _forget_after_fork(self) -> None:
+        """Handles of the parent process are not ours, to use or to close."""
+        if os.getpid() != self._pid:
+            _INHERITED.append(self._handles)
+            self._lock = threading.Lock()
+            self._handles = OrderedDict()
+            self._pid = os.getpid()
+
+
+_INHERITED: list[OrderedDict[_Identity, Handle]] = []
+"""Kept, because the libraries close what is dropped."""
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _close_at_exit(device: Device, handles: OrderedDict[_Identity, Handle], pid: int) -> None:
+    """Before the libraries that the handles belong to are gone."""
+    while handles and os.getpid() == pid:
+        handles.popitem()[1].close(device)

@@ -1,0 +1,604 @@
+"""Values read from files straight into device memory are those that the host reads."""
+
+import gc
+import os
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.backends import _files
+from gpustore.backends._files import Files, direct_refusal
+from gpustore.backends._slot import Slot
+from gpustore.backends.selection import select_backend
+from gpustore.device import DeviceFile
+from gpustore.errors import UnsupportedError
+from gpustore.resources.device import parse_device
+from tests.emulator.device import EmulatedDevice
+from tests.emulator.queue import ORDERS, Breach
+from tests.on_device import emulated, on_host
+
+SHAPE = (75, 90)
+COUNTERS = ("direct_reads", "bytes_direct", "direct_fallbacks", "direct_unavailable")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Short reads go straight to the device too."""
+    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+
+
+@pytest.fixture(params=ORDERS)
+def device(request):
+    with emulated(request.param, seed=4) as device:
+        yield device
+
+
+@pytest.fixture
+def lazy():
+    with emulated() as device:
+        yield device
+
+
+CRC32C = {"name": "crc32c"}
+TURNED = {"name": "transpose", "configuration": {"order": [1, 0]}}
+
+
+def v2(**metadata):
+    return {"shape": list(SHAPE), "chunks": [20, 31], "compressor": None, **metadata}
+
+
+def v3(*codecs, dtype="uint32", endian="little", inner=None, index=()):
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    chain = [*codecs[:-1], {"name": "bytes", "configuration": {"endian": endian}}, *codecs[-1:]]
+    chain = [codec for codec in chain if codec is not None]
+    if inner is not None:
+        sharding = {"chunk_shape": inner, "codecs": chain, "index_codecs": [little, *index]}
+        chain = [{"name": "sharding_indexed", "configuration": sharding}]
+    return {
+        "shape": list(SHAPE),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [20, 30]}},
+        "data_type": dtype,
+        "codecs": chain,
+    }
+
+
+ARRAYS = {
+    "raw": v2(dtype="<u4"),
+    "one-byte": v2(dtype="|u1"),
+    "big-endian": v2(dtype=">f8"),
+    "F-order": v2(dtype="<i2", order="F"),
+    "transpose": v3(TURNED, None),
+    "transpose-big-endian": v3(TURNED, None, dtype="float64", endian="big"),
+    "crc32c": v3(CRC32C),
+    "sharded": v3(None, inner=[5, 6]),
+    "sharded-crc32c-index": v3(TURNED, None, inner=[10, 3], index=[CRC32C]),
+    "sharded-crc32c": v3(CRC32C, inner=[5, 10], index=[CRC32C]),
+}
+
+SELECTIONS = {
+    "whole": lambda store: store,
+    "crop": lambda store: store[3:31, 17:44],
+    "rows": lambda store: store[21:24],
+    "steps": lambda store: store[70:2:-3, ::5],
+    "indices": lambda store: store[[74, 2, 2, 17], :],
+    "missing": lambda store: store[38:62, 50:],
+}
+
+
+def spec_of(path, metadata):
+    driver = "zarr3" if "codecs" in metadata else "zarr"
+    return {"driver": driver, "kvstore": f"file://{path}", "metadata": metadata}
+
+
+def create(path, metadata, seed=0):
+    """An array on disk whose rows 40 to 60 are missing chunks."""
+    store = gpustore.open(spec_of(path, metadata), create=True, open=True).result()
+    random = np.random.default_rng(seed)
+    elements = random.integers(1, 100, SHAPE).astype(store.dtype.numpy_dtype)
+    store[:40] = elements[:40]
+    store[60:] = elements[60:]
+    return store
+
+
+def opened(path, device, **options):
+    return gpustore.open(f"file://{path}", device=device.name, **options).result()
+
+
+def counted(read):
+    """The result of a read, and how it counted reads of files."""
+    before = gpustore.statistics.snapshot()
+    result = read()
+    after = gpustore.statistics.snapshot()
+    return result, [after.get(name, 0) - before.get(name, 0) for name in COUNTERS]
+
+
+def same(device, there, host):
+    """Whether a read into a device gives what the host reads."""
+    found, expected = there.read().result(), host.read().result()
+    assert found.dtype == expected.dtype
+    return on_host(device, found).tobytes() == expected.tobytes()
+
+
+# --------------------------------------------------------------------------- values
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARRAYS)
+def test_reads_equal_those_of_the_host(tmp_path, name):
+    host = create(tmp_path, ARRAYS[name])
+    settings = [
+        (order, alignment, is_direct)
+        for order, alignment in zip(ORDERS, (1, 512, 4096), strict=True)
+        for is_direct in (True, False)
+    ]
+    for order, alignment, is_direct in settings:
+        with emulated(order, seed=1, file_alignment=alignment, direct_files=is_direct) as device:
+            there = opened(tmp_path, device)
+            for selection, select in SELECTIONS.items():
+                for layout in ("C", "F") if selection == "crop" else ("C",):
+                    before = device.counts["read_file"]
+                    read = partial(select(there).read, order=layout)
+                    found, counts = counted(lambda read=read: read().result())
+                    expected = select(host).read(order=layout).result()
+                    assert on_host(device, found).tobytes() == expected.tobytes(), selection
+                    reads = device.counts["read_file"] - before
+                    assert counts[2] == 0
+                    if is_direct:
+                        assert counts[0] == reads
+                        assert reads > 0
+                        assert counts[1] >= 16 * reads
+                    else:
+                        assert (reads, counts[3] > 0) == (0, True)
+                    del found, read
+            del there
+
+
+def test_nothing_is_uploaded_but_tables(tmp_path, lazy):
+    host = create(tmp_path, ARRAYS["raw"])
+    there = opened(tmp_path, lazy)
+    found, counts = counted(lambda: there.read().result())
+    assert counts == [9, 9 * 20 * 31 * 4, 0, 0]
+    assert lazy.counts["upload_nbytes"] < counts[1] / 10
+    assert np.array_equal(on_host(lazy, found), host.read().result())
+
+
+def test_compressed_streams_and_checked_types_pass_the_host(tmp_path, lazy):
+    for metadata in (
+        v2(dtype="<u4", compressor={"id": "zlib", "level": 1}),
+        v2(dtype="|b1"),
+        v3(None, {"name": "gzip", "configuration": {"level": 1}}),
+    ):
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        check = partial(same, lazy, host=create(path, metadata), there=opened(path, lazy))
+        assert counted(check) == (True, [0, 0, 0, 0])
+    assert lazy.counts["open_file"] == 0
+
+
+def test_what_goes_straight_to_the_device(monkeypatch):
+    monkeypatch.undo()
+    good = {"needs_bytes": False, "nbytes": 1 << 20, "file_nbytes": 1 << 20, "is_direct": True}
+    assert direct_refusal(**good) is None
+    for change, reason in (
+        ({"needs_bytes": True}, "the host looks at the encoded bytes"),
+        ({"nbytes": 65535}, "a read of less than 65536 bytes"),
+        ({"nbytes": 65536, "file_nbytes": 65536}, "a file of less than 262144 bytes"),
+        ({"is_direct": False}, "files cannot be read straight into device memory here"),
+    ):
+        assert direct_refusal(**{**good, **change}) == reason
+    assert min(_files.LEAST_NBYTES.values()) >= 16 << 10
+
+
+def test_short_values_pass_the_host(tmp_path, monkeypatch, lazy):
+    monkeypatch.undo()
+    host = create(tmp_path, ARRAYS["raw"])
+    assert counted(lambda: same(lazy, opened(tmp_path, lazy), host)) == (True, [0, 0, 0, 0])
+    big = {"shape": [600, 300], "chunks": [256, 256], "dtype": "<u4", "compressor": None}
+    host = gpustore.open(spec_of(tmp_path / "big", big), create=True).result()
+    host[:] = np.arange(600 * 300, dtype="u4").reshape(600, 300)
+    _, counts = counted(lambda: same(lazy, opened(tmp_path / "big", lazy), host))
+    assert counts == [6, 6 << 18, 0, 0]
+    _, counts = counted(
+        lambda: same(lazy, opened(tmp_path / "big", lazy)[:20, :20], host[:20, :20])
+    )
+    assert counts == [0, 0, 0, 0]
+
+
+# --------------------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"short_reads": {0: 4000, 4: 1 << 12}},
+        {"failed_reads": {0, 3, 5}},
+        {"failed_opens": {0, 2}},
+    ],
+    ids=lambda faults: next(iter(faults)),
+)
+@pytest.mark.parametrize("name", ["raw", "sharded-crc32c"])
+def test_what_fails_goes_through_the_host_once(tmp_path, device, name, faults):
+    host = create(tmp_path, ARRAYS[name])
+    for fault, calls in faults.items():
+        setattr(device.faults, fault, calls)
+    found, counts = counted(lambda: same(device, opened(tmp_path, device), host))
+    assert found
+    assert counts[2] == len(next(iter(faults.values())))
+    assert counts[0] > 0
+    assert counts[3] == 0
+
+
+def test_what_no_file_can_be_read_for_goes_through_the_host(tmp_path, lazy):
+    host = create(tmp_path, ARRAYS["raw"])
+    lazy.faults.failed_reads = set(range(100))
+    found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
+    assert (found, counts) == (True, [0, 0, 9, 0])
+
+
+def test_a_device_that_reads_no_files_is_asked_once(tmp_path, lazy):
+    def refused(path):
+        asked.append(path)
+        raise UnsupportedError("reading files into device memory needs kvikio: install it")
+
+    asked = []
+    lazy.open_file = refused
+    host = create(tmp_path, ARRAYS["raw"])
+    found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
+    assert (found, counts, len(asked)) == (True, [0, 0, 0, 9], 1)
+    backend = select_backend(parse_device(lazy.name))
+    assert backend.files.refusal == "reading files into device memory needs kvikio: install it"
+
+
+def test_files_that_are_not_direct_are_opened_once_and_closed(tmp_path):
+    host = create(tmp_path, ARRAYS["raw"])
+    with emulated(direct_files=False) as device:
+        found, counts = counted(lambda: same(device, opened(tmp_path, device), host))
+        assert (found, counts) == (True, [0, 0, 0, 9])
+        assert device.counts["open_file"] == device.counts["close_file"] == 1
+
+
+def test_a_file_that_shrinks_meanwhile_is_named(tmp_path, device):
+    create(tmp_path, ARRAYS["raw"])
+    path = tmp_path / "1.0"
+    there = opened(tmp_path, device)[20:40, :31]
+    device.faults.meanwhile = lambda number: os.truncate(path, 100)
+    with pytest.raises(
+        gpustore.CorruptChunkError, match=rf'"{path}".*at byte 100|100 bytes'
+    ) as caught:
+        there.read().result()
+    assert caught.value.key == str(path)
+
+
+def test_a_file_that_goes_meanwhile_was_there(tmp_path, device):
+    host = create(tmp_path, ARRAYS["raw"])
+    expected = host.read().result()
+    there = opened(tmp_path, device)
+    device.faults.meanwhile = lambda number: (tmp_path / "0.0").unlink(missing_ok=True)
+    assert np.array_equal(on_host(device, there.read().result()), expected)
+    device.faults.meanwhile = None
+    assert same(device, there, host)  # The chunk is missing now.
+    assert not np.array_equal(host.read().result(), expected)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_values_replaced_meanwhile_are_the_old_or_the_new_ones(tmp_path, device, in_place):
+    """Of one shard all inner chunks are from one version of it."""
+    host = create(tmp_path / "array", ARRAYS["sharded"])
+    create(tmp_path / "other", ARRAYS["sharded"], seed=1)
+    part = np.s_[:20, :30]
+    old = host[part].read().result()
+    stored = next((tmp_path / "other").glob("**/c/0/0"))
+    path = tmp_path / "array" / stored.relative_to(tmp_path / "other")
+
+    def replace(number):
+        if number == 0 and in_place:
+            path.write_bytes(stored.read_bytes())
+            os.utime(path, ns=(1, 1))
+        elif number == 0:
+            os.replace(stored, path)
+
+    device.faults.meanwhile = replace
+    there = opened(tmp_path / "array", device)[part]
+    # Not merged: each row of an inner chunk is a read of its own.
+    found, counts = counted(lambda: on_host(device, there.read().result()))
+    new = host[part].read().result()
+    assert not np.array_equal(old, new)
+    assert np.array_equal(found, new if in_place else old)
+    assert (counts[2] > 0) == in_place
+    assert np.array_equal(on_host(device, there.read().result()), new)
+
+
+def test_a_replaced_file_is_never_read_through_the_old_handle(tmp_path, lazy):
+    host = create(tmp_path, ARRAYS["raw"])
+    there = opened(tmp_path, lazy)
+    assert same(lazy, there, host)
+    assert same(lazy, there, host)
+    assert lazy.counts["open_file"] == len(lazy.files) == 9
+    before = host.read().result()
+    create(tmp_path, ARRAYS["raw"], seed=2)
+    assert same(lazy, there, host)
+    assert not np.array_equal(before, host.read().result())
+    assert lazy.counts["open_file"] == 18
+    # Nobody can ask for the old ones again: their place on the disk is given back.
+    assert len(lazy.files) == 9
+
+
+def test_links_that_lead_out_of_the_store_are_refused(tmp_path, lazy):
+    host = create(tmp_path / "array", ARRAYS["raw"])
+    there = opened(tmp_path / "array", lazy)
+    inside, outside = tmp_path / "array" / "0.0", tmp_path / "outside"
+    inside.rename(tmp_path / "array" / "kept")
+    inside.symlink_to("kept")
+    assert same(lazy, there, host)
+    outside.write_bytes((tmp_path / "array" / "kept").read_bytes())
+    inside.unlink()
+    inside.symlink_to(outside)
+    asked = lazy.counts["open_file"]
+    messages = []
+    for store in (host, there):
+        with pytest.raises(gpustore.StoreIOError, match="leads out of the store") as caught:
+            store[:20, :31].read().result()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert lazy.counts["open_file"] == asked
+
+
+def test_devices_get_the_file_that_the_kvstore_has_opened(tmp_path, lazy):
+    host = create(tmp_path, ARRAYS["raw"])
+    paths = []
+    open_file = lazy.open_file
+    lazy.open_file = lambda path: paths.append(str(path)) or open_file(path)
+    assert same(lazy, opened(tmp_path, lazy), host)
+    assert len(paths) == 9
+    assert all(re.fullmatch(r"/proc/self/fd/\d+", path) for path in paths)
+
+
+@pytest.mark.parametrize("name", ["crc32c", "sharded-crc32c"])
+def test_checksums_are_compared_on_the_device(tmp_path, device, name):
+    create(tmp_path, ARRAYS[name])
+    path = tmp_path / "c/0/1"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    there = opened(tmp_path, device)
+    with pytest.raises(gpustore.CorruptChunkError, match="Digest mismatch") as caught:
+        there.read().result()
+    assert caught.value.key == str(path)
+    _, counts = counted(lambda: there[20:40].read().result())
+    assert counts[0] > 0
+
+
+@pytest.mark.parametrize("fails", [{1}, {2}, {2, 3}])
+def test_little_memory_brings_values_back_to_the_host(tmp_path, lazy, fails):
+    """Index arrays have tables that are larger than the values: these get memory of their own."""
+    host = create(tmp_path, ARRAYS["crc32c"])
+    lines = np.random.default_rng(3).integers(0, 75, 2000)
+    there = opened(tmp_path, lazy)
+    # The array is the first allocation, then memory of a slot, then that for tables.
+    lazy.faults.allocations = fails
+    assert same(lazy, there[lines, :], host[lines, :])
+
+
+def test_slots_are_used_again_while_others_run(tmp_path, device):
+    host = create(tmp_path, ARRAYS["raw"])
+    limits = {"limits": {"device_in_flight_nbytes": 24 * 2 * 20 * 31 * 4}}
+    there = opened(tmp_path, device, context=gpustore.Context(limits))
+    futures = [there.read() for _ in range(4)]
+    expected = host.read().result()
+    for future in futures:
+        assert np.array_equal(on_host(device, future.result()), expected)
+
+
+def test_cancelled_reads_leave_nothing_behind(tmp_path, device):
+    host = create(tmp_path, ARRAYS["raw"])
+    there = opened(tmp_path, device)
+    futures = [there.read() for _ in range(6)]
+    for future in futures[::2]:
+        future.cancel()
+    kept = futures[1]
+    del futures, future
+    assert np.array_equal(on_host(device, kept.result()), host.read().result())
+
+
+def test_a_device_that_is_lost_says_so(tmp_path, lazy):
+    create(tmp_path, ARRAYS["crc32c"])
+    there = opened(tmp_path, lazy)
+    lazy.faults.lost_at = 0
+    for _ in range(2):
+        with pytest.raises(gpustore.DeviceError, match="illegal memory access"):
+            there.read().result()
+
+
+# --------------------------------------------------------------------------- handles
+
+
+def test_few_handles_are_open_at_once(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(_files, "HANDLES", 3)
+    host = create(tmp_path, ARRAYS["raw"])
+    most = []
+    open_file = device.open_file
+
+    def watched(path):
+        file = open_file(path)
+        most.append(len(device.files))
+        return file
+
+    device.open_file = watched
+    there = opened(tmp_path, device)
+    found, counts = counted(lambda: same(device, there, host))
+    assert (found, counts[0]) == (True, 9)
+    assert max(most) == 3
+    select_backend(parse_device(device.name)).release()
+    assert device.files == []
+
+
+def write(path, nbytes=8192):
+    path.write_bytes(bytes(range(256)) * (nbytes // 256))
+    return path
+
+
+@pytest.fixture
+def driven():
+    device = EmulatedDevice()
+    yield device
+    device.close()
+
+
+def taken(files, path, end_reads=lambda: None):
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        return files.take(file.fileno(), status, status.st_size, end_reads)
+
+
+def test_handles_are_shared_and_kept_until_they_are_idle(driven, tmp_path):
+    files = Files(driven)
+    path = write(tmp_path / "a")
+    first, second = taken(files, path), taken(files, path)
+    assert first is second
+    assert first.uses == 2
+    files.put(first)
+    files.close_idle()
+    assert len(driven.files) == 1
+    files.put(second)
+    files.close_idle()
+    assert driven.files == []
+
+
+def test_the_oldest_idle_handle_is_closed_first(driven, tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "HANDLES", 2)
+    files = Files(driven)
+    a, b, c = (write(tmp_path / name) for name in "abc")
+    kept = taken(files, a)
+    files.put(taken(files, b))
+    other = taken(files, c)  # In place of b: a is in use.
+    assert taken(files, b) is None
+    assert kept.is_unchanged()
+    files.put(kept)
+    files.put(other)
+    assert taken(files, c) is other
+    files.put(other)
+    files.put(taken(files, b))  # In place of a.
+    assert taken(files, c) is other
+    files.put(other)
+    files.close_idle()
+    assert driven.counts["open_file"] == driven.counts["close_file"] == 4
+
+
+def test_a_file_written_in_place_is_noticed(driven, tmp_path):
+    files = Files(driven)
+    path = write(tmp_path / "a")
+    handle = taken(files, path)
+    assert handle.is_unchanged()
+    with path.open("r+b") as file:
+        file.write(b"new")
+    os.utime(path, ns=(5, 5))
+    assert not handle.is_unchanged()
+    files.put(handle)
+    newer = taken(files, path)
+    assert newer is not handle
+    files.put(newer)
+    files.close_idle()
+
+
+def test_handles_are_closed_when_their_owner_is_gone(driven, tmp_path):
+    files = Files(driven)
+    files.put(taken(files, write(tmp_path / "a")))
+    assert len(driven.files) == 1
+    del files
+    gc.collect()
+    assert driven.files == []
+
+
+def test_handles_of_the_parent_process_are_left_alone(driven, tmp_path, monkeypatch):
+    files = Files(driven)
+    path = write(tmp_path / "a")
+    parent = taken(files, path)
+    files.put(parent)
+    pid = os.getpid()
+    monkeypatch.setattr(_files.os, "getpid", lambda: pid + 1)
+    child = taken(files, path)
+    assert child is not parent
+    files.put(child)
+    files.close_idle()
+    assert [file.path for file in driven.files] == [parent.file.path]
+    del files
+    gc.collect()
+    assert _files._INHERITED.pop().popitem()[1] is parent
+    parent.close(driven)
+
+
+def test_files_have_what_the_protocol_says(driven, tmp_path):
+    files = Files(driven)
+    handle = taken(files, write(tmp_path / "a"))
+    members = set(DeviceFile.__dict__) & {"alignment", "is_direct"}
+    assert {name: getattr(handle.file, name) for name in members} == {
+        "alignment": 4096,
+        "is_direct": True,
+    }
+    files.put(handle)
+    files.close_idle()
+
+
+# --------------------------------------------------------------------------- planted bugs
+
+
+def begin(slot, path, row=0):
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        return slot.arena.begin_read(row, file.fileno(), status, 100, 5000)
+
+
+@pytest.fixture
+def slot(tmp_path):
+    device = EmulatedDevice()
+    slot = Slot(device)
+    slot.files = Files(device)
+    slot.resize(1 << 20)
+    yield slot
+    slot.files.close_idle()
+    slot.free()
+
+
+def test_a_read_before_the_memory_is_there_is_a_breach(slot, tmp_path, monkeypatch):
+    monkeypatch.setattr(Slot, "_settle", lambda self: None)
+    with pytest.raises(Breach, match="used before their allocation had run"):
+        begin(slot, write(tmp_path / "a"))
+
+
+def test_a_read_before_the_event_of_the_slot_is_a_breach(slot, tmp_path):
+    path = write(tmp_path / "a")
+    slot._settle()
+    slot._device.upload(slot.pinned, 0, slot.address(0), slot.nbytes, slot.stream)
+    with pytest.raises(Breach, match="upload on stream 1 still uses its destination"):
+        begin(slot, path)
+    slot._device.synchronize(slot._device.record(slot.stream))
+    assert len(begin(slot, path)) == 5000
+    assert slot.end_reads() == []
+
+
+def test_launching_before_reads_have_ended_is_a_breach(slot, tmp_path):
+    value = begin(slot, write(tmp_path / "a"))
+    start = slot.hold([value])[0]
+    with pytest.raises(Breach, match="nobody has waited for the read of bytes"):
+        slot._device.download(slot.address(start), slot.pinned, start, 5000, slot.stream)
+    assert slot.end_reads() == []
+    slot.fetch_direct()
+    assert bytes(value) == (bytes(range(256)) * 32)[100:5100]
+
+
+def test_closing_a_file_that_is_read_is_a_breach(slot, tmp_path):
+    begin(slot, write(tmp_path / "a"))
+    (handle,) = slot.files._handles.values()
+    handle.uses -= 1
+    with pytest.raises(Breach, match="closed before 1 reads of it were waited for"):
+        slot.files.close_idle()
+    slot.end_reads()
+
+
+def test_a_slot_given_up_waits_for_its_reads(slot, tmp_path):
+    begin(slot, write(tmp_path / "a"))
+    slot.forget()
+    assert [file.reads for file in slot._device.files] == [0]
+    assert not slot.has_direct
