@@ -96,9 +96,21 @@ class GpustoreError(Exception):
         >>> str(NotFoundError('"a" is missing').prefixed("Error opening x"))
         'NOT_FOUND: Error opening x: "a" is missing'
         """
-        error = type(self)(f"{context}: {self.text}", **self._attributes())
+        error = self._of(f"{context}: {self.text}")
         if error.key is None:
             error.key = key
+        return error
+
+    def suffixed(self, more: str) -> Self:
+        """Return the same error with `more` behind its text.
+
+        >>> str(NotFoundError('"a" is missing').suffixed("; so is \"b\""))
+        'NOT_FOUND: "a" is missing; so is "b"'
+        """
+        return self._of(self.text + more)
+
+    def _of(self, text: str) -> Self:
+        error = type(self)(text, **self._attributes())
         error.__cause__ = self.__cause__
         return error
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from gpustore._json import text
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import GpustoreError
@@ -45,6 +46,9 @@ SMALL_S = 300e-6
 TINY_ROWS = 3
 TINY_S = 60e-6
 """One so small does so even while an earlier one still waits to be asked for."""
+
+NAMED_KEYS = 10
+"""Keys that one error names."""
 
 PLANNED_ROWS = 4096
 """Rows written down at once by one task: keys and columns of this many stay small."""
@@ -183,10 +187,20 @@ def check_rows(
     values: list[Buffer | None],
     errors: Mapping[int, GpustoreError],
 ) -> None:
-    """Raise the first error of a scatter, naming its key; count missing rows if there is none."""
-    for row, error in sorted(errors.items()):
-        key = rows.keys[row]
-        raise error.prefixed(f"Error reading {array.store.describe(key)}", key=key) from error
+    """Raise the first error of a scatter, naming its key; count missing rows if there is none.
+
+    If values of other keys failed with it, the text ends with up to ``NAMED_KEYS`` of them all.
+    """
+    if errors:
+        first = min(errors)
+        key, error = rows.keys[first], errors[first]
+        wrong = list(dict.fromkeys(rows.keys[row] for row in sorted(errors)))
+        if len(wrong) > 1:
+            names = [text(one) for one in wrong[:NAMED_KEYS]]
+            names += [f"and {len(wrong) - NAMED_KEYS} more"] if len(wrong) > NAMED_KEYS else []
+            error = error.suffixed(f"; {len(wrong)} chunks are wrong: {', '.join(names)}")
+        where = f"Error reading {array.store.describe(key)}"
+        raise error.prefixed(where, key=key) from errors[first]
     missing = values.count(None)
     if missing:
         STATISTICS.add(chunks_missing=missing)

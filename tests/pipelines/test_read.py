@@ -199,6 +199,23 @@ def test_the_first_corrupt_chunk_of_a_batch_is_named():
         read(array, whole(array)).result()
 
 
+def test_up_to_ten_corrupt_chunks_of_a_batch_are_named():
+    array = make_array((30,), (2,), codecs=CHAINS["gzip"])
+    numbered(array)
+    for number in (14, 3, 7):
+        put(array, f"c/{number}", stored(array)[f"c/{number}"][:-3])
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array, whole(array)).result()
+    assert caught.value.key == "c/3"
+    assert str(caught.value).endswith('; 3 chunks are wrong: "c/3", "c/7", "c/14"')
+    for number in range(15):
+        put(array, f"c/{number}", b"no gzip")
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array, whole(array)).result()
+    named = ", ".join(f'"c/{number}"' for number in range(10))
+    assert str(caught.value).endswith(f"; 15 chunks are wrong: {named}, and 5 more")
+
+
 def test_out_is_not_touched_once_the_future_has_failed():
     store = SlowStore(memory(), (), delay=0.02, fast=("c/0",))
     store.is_local = False
