@@ -104,7 +104,7 @@ class GpustoreError(Exception):
     def suffixed(self, more: str) -> Self:
         """Return the same error with `more` behind its text.
 
-        >>> str(NotFoundError('"a" is missing').suffixed("; so is \"b\""))
+        >>> str(NotFoundError('"a" is missing').suffixed('; so is "b"'))
         'NOT_FOUND: "a" is missing; so is "b"'
         """
         return self._of(self.text + more)

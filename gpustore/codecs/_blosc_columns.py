@@ -176,7 +176,7 @@ def read_columns(
     def field(offset: int, nbytes: int) -> Integers:
         return encoded.uint(encoded.start + offset, nbytes, found.ok)
 
-    version, flags, typesize = field(0, 1), field(2, 1), field(3, 1)
+    version, code_version, flags, typesize = (field(at, 1) for at in range(4))
     nbytes, blocksize, cbytes = field(4, 4), field(8, 4), field(12, 4)
     code = flags >> 5
     both = _BYTE_SHUFFLE | _BIT_SHUFFLE
@@ -195,6 +195,7 @@ def read_columns(
     found.refuse(
         is_stored & (cbytes != nbytes + _HEADER_NBYTES), "blosc: another length than stored bytes"
     )
+    found.refuse(~is_stored & (code_version != 1), "blosc: an unknown version of its compressor")
     count_of = -(-nbytes // np.maximum(blocksize, 1))
     found.refuse(
         ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - _HEADER_NBYTES),

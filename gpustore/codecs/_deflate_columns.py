@@ -1,7 +1,7 @@
 """What is around many Deflate streams: headers and trailers of zlib and gzip, read together.
 
-Deflate itself has no headers that could be followed without decoding it. Source: RFC 1950 2.2,
-RFC 1952 2.3.
+Deflate itself has no headers that could be followed without decoding it, except that of the first
+block. Source: RFC 1950 2.2, RFC 1951 3.2, RFC 1952 2.3.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._encoded_columns import EncodedColumns, Integers
+from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
 
 __all__ = [
     "ZLIB_CHECKSUM_NBYTES",
@@ -25,7 +25,10 @@ __all__ = [
 ZLIB_HEADER_NBYTES: Final = 2
 ZLIB_CHECKSUM_NBYTES: Final = 4
 _ZLIB_MIN_NBYTES: Final = ZLIB_HEADER_NBYTES + 2 + ZLIB_CHECKSUM_NBYTES
-_GZIP_MIN_NBYTES: Final = 10 + 2 + 8
+_GZIP_HEADER_NBYTES: Final = 10
+_GZIP_MIN_NBYTES: Final = _GZIP_HEADER_NBYTES + 2 + 8
+
+_STORED, _RESERVED = 0, 3  # Kinds of blocks.
 
 
 def read_zlib(
@@ -46,6 +49,8 @@ def read_zlib(
     )
     wrong = (method & 0xF != 8) | (method >> 4 > 7) | ((method << 8 | flags) % 31 != 0)
     reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "zlib: no zlib header"))
+    wrong = _impossible(encoded, start + ZLIB_HEADER_NBYTES, start + nbytes, ok)
+    reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "zlib: impossible block"))
     reasons.update(dict.fromkeys(np.flatnonzero(~ok).tolist(), "zlib: shorter than a stream"))
     return np.full(len(start), -1, np.int64), reasons
 
@@ -65,8 +70,22 @@ def read_gzip(
     )
     wrong = magic != 0x088B1F
     reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "gzip: no gzip header"))
+    wrong = _impossible(encoded, start + _GZIP_HEADER_NBYTES, start + nbytes, ok & (flags == 0))
+    reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), "gzip: impossible block"))
     reasons.update(dict.fromkeys(np.flatnonzero(~ok).tolist(), "gzip: shorter than a member"))
     return encoded.uint(start + nbytes - 4, 4, ok), reasons
+
+
+def _impossible(encoded: EncodedColumns, position: Integers, end: Integers, ok: Mask) -> Mask:
+    """Where no first block of a Deflate stream begins."""
+    kind = encoded.uint(position, 1, ok) >> 1 & 3
+    is_stored = ok & (kind == _STORED)
+    fits = position + 5 <= end
+    length = encoded.uint(position + 1, 4, is_stored & fits)
+    fits &= position + 5 + (length & 0xFFFF) <= end
+    wrong: Mask = kind == _RESERVED
+    wrong |= is_stored & (~fits | ((length & 0xFFFF) ^ (length >> 16) != 0xFFFF))
+    return wrong
 
 
 def adler32s(encoded: EncodedColumns, start: Integers, nbytes: Integers) -> NDArray[np.uint32]:

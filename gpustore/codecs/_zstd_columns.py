@@ -1,8 +1,9 @@
 """Headers of many Zstandard frames, walked together.
 
 Only what every decoder reads alike goes to a device: one frame that says how many bytes it holds,
-without dictionary, whose blocks end where the value ends. A content checksum (XXH64) is not
-compared by a device, so frames that have one are left to the host, which does.
+without dictionary, whose blocks end where the value ends and can hold just so many bytes. A content
+checksum (XXH64) is not compared by a device, so frames that have one are left to the host, which
+does.
 
 Source: RFC 8878 3.1.1.
 """
@@ -19,7 +20,10 @@ __all__ = ["read_frames"]
 
 _MAGIC: Final = 0xFD2FB528
 _BLOCK_NBYTES: Final = 128 << 10
-_RUN, _RESERVED = 1, 3  # Kinds of blocks; 0 is raw, 2 compressed.
+_RUN, _COMPRESSED, _RESERVED = 1, 2, 3  # Kinds of blocks; 0 is raw.
+_COMPRESSED_MIN_NBYTES: Final = 2
+# What every decoder must be able to go back (RFC 8878 3.1.1.1.2), besides all of a frame.
+_WINDOW_NBYTES: Final = 8 << 20
 # What fits in 7 bytes is more than any chunk.
 _LARGE: Final = 1 << 56
 
@@ -81,24 +85,34 @@ def read_frames(
     content += encoded.uint(position, 7, is_long)
     refuse(encoded.uint(position + 7, 1, is_long) != 0, f"holds {_LARGE} bytes or more")
     refuse(content == 0, "holds no bytes")
+    exponent = encoded.uint(start + 5, 1, ok & (is_single == 0))
+    window = (1 << (10 + (exponent >> 3))) // 8 * (8 + (exponent & 7))
+    window = np.where(is_single, content, window)
+    refuse(window > np.maximum(content, _WINDOW_NBYTES), "needs a large window")
+    block_max = np.minimum(window, _BLOCK_NBYTES)
 
     # Only frames that are still walked: most have few blocks.
     at = np.flatnonzero(ok)
     position = (position + size_nbytes)[at]
-    room, blocks = content.copy(), 0
+    # Bytes that blocks do not say they have, and those that compressed blocks may.
+    room, compressed, blocks = content.copy(), np.zeros(len(start), np.int64), 0
     while len(at):
         header = encoded.uint(position, 3, np.ones(len(at), np.bool_))
         kind, size = header >> 1 & 3, header >> 3
-        # A compressed block may hold anything up to the longest; the others say it.
-        room[at] -= np.where(kind <= _RUN, size, _BLOCK_NBYTES)
+        is_compressed = kind == _COMPRESSED
+        room[at] -= np.where(is_compressed, 0, size)
+        compressed[at] += np.where(is_compressed, block_max[at], 0)
         position = position + 3 + np.where(kind == _RUN, 1, size)
         is_last = header & 1 != 0
         blocks += 1
-        refuse_at(at, (kind == _RESERVED) | (size > _BLOCK_NBYTES), "impossible block")
+        wrong = (kind == _RESERVED) | (size > block_max[at])
+        wrong |= is_compressed & (size < _COMPRESSED_MIN_NBYTES)
+        refuse_at(at, wrong, "impossible block")
+        refuse_at(at, room[at] < 0, "holds more bytes than it says")
         refuse_at(at, is_last & (position != end[at]), "something follows the frame")
         refuse_at(at, ~is_last & (position + 3 > end[at]), "truncated")
         refuse_at(at, content[at] < (blocks - _FEW_BLOCKS) * _MEAN_BLOCK_NBYTES, "tiny blocks")
         goes_on = ok[at] & ~is_last
         at, position = at[goes_on], position[goes_on]
-    refuse(room > 0, "holds fewer bytes than it says")
+    refuse(room > compressed, "holds fewer bytes than it says")
     return np.where(ok, content, 0), reasons

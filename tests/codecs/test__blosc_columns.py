@@ -1,5 +1,6 @@
 """Blosc frames read as columns: against numcodecs and the one-frame reader, whole and damaged."""
 
+import struct
 import zlib
 
 import cramjam
@@ -182,3 +183,38 @@ def test_arbitrary_bytes_are_refused_or_stay_within_their_bounds(tail, head):
     value = head + tail
     columns, reasons = read_columns(EncodedColumns([value]), 1 << 20, exact=False)
     check_bounds([value], columns, np.array([0 not in reasons]))
+
+
+def test_each_impossible_field_is_refused():
+    frame, _ = frame_of("zstd", 1, 4, 5000, 1024, 5, "steps")
+    (first,) = struct.unpack_from("<i", frame, 16)
+    int32 = struct.Struct("<i").pack
+    for at, field, reason in (
+        (0, b"\3", "not format version 2"),
+        (1, b"\2", "an unknown version of its compressor"),
+        (2, bytes([frame[2] | 8]), "unknown flags"),
+        (2, bytes([frame[2] | 5]), "unknown flags"),
+        (2, bytes([frame[2] | 0xE0]), "unknown flags"),
+        (2, bytes([frame[2] | 2]), "another length than stored bytes"),
+        (3, b"\0", "elements of no bytes"),
+        (4, int32(0), "no bytes"),
+        (4, int32(5001), "does not decode to 5000 bytes"),
+        (4, int32(-1), "does not decode to 5000 bytes"),
+        (8, int32(0), "impossible block size"),
+        (8, int32(5001), "impossible block size"),
+        (8, int32(-5000), "impossible block size"),
+        (8, int32(1), "no room for its blocks"),
+        (12, int32(len(frame) - 1), "another length than the header says"),
+        (12, int32(-len(frame)), "another length than the header says"),
+        (16, int32(0), "a stream outside of its frame"),
+        (16, int32(-1), "a stream outside of its frame"),
+        (16, int32(35), "a stream outside of its frame"),
+        (16, int32(len(frame) - 3), "a stream outside of its frame"),
+        (20, int32(first), "streams that lie in each other"),
+        (first, int32(0), "a stream that ends outside of its frame"),
+        (first, int32(-1), "a stream that ends outside of its frame"),
+        (first, int32(len(frame)), "a stream that ends outside of its frame"),
+    ):
+        damaged = frame[:at] + field + frame[at + len(field) :]
+        _, reasons = read_columns(EncodedColumns([damaged]), 5000, exact=True)
+        assert reasons == {0: f"blosc: {reason}"}, (at, field)

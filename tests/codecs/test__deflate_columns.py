@@ -43,6 +43,25 @@ def test_what_zlib_would_not_begin_is_refused(tail, head):
             continue
         assert "header" not in _error(value, window_bits)
         assert "unknown compression method" not in _error(value, window_bits)
+        assert "invalid block type" not in _error(value, window_bits)
+
+
+def test_impossible_first_blocks_are_refused():
+    whole = zlib.compress(bytes(range(100)), 0)
+    for damaged in (
+        whole[:2] + b"\x07" + whole[3:],  # No such kind of block.
+        whole[:3] + b"\x65" + whole[4:],  # A length without its complement.
+        whole[:3] + b"\xff\xff\0\0" + whole[7:],  # Longer than the value.
+        whole[:3] + bytes(5),
+    ):
+        for value, read in ((damaged, read_zlib), (_as_gzip(damaged), read_gzip)):
+            columns = EncodedColumns([value])
+            _, reasons = read(columns, columns.start, columns.nbytes)
+            assert reasons[0].endswith("impossible block")
+
+
+def _as_gzip(value):
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + value[2:] + bytes(4)
 
 
 def _error(value, window_bits):

@@ -91,7 +91,29 @@ def raw_blocks(sizes, content):
 def test_sizes_of_blocks_are_compared_with_the_content():
     assert read([raw_blocks([10, 20, 30], 60)]) == ([60], {})
     assert read([raw_blocks([10, 20, 30], 61)])[1] == {0: "zstd: holds fewer bytes than it says"}
+    assert read([raw_blocks([10, 20, 30], 59)])[1] == {0: "zstd: holds more bytes than it says"}
     assert read([raw_blocks([131_073], 131_073)])[1] == {0: "zstd: impossible block"}
+    assert read([raw_blocks([61], 60)])[1] == {0: "zstd: impossible block"}
+    run = b"\x28\xb5\x2f\xfd\x20\x3c" + (60 << 3 | 3).to_bytes(3, "little") + b"r"
+    assert read([run]) == ([60], {})
+    more = run[:6] + (60 << 3 | 2).to_bytes(3, "little") + b"r" + run[6:]
+    assert read([more])[1] == {0: "zstd: holds more bytes than it says"}
+    compressed = run[:6] + (1 << 3 | 5).to_bytes(3, "little") + b"r"
+    assert read([compressed])[1] == {0: "zstd: impossible block"}
+
+
+def test_large_windows_are_left_to_the_host():
+    """Not of one segment: a byte says how far back the frame refers."""
+    for exponent, reasons in (
+        (13 << 3, {}),
+        (13 << 3 | 1, {0: "zstd: needs a large window"}),
+        (0xFF, {0: "zstd: needs a large window"}),
+    ):
+        frame = b"\x28\xb5\x2f\xfd\x80" + bytes([exponent]) + (60).to_bytes(4, "little")
+        assert read([frame + (60 << 3 | 1).to_bytes(3, "little") + bytes(60)])[1] == reasons
+    small = b"\x28\xb5\x2f\xfd\x80\0" + (1100).to_bytes(4, "little")
+    block = (1100 << 3 | 1).to_bytes(3, "little") + bytes(1100)
+    assert read([small + block])[1] == {0: "zstd: impossible block"}
 
 
 def test_tiny_blocks_are_left_to_the_host():
