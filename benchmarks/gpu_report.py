@@ -1,11 +1,16 @@
-"""What a machine with a GPU does, in one command: ``python -m benchmarks.gpu_report facts``.
+"""What a machine with a GPU does: ``python -m benchmarks.gpu_report facts``, and ``read``.
+
+``facts`` asks the GPU, the driver and the libraries; it needs CuPy, nvcomp, kvikio and NumPy.
+``read`` reads volumes with gpustore and with others, side by side; ``--device emulated`` does so
+without a GPU, measuring nothing. What is missing is said, and what needs it left out. ``wheels``
+downloads what both need for a machine without internet.
 
 Every probe runs in a process of its own with its own limit of time, and what it found is in the
-JSON file before the next begins. Needs CuPy, nvcomp, kvikio and NumPy; what is missing is said,
-and what needs it left out. ``wheels`` downloads them for a machine without internet.
+JSON file before the next begins.
 
 Exit status: 0 done (also when probes failed: the report says which), 1 the wheels are too large or
-cannot be had, 3 no GPU answers (then only what the host alone can answer was asked).
+cannot be had, or a read was wrong, 3 no GPU answers (then only what the host alone can answer was
+asked).
 """
 
 import argparse
@@ -17,8 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu import wheels
+from benchmarks.gpu import read_plan, read_summary, result, wheels
 from benchmarks.gpu.findings import MissingError, plain
+from benchmarks.gpu.goal import goals
 from benchmarks.gpu.plan import HEALTH, PROBES, allowance
 from benchmarks.gpu.process import run_probe
 from benchmarks.gpu.summary import lines
@@ -47,7 +53,7 @@ def _save(report, path):
     part.replace(path)
 
 
-def _chosen(options):
+def _chosen(probes, options):
     """Probes in order; the driver is always asked first."""
     only = options.only.split(",") if options.only else []
 
@@ -58,25 +64,25 @@ def _chosen(options):
             return probe.name in only or probe.module in only
         return probe.quick or not options.quick
 
-    unknown = [n for n in only if n not in {x for p in PROBES for x in (p.name, p.module)}]
+    unknown = [n for n in only if n not in {x for p in probes for x in (p.name, p.module)}]
     if unknown:
         raise SystemExit(f"no such probe: {', '.join(unknown)}; see: gpu_report list")
-    return [probe for probe in PROBES if wanted(probe)]
+    return [probe for probe in probes if wanted(probe)]
 
 
-def facts(options):
-    """Ask all probes; print; write after each."""
+def _ask(report, probes, options, *, emulated=False):
+    """Run probes, write after each; why no GPU answers, if none does."""
     end = time.time() + (options.seconds or (85 if options.quick else 540))
-    probes = _chosen(options)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    report = {
-        "report": "facts",
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["python", "-m", "benchmarks.gpu_report", *options.arguments]),
-        "quick": options.quick,
-        "probes": {},
-    }
-    folder, gone = Path(tempfile.mkdtemp(prefix="gpu-report-")), None
+    folder, gone = Path(tempfile.mkdtemp(prefix="gpu-report-", dir=options.folder)), None
+
+    def run(probe, seconds):
+        def so_far(facts):
+            report["probes"][probe.name] = {"status": "runs", "facts": facts}
+            _save(report, options.json)
+
+        return run_probe(probe, seconds, folder, quick=options.quick, meanwhile=so_far)
+
     try:
         for i, probe in enumerate(probes):
             seconds = allowance(probe, probes[i + 1 :], end - time.time(), quick=options.quick)
@@ -85,7 +91,7 @@ def facts(options):
             elif seconds < 3:
                 record = {"status": "left out", "reason": "no time left"}
             else:
-                record = run_probe(probe, seconds, folder, quick=options.quick)
+                record = run(probe, seconds)
             report["probes"][probe.name] = record
             if probe.name == "driver" and not record["facts"].get("devices"):
                 gone = f"no GPU answers: {record['facts'].get('why', record['status'])}"
@@ -94,16 +100,62 @@ def facts(options):
                 record["device_answers"] = bool(health["facts"].get("answers"))
                 if not record["device_answers"]:
                     gone = f"the device has stopped answering after {probe.name}"
+            taken = record.pop("seconds", 0) if emulated else record.get("seconds", 0)
             _save(report, options.json)
-            print(f"{probe.name}: {record['status']}, {record.get('seconds', 0)} s", flush=True)
+            print(
+                f"{probe.name}: {record['status']}{'' if emulated else f', {taken} s'}", flush=True
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+def _report(kind, options, **more):
+    return {
+        "report": kind,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu_report", *options.arguments]),
+        "quick": options.quick,
+        **more,
+        "probes": {},
+    }
+
+
+def _has_gpu(report, gone):
+    if report["probes"]["driver"]["facts"].get("devices"):
+        return True
+    print(f"{gone}. What the host alone can answer was asked.", file=sys.stderr)
+    return False
+
+
+def facts(options):
+    """Ask all probes; print; write after each."""
+    report = _report("facts", options)
+    gone = _ask(report, _chosen(PROBES, options), options)
     print(*lines(report), sep="\n")
     print(f"written to {options.json}")
-    if report["probes"]["driver"]["facts"].get("devices"):
-        return 0
-    print(f"{gone}. What the host alone can answer was asked.", file=sys.stderr)
-    return NO_GPU
+    return 0 if _has_gpu(report, gone) else NO_GPU
+
+
+def read(options):
+    """Read with gpustore and with others; print; write after each cell."""
+    emulated = options.device == "emulated"
+    report = _report("read", options, emulated=emulated)
+    # Of the facts those that the table needs: what is there, and the limits.
+    before = [p for p in PROBES if p.name in ("driver", "environment", "device", "copies")]
+    probes = [*([] if emulated else before), *read_plan.probes(emulated=emulated)]
+    gone = _ask(report, _chosen(probes, options), options, emulated=emulated)
+    if not emulated and not _has_gpu(report, gone):
+        return NO_GPU
+    tables = result.tables(report)
+    report["limits"] = result.limits(report)
+    report["goals"] = goals(tables, report["limits"], emulated=emulated)
+    report["wrong"] = result.wrong(report)
+    _save(report, options.json)
+    print(*read_summary.lines(report, tables, report["goals"]), sep="\n")
+    print(f"written to {options.json}")
+    failed = [name for name, record in report["probes"].items() if record["status"] != "ok"]
+    return 1 if report["wrong"] or (emulated and failed) else 0
 
 
 def carry(options):
@@ -117,9 +169,9 @@ def carry(options):
 
 
 def names(options):
-    """Print the probes and the most that each takes."""
+    """Print the probes of both parts and the most that each takes."""
     del options
-    for probe in PROBES:
+    for probe in (*PROBES, *read_plan.probes()):
         print(f"{probe.name:32}{probe.limit:4.0f} s{'' if probe.needs_gpu else '  (no GPU)'}")
     return 0
 
@@ -129,11 +181,15 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="gpu_report", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     asked = commands.add_parser("facts", help="ask the GPU, the driver and the libraries")
-    asked.add_argument("--json", type=Path, default=Path("gpu_facts.json"))
-    asked.add_argument("--only", default="", help="names of probes, with commas between")
-    asked.add_argument("--quick", action="store_true", help="under 90 s, the most telling points")
-    asked.add_argument("--seconds", type=float, help="for everything (540; with --quick 85)")
-    asked.set_defaults(command=facts)
+    compared = commands.add_parser("read", help="read with gpustore and others, side by side")
+    compared.add_argument("--device", choices=("cuda", "emulated"), default="cuda")
+    for part, command in ((asked, facts), (compared, read)):
+        part.add_argument("--json", type=Path, default=Path(f"gpu_{command.__name__}.json"))
+        part.add_argument("--only", default="", help="names of probes, with commas between")
+        part.add_argument("--quick", action="store_true", help="under 90 s, the most telling")
+        part.add_argument("--seconds", type=float, help="for everything (540; with --quick 85)")
+        part.add_argument("--folder", type=Path, help="for files that are read (the system's)")
+        part.set_defaults(command=command)
     carried = commands.add_parser("wheels", help="download what to carry, in two lots")
     carried.add_argument("folder", type=Path, nargs="?", default=wheels.FOLDER)
     carried.add_argument("--cuda", type=int, choices=(12, 13), default=13)

@@ -6,7 +6,9 @@ and gpustore are told not to.
 """
 
 import abc
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,7 @@ class TensorStorePeer(Peer):
     """TensorStore, and what has its interface."""
 
     name = "tensorstore"
+    resources: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -56,6 +59,7 @@ class TensorStorePeer(Peer):
                 "data_copy_concurrency": {"limit": threads},
                 "file_io_concurrency": {"limit": threads},
                 "file_io_sync": False,
+                **self.resources,
             }
         )
 
@@ -84,6 +88,7 @@ class GpustorePeer(TensorStorePeer):
     """gpustore on the host."""
 
     name = "gpustore"
+    resources = MappingProxyType({"device": "cpu"})
 
     def _import(self) -> Any:
         import gpustore

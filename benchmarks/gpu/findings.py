@@ -48,6 +48,11 @@ class Findings:
         Whether only the most telling points are wanted.
     guarded : bool
         Whether a step that does not return to Python ends this process.
+
+    Attributes
+    ----------
+    known : dict
+        Facts by name, those of earlier processes too.
     """
 
     def __init__(self, path, deadline, *, quick=False, guarded=True):
@@ -55,7 +60,9 @@ class Findings:
         self.deadline = deadline
         self.quick = quick
         self._guarded = guarded
-        self._begun = {line["step"] for line in read_lines(path) if "step" in line}
+        lines = read_lines(path)
+        self._begun = {line["step"] for line in lines if "step" in line}
+        self.known = {line["name"]: line["value"] for line in lines if "name" in line}
 
     def seconds_left(self):
         return self.deadline - time.time()
@@ -67,6 +74,7 @@ class Findings:
     def note(self, name, value):
         """Keep a fact; a later one of the same name replaces it."""
         self._write(name=name, value=value)
+        self.known[name] = value
 
     def begin(self, step, seconds=12):
         """Whether to take this step: not if an earlier process did not live to end it.

@@ -240,7 +240,7 @@ def packed(streams, shift=0):
 def repeated(gpu, codec, streams, nbytes, count, out):
     """A batch of `count` streams, all at addresses of their own, so that no cache holds them.
 
-    Each decodes to `nbytes` bytes at its place in `out`.
+    Each decodes to `nbytes` bytes, or to its own of so many; one behind the other in `out`.
     """
     arena, offsets, sizes = packed(streams[:count])
     copies = -(-count // len(offsets))
@@ -254,7 +254,8 @@ def repeated(gpu, codec, streams, nbytes, count, out):
     gpu.wait()
     which, turn = np.arange(count) % len(offsets), np.arange(count, dtype=np.uint64) // len(offsets)
     src = np.uint64(memory.ptr) + turn.astype(np.uint64) * np.uint64(arena.nbytes) + offsets[which]
-    dst = np.uint64(out.ptr) + np.arange(count, dtype=np.uint64) * np.uint64(nbytes)
-    batch = Batch(gpu, codec, src, sizes[which], dst, np.full(count, nbytes, np.uint64))
+    capacity = np.broadcast_to(np.asarray(nbytes, np.uint64), len(streams))[which]
+    dst = np.uint64(out.ptr) + np.cumsum(capacity) - capacity
+    batch = Batch(gpu, codec, src, sizes[which], dst, capacity)
     batch.arena = memory
     return batch

@@ -30,17 +30,20 @@ PACKAGE = "benchmarks.gpu.probes"
 _MAX_STARTS = 12
 
 
-def _wait(child, seconds):
+def _wait(child, seconds, meanwhile):
     """Exit status of the child, or None if it had to be killed."""
-    try:
-        return child.wait(max(seconds, 1))
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
+    end = time.monotonic() + max(seconds, 1)
+    while time.monotonic() < end:
         try:
-            child.wait(20)
-        except subprocess.TimeoutExpired:  # A process inside the driver cannot always be killed.
-            pass
-        return None
+            return child.wait(min(2, max(end - time.monotonic(), 0.01)))
+        except subprocess.TimeoutExpired:
+            meanwhile()
+    os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:  # A process inside the driver cannot always be killed.
+        pass
+    return None
 
 
 def _reason(status):
@@ -52,10 +55,15 @@ def _steps(lines):
     return [line["step"] for line in read_lines(lines) if "step" in line]
 
 
-def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
+def _facts(lines):
+    return {line["name"]: line["value"] for line in read_lines(lines) if "name" in line}
+
+
+def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE, meanwhile=None):
     """Run a probe for at most `seconds`; give its facts, and how it failed where it did.
 
-    `folder` is for its files; ``status`` is ok, partly, failed or missing.
+    `folder` is for its files; ``status`` is ok, partly, failed or missing. Every two seconds
+    `meanwhile` is given the facts so far.
     """
     begin = time.time()
     deadline = begin + seconds
@@ -78,7 +86,9 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
                 cwd=ROOT,
                 start_new_session=True,
             )
-            status = _wait(child, deadline - time.time())
+            status = _wait(
+                child, deadline - time.time(), lambda: meanwhile and meanwhile(_facts(lines))
+            )
         said = errors.read_text(errors="replace")[-600:].strip()
         if status == 0:
             break
@@ -92,7 +102,7 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE):
         # What fails outside of all steps would fail again.
         if status is None or len(steps) == before or deadline - time.time() < 4:
             break
-    facts = {line["name"]: line["value"] for line in read_lines(lines) if "name" in line}
+    facts = _facts(lines)
     if record["status"] == "partly" and not facts:
         record["status"] = "failed"
     return record | {"seconds": round(time.time() - begin, 1), "facts": facts}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import summary, wheels
+from benchmarks.gpu import read_plan, summary, wheels
 from benchmarks.gpu.plan import HEALTH, PROBES
 from gpustore import registry
 from tests import gpu
@@ -56,6 +56,36 @@ def test_without_a_gpu_the_host_is_asked_and_the_rest_is_said_to_be_left_out(tmp
         assert min(row["ratios"].values()) > 1
 
 
+def test_facts_need_none_of_what_gpustore_needs():
+    code = "import sys; sys.modules['gpustore'] = None; import benchmarks.gpu_report"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_reading_needs_a_gpu_unless_one_is_emulated(tmp_path):
+    if gpu.answers():
+        pytest.skip("a GPU answers: the command measures it")
+    done = command("read", "--only", "driver", "--json", str(tmp_path / "read.json"))
+    assert done.returncode == 3
+    assert done.stderr.startswith("no GPU answers: ")
+    assert done.stderr.endswith("What the host alone can answer was asked.\n")
+
+
+@pytest.mark.long
+def test_all_cells_are_right_on_the_emulated_device_and_nothing_is_timed(tmp_path):
+    path = tmp_path / "read.json"
+    done = command("read", "--device", "emulated", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(path.read_text())
+    assert report["emulated"] is True
+    assert {record["status"] for record in report["probes"].values()} == {"ok"}
+    assert {row["measured"] for row in report["goals"]} == {"emulated: not measured"}
+    assert report["wrong"] == []
+    text = json.dumps(report["probes"])
+    assert [word for word in ('seconds"', 'cpu_s"', '"ms"', 'GBs"') if word in text] == []
+    assert re.findall(r"GB/s|\bms\b|\d s\b", done.stdout) == []
+
+
 def test_an_unknown_probe_is_refused():
     done = command("facts", "--only", "nonsense")
     assert done.returncode == 1
@@ -64,9 +94,10 @@ def test_an_unknown_probe_is_refused():
 
 def test_every_probe_has_its_file_and_every_file_its_probe():
     files = {path.stem for path in (GPU / "probes").glob("*.py")} - {"__init__"}
-    assert files == {probe.module for probe in (*PROBES, HEALTH)}
+    every = (*PROBES, *read_plan.probes())
+    assert files == {probe.module for probe in (*every, HEALTH)}
     done = command("list")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [p.name for p in PROBES]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [p.name for p in every]
 
 
 def test_rates_are_a_table_by_count():
@@ -159,10 +190,32 @@ def names_used(path, roots):
     return {name for node in nodes if (name := dotted(node))}
 
 
-USED = set().union(*(names_used(path, ("cupy", "kvikio")) for path in sorted(GPU.rglob("*.py"))))
+USED = set().union(
+    *(names_used(path, ("cupy", "kvikio", "zarr")) for path in sorted(GPU.rglob("*.py")))
+)
 
 
-@pytest.mark.parametrize(("root", "least"), [("cupy", 25), ("kvikio", 5), ("nvidia.nvcomp", 3)])
+MEMBERS = {
+    "cupy.ndarray": ("set", "data", "nbytes", "shape", "dtype"),
+    "cupy.cuda.Stream": ("record", "synchronize"),
+    "cupy.cuda.MemoryPointer": ("ptr",),
+    "kvikio.CuFile": ("pread", "close"),
+    "zarr.Array": ("__getitem__",),
+}
+USED |= {f"{kind}.{member}" for kind, members in MEMBERS.items() for member in members}
+
+
+def test_the_gpu_has_what_is_asked_of_it():
+    has = set(re.findall(r"    def (\w+)\(self", (GPU / "gpu.py").read_text()))
+    for name in ("cuda_target.py", "probes/reads.py", "nvcomp.py"):
+        asked = set(re.findall(r"\bgpu\.([a-z]\w*)\(", (GPU / name).read_text()))
+        assert asked
+        assert asked <= has, name
+
+
+@pytest.mark.parametrize(
+    ("root", "least"), [("cupy", 30), ("kvikio", 6), ("nvidia.nvcomp", 3), ("zarr", 3)]
+)
 def test_every_name_exists_in_what_is_installed(root, least):
     mine = sorted(name for name in USED if name.startswith(root))
     assert len(mine) >= least

@@ -7,12 +7,14 @@ import pytest
 from benchmarks.gpu.findings import Findings, HangError, read_lines
 from benchmarks.gpu.plan import PROBES, Probe, allowance
 from benchmarks.gpu.process import run_probe
+from benchmarks.gpu.read_plan import probes
 
 HERE = "tests.benchmarks.gpu.probes"
 
 
-def run(name, seconds, folder):
-    return run_probe(Probe(name, seconds, 1, needs_gpu=False), seconds, folder, package=HERE)
+def run(name, seconds, folder, **options):
+    probe = Probe(name, seconds, 1, needs_gpu=False)
+    return run_probe(probe, seconds, folder, package=HERE, **options)
 
 
 def test_steps_that_crash_or_hang_are_passed_over(tmp_path):
@@ -25,10 +27,11 @@ def test_steps_that_crash_or_hang_are_passed_over(tmp_path):
 
 
 def test_a_probe_is_killed_at_its_limit_and_keeps_what_it_found(tmp_path):
-    begin = time.monotonic()
-    record = run("stuck", 2, tmp_path)
+    begin, seen = time.monotonic(), []
+    record = run("stuck", 2, tmp_path, meanwhile=seen.append)
     assert time.monotonic() - begin < 10
     assert record["facts"] == {"first": 1}
+    assert seen[-1] == record["facts"]
     assert [failure["how"] for failure in record["failures"]] == ["time limit, killed"]
 
 
@@ -66,9 +69,13 @@ def test_errors_are_facts_and_hangs_end_the_probe(tmp_path):
     ]
 
 
+READ = (*(p for p in PROBES if p.name in ("driver", "environment", "device", "copies")), *probes())
+
+
+@pytest.mark.parametrize("every", [PROBES, READ], ids=["facts", "read"])
 @pytest.mark.parametrize(("seconds", "quick"), [(85, True), (540, False)])
-def test_all_probes_together_keep_the_limit_and_each_gets_time(seconds, quick):
-    probes = [probe for probe in PROBES if probe.quick or not quick]
+def test_all_probes_together_keep_the_limit_and_each_gets_time(every, seconds, quick):
+    probes = [probe for probe in every if probe.quick or not quick]
     left = seconds
     for i, probe in enumerate(probes):
         given = allowance(probe, probes[i + 1 :], left, quick=quick)

@@ -1,0 +1,240 @@
+"""Volumes read by gpustore and by others, in turns; each result compared before it counts.
+
+Without a GPU (then ``gpu`` is None) the emulated device takes its place: bytes are compared and
+calls counted, and nothing is timed.
+"""
+
+import contextlib
+import gc
+import itertools
+import shutil
+import time
+
+import numpy as np
+
+import gpustore
+from benchmarks.gpu import stage, stored
+from benchmarks.gpu.access import FULL, QUICK, TINY, boxes
+from benchmarks.gpu.dataset import load
+from benchmarks.gpu.emulated_target import emulated_target
+from benchmarks.gpu.noted_device import NotedDevice, opened
+from benchmarks.gpu.read_plan import cells
+from benchmarks.gpu.reader import readers
+
+COUNTED = (
+    "launches", "copies", "waits", "host_fallbacks", "retries", "chunks_decoded_device",
+    "bytes_fetched", "bytes_to_device",
+)  # fmt: skip
+
+
+class Cell:
+    """One access to one array, by all readers.
+
+    Parameters
+    ----------
+    findings : Findings
+    target : CudaTarget or EmulatedTarget
+    name : str
+        Of format and access.
+    volume : Volume
+    access : str
+    parts : list of tuple of slice
+        What is read.
+    """
+
+    def __init__(self, findings, target, name, volume, access, parts):
+        self.findings, self.target, self.name = findings, target, name
+        self.access, self.parts = access, parts
+        found = [volume.part(part) for part in parts]
+        self.expected = found[0] if len(found) == 1 else np.stack(found)
+        self.nbytes = volume.nbytes if access == "whole" else self.expected.nbytes
+
+    def _read(self, reader, handle):
+        if self.access == "crops":
+            return [reader.read_crops(handle, self.parts)]
+        return [reader.read(handle, part) for part in self.parts]
+
+    def once(self, reader, handle, *, first):
+        """One read: a row of the report."""
+        target = self.target
+        measured = not target.is_emulated
+        row = {"nbytes": self.nbytes, "boxes": len(self.parts)}
+        with reader.use():
+            handle = handle()
+            if first and measured:
+                target.forget()
+                before = target.used_nbytes()
+            gpustore.statistics.reset()
+            gc.collect()
+            target.wait()
+            cpu, begin = time.process_time(), time.perf_counter()
+            arrays = self._read(reader, handle)
+            target.wait()
+            seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+            if measured:
+                row |= {"seconds": seconds, "cpu_s": cpu_s}
+                if first:
+                    row["device_nbytes"] = target.used_nbytes() - before
+        if reader.name == "gpustore":
+            counted = gpustore.statistics.snapshot()
+            row |= {key: counted.get(key, 0) for key in COUNTED}
+        row["equal"] = target.equal(arrays, self.expected)
+        return row
+
+    def measured(self, reader, handle, number):
+        """The row of a round, None if it cannot be had; it may be from an earlier process."""
+        name = f"{self.name} / {reader.name} / {number}"
+        if self.findings.begin(name, 30):
+            self.findings.attempt(name, lambda: self.once(reader, handle, first=not number))
+            self.target.check(self.findings, name)
+        row = self.findings.known.get(name, {})
+        return row if row.get("equal") else None
+
+    def compare(self, some, handles, scale):
+        """All readers: once each to see that they are right, then in turns."""
+        spent = {}
+        # gpustore last: to measure memory, each read before gives back what is kept for it.
+        for reader in reversed(some):
+            if self.findings.seconds_left() < 4:
+                return
+            row = self.measured(reader, handles[reader.name], 0)
+            if row:
+                spent[reader.name] = 0.0
+        for number in range(1, scale.rounds + 1):
+            for reader in some:
+                if self.findings.seconds_left() < 4:
+                    return
+                if spent.get(reader.name, scale.budget_s) < scale.budget_s:
+                    row = self.measured(reader, handles[reader.name], number)
+                    spent[reader.name] += row["seconds"] if row else scale.budget_s
+
+
+def opener(reader, path, array_format):
+    """Opens on first use: an error in opening is one of the reader's cells."""
+    found = []
+
+    def handle():
+        if not found:
+            found.append(reader.open(path, array_format))
+        return found[0]
+
+    return handle
+
+
+def stages(target, path, array_format):
+    """Of a second read of the whole, what the device does when."""
+    device = NotedDevice(target.device, target.clock())
+    with opened(device) as name:
+        store = gpustore.open(array_format.spec(path), device=name).result()
+        store.read().result()
+        device.begin()
+        store.read().result()
+        target.wait()
+        found = stage.rows(device.stages())
+    if target.is_emulated:
+        for row in found.values():
+            del row["ms"]
+    return found
+
+
+def nvcomp_alone(gpu, path, array_format, volume, scale):
+    """How fast nvcomp decodes the streams of the whole volume, once these are on the device."""
+    from benchmarks.gpu.nvcomp import repeated
+
+    values = stored.chunks_of_base(path, array_format, volume, scale)
+    nbytes = volume.base.nbytes // len(values)
+    codec, streams, sizes = stored.streams(array_format.codec, values, nbytes)
+    if not streams:
+        return {"cannot": f"no streams for nvcomp in {array_format.codec}"}
+    expected = np.frombuffer(stored.decoded(codec, streams, sizes), np.uint8)
+    total = expected.nbytes * volume.repeats
+    gpu.trim()
+    out = gpu.allocate(total)
+    batch = repeated(gpu, codec, streams, sizes, len(streams) * volume.repeats, out)
+    gpu.fill(out.ptr, 0xA5, total)
+    taken = gpu.time_ms(batch.decompress, rounds=scale.rounds)
+    statuses, found = batch.results()
+    right = not statuses.any() and int(found.sum()) == total
+    return {
+        "seconds": taken / 1e3,
+        "nbytes": total,
+        "streams": batch.count,
+        "equal": right and gpu.count_different(out.ptr, expected, total) == 0,
+        "scratch_nbytes": batch.temp_nbytes,
+    }
+
+
+def ask(findings, gpu, target, some, place, found):
+    """All that is asked of one format."""
+    array_format, accesses = found
+    volume, scale, folder = place
+    if f"{array_format} / done" in findings.known:
+        return
+    path = folder / f"{volume.name}-{array_format}"
+    shutil.rmtree(path, ignore_errors=True)
+    stored.write(path, array_format, volume, scale)
+    nbytes, files = stored.encoded_nbytes(path)
+    ratio = round(volume.nbytes / nbytes, 3)
+    row = {"nbytes": volume.nbytes, "encoded_nbytes": nbytes, "ratio": ratio, "files": files}
+    findings.note(f"{array_format}", row)
+    handles = {reader.name: opener(reader, path, array_format) for reader in some}
+    chunk = array_format.chunk_shape(volume.base.dtype, scale)
+    for access in accesses:
+        parts = boxes(access, volume, scale, chunk)
+        cell = Cell(findings, target, f"{array_format} / {access}", volume, access, parts)
+        able = []
+        for reader in some:
+            why = reader.cannot(array_format, access)
+            if why:
+                findings.note(f"{cell.name} / {reader.name} / 0", {"cannot": why})
+            else:
+                able.append(reader)
+        cell.compare(able, handles, scale)
+        if access != "whole" or findings.seconds_left() < 4:
+            continue
+        name = f"{array_format} / stages / gpustore / 0"
+        if findings.begin(name, 30):
+            findings.attempt(name, lambda: stages(target, path, array_format))
+            target.check(findings, name)
+        name = f"{array_format} / decode / nvcomp / 0"
+        if array_format.sharded:
+            findings.note(name, {"cannot": "the same streams as without shards"})
+        elif gpu is None:
+            findings.note(name, {"cannot": "needs a GPU"})
+        elif findings.begin(name, 30):
+            findings.attempt(name, lambda: nvcomp_alone(gpu, path, array_format, volume, scale))
+            target.check(findings, name)
+    findings.note(f"{array_format} / done", True)
+    shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _target(gpu):
+    if gpu is None:
+        with emulated_target() as target:
+            yield target
+        return
+    from benchmarks.gpu.cuda_target import CudaTarget
+
+    yield CudaTarget(gpu)
+
+
+def run(findings, gpu, variant):
+    scale = TINY if gpu is None else QUICK if findings.quick else FULL
+    folder = findings.path.parent
+    volume = load(variant.partition("-")[0], scale, folder)
+    with _target(gpu) as target:
+        some, missing = readers(target)
+        for name, why in missing.items():
+            findings.note(f"missing / {name}", why)
+        try:
+            left = iter(cells(variant, quick=findings.quick))
+            for found in left:
+                if findings.seconds_left() < 6:
+                    names = [str(other) for other, _ in itertools.chain([found], left)]
+                    findings.note("left out", names)
+                    break
+                ask(findings, gpu, target, some, (volume, scale, folder), found)
+        finally:
+            for reader in some:
+                reader.close()

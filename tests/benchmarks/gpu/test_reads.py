@@ -1,0 +1,279 @@
+"""The second part's cells on the emulated device, and nvcomp's streams with CPU decoders."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+import gpustore
+from benchmarks.gpu import (
+    access,
+    dataset,
+    findings,
+    noted_device,
+    overlap,
+    read_plan,
+    reader,
+    result,
+    stage,
+    stored,
+)
+from benchmarks.gpu.emulated_target import emulated_target
+from benchmarks.gpu.format import ZARR2, ZARR3, Format, describe
+from benchmarks.gpu.probes import reads
+from benchmarks.peers import TensorStorePeer
+from tests.benchmarks.gpu.host_gpu import HostGpu, HostNvcomp
+from tests.emulator.queue import ORDERS, Breach
+from tests.on_device import emulated, on_host
+
+WHOLE = Format("blosc-zstd", 2, "1MiB")
+
+
+@pytest.fixture
+def volume(tmp_path):
+    return dataset.load("labels_u4", access.TINY, tmp_path)
+
+
+def notes(folder):
+    return findings.Findings(folder / "lines", time.time() + 60, guarded=False)
+
+
+def test_every_reader_reads_what_was_written_and_nothing_is_timed(tmp_path):
+    found = notes(tmp_path)
+    reads.run(found, None, "labels_u4-blosc-zstd")
+    report = {"probes": {"reads:labels_u4-blosc-zstd": {"status": "ok", "facts": found.known}}}
+    assert result.wrong(report) == []
+    (table,) = result.tables(report)
+    rows = table["cells"]["whole"]
+    missing = {name[10:] for name in found.known if name.startswith("missing / ")}
+    assert missing <= {"zarr-python enable_gpu", "zarr-python fused + copy", "zarrs + copy"}
+    able = {kind.name for kind in reader.READERS} - missing
+    assert {name for name, row in rows.items() if row["equal"]} == able
+    assert found.known["missing / zarr-python enable_gpu"] == "needs CuPy and a GPU"
+    assert rows["gpustore"]["chunks_decoded_device"] == 64
+    assert rows["gpustore"]["host_fallbacks"] == 0
+    calls = table["stages"]
+    own = [row["calls"] for name, row in calls.items() if name not in ("upload", *stage.GROUPS)]
+    assert sum(own) == rows["gpustore"]["launches"]
+    assert calls["upload"]["nbytes"] == rows["gpustore"]["bytes_to_device"]
+    assert table["ratio"] > 5
+    text = repr(found.known)
+    assert [word for word in ("seconds", "cpu_s", "'ms'", "device_nbytes") if word in text] == []
+
+
+class _OneBitWrong(reader.GpustoreHost):
+    name = "wrong"
+
+    def read(self, handle, box):
+        values = self._peer.read(handle, box).copy()
+        values.flat[-1] ^= 1
+        return self.target.copied(values)
+
+
+class _Unable(reader.GpustoreHost):
+    name = "unable"
+
+    def read(self, handle, box):
+        raise RuntimeError("no such thing")
+
+
+def test_who_reads_wrongly_is_named_and_does_not_count(tmp_path, volume):
+    found = notes(tmp_path)
+    path = tmp_path / "array"
+    stored.write(path, WHOLE, volume, access.TINY)
+    parts = access.boxes("crop", volume, access.TINY, (4, 16, 8))
+    with emulated_target() as target:
+        cell = reads.Cell(found, target, "zarr2-x / crop", volume, "crop", parts)
+        some = [reader.GpustoreHost(target), _OneBitWrong(target), _Unable(target)]
+        handles = {each.name: reads.opener(each, path, WHOLE) for each in some}
+        cell.compare(some, handles, access.TINY)
+    report = {"probes": {"reads:labels_u4-x": {"status": "ok", "facts": found.known}}}
+    cells = ["labels_u4 zarr2-x / crop / unable", "labels_u4 zarr2-x / crop / wrong"]
+    assert sorted(result.wrong(report)) == cells
+    row = result.tables(report)[0]["cells"]["crop"]["unable"]
+    assert row == {"error": "RuntimeError: no such thing"}
+
+
+def test_a_cell_in_which_a_process_died_is_passed_over(tmp_path, volume):
+    first = notes(tmp_path)
+    assert first.begin("zarr2-x / whole / gpustore / 0")
+    later = notes(tmp_path)
+    path = tmp_path / "array"
+    stored.write(path, WHOLE, volume, access.TINY)
+    parts = access.boxes("whole", volume, access.TINY, (4, 16, 8))
+    with emulated_target() as target:
+        some = [reader.Gpustore(target), reader.GpustoreHost(target)]
+        handles = {each.name: reads.opener(each, path, WHOLE) for each in some}
+        cell = reads.Cell(later, target, "zarr2-x / whole", volume, "whole", parts)
+        cell.compare(some, handles, access.TINY)
+    assert [*later.known] == ["zarr2-x / whole / gpustore host + copy / 0"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_overlapped_slabs_are_the_box(order, tmp_path, volume, monkeypatch):
+    array_format = Format("zstd", 3, "64KiB")
+    stored.write(tmp_path / "array", array_format, volume, access.TINY)
+    monkeypatch.setattr(overlap, "SLAB_NBYTES", 1)
+    host = TensorStorePeer(2).open(f"{tmp_path}/array/", array_format)
+    boxes = [
+        tuple(slice(0, size) for size in volume.shape),
+        (slice(3, volume.shape[0] - 2), slice(5, 17), slice(9, 30)),
+        (slice(5, 6), slice(0, 1), slice(2, 3)),
+    ]
+    with emulated(order, seed=3) as device:
+        overlapped = overlap.Overlap(device)
+        for box in boxes:
+            array = on_host(device, overlapped.read(host, box, 2))
+            assert np.array_equal(array, np.resize(volume.part(box), array.shape))
+        overlapped.close()
+
+
+def test_a_slab_that_is_decoded_into_too_early_is_noticed(tmp_path, volume, monkeypatch):
+    array_format = Format("raw", 3, "64KiB")
+    stored.write(tmp_path / "array", array_format, volume, access.TINY)
+    monkeypatch.setattr(overlap, "SLAB_NBYTES", 1)
+    host = TensorStorePeer(2).open(f"{tmp_path}/array/", array_format)
+    box = tuple(slice(0, size) for size in volume.shape)
+    with pytest.raises(Breach), emulated("lazy") as device:  # noqa: PT012
+        overlapped = overlap.Overlap(device)
+        synchronize, device.synchronize = device.synchronize, lambda event: None
+        overlapped.read(host, box, 2)
+        device.synchronize = synchronize
+        synchronize(device.record(overlapped._stream))
+        overlapped.close()
+
+
+def test_slabs_are_whole_chunks_and_cover_the_box():
+    rng = np.random.default_rng(2)
+    for first, extent, depth, plane in rng.integers(1, 200, (300, 4)).tolist():
+        pieces = overlap.slabs((slice(first, first + extent),), depth, plane << 16)
+        assert [pieces[0].start, pieces[-1].stop] == [first, first + extent]
+        for a, b in itertools.pairwise(pieces):
+            assert a.stop == b.start
+            assert a.stop % depth == 0
+        assert all(piece.stop > piece.start for piece in pieces)
+
+
+@pytest.mark.parametrize("codec", [*ZARR2])
+def test_streams_for_nvcomp_are_those_that_it_decodes(codec, tmp_path):
+    volume = dataset.load("camera_u2", access.TINY, tmp_path)
+    array_format = Format(codec, 2, "16MiB")
+    stored.write(tmp_path / "array", array_format, volume, access.TINY)
+    row = reads.nvcomp_alone(HostGpu(), tmp_path / "array", array_format, volume, access.TINY)
+    if codec in ("raw", "blosc-blosclz"):
+        assert row == {"cannot": f"no streams for nvcomp in {codec}"}
+        return
+    assert row["equal"]
+    # Of what Blosc has split, the lower bytes are noise, which it stores as it is.
+    assert row["nbytes"] * (2 if codec == "blosc-lz4" else 1) == volume.nbytes
+
+
+class _OneByteWrong(HostNvcomp):
+    def decompress(self, batch):
+        super().decompress(batch)
+        _, _, _, dst = self._rows(batch)[0]
+        batch.gpu.upload(~batch.gpu.download(dst, 1), dst)
+
+
+def test_one_wrong_byte_of_nvcomp_is_seen(tmp_path, volume):
+    gpu = HostGpu()
+    gpu.nvcomp = _OneByteWrong()
+    stored.write(tmp_path / "array", WHOLE, volume, access.TINY)
+    assert not reads.nvcomp_alone(gpu, tmp_path / "array", WHOLE, volume, access.TINY)["equal"]
+
+
+@pytest.mark.parametrize("name", dataset.DATASETS)
+def test_volumes_are_the_same_each_time_and_look_like_data(name, tmp_path):
+    shape = (8, 64, 64)
+    made = dataset._MADE[name](shape)
+    assert made.shape == shape
+    assert made.dtype.newbyteorder("=").str[1:] == name[-2:]
+    assert np.array_equal(made, dataset._MADE[name](shape))
+    volume = dataset.Volume(name, made, 3)
+    whole = np.concatenate([made] * 3)
+    box = (slice(6, 19), slice(1, 50), slice(7, 64))
+    assert np.array_equal(volume.part(box), whole[box])
+    assert volume.nbytes == whole.nbytes
+    loaded = dataset.load(name, access.TINY, tmp_path)
+    assert np.array_equal(loaded.base, dataset.load(name, access.TINY, tmp_path).base)
+
+
+@pytest.mark.parametrize(
+    "scale", [access.FULL, access.QUICK, access.TINY], ids=["full", "quick", "tiny"]
+)
+@pytest.mark.parametrize("dtype", ["<u2", "<f4"])
+def test_chunks_shards_and_boxes_fit_the_volume(scale, dtype):
+    dtype = np.dtype(dtype)
+    base = np.broadcast_to(np.zeros((), dtype), scale.base)
+    volume = dataset.Volume("x", base, scale.nbytes // base.nbytes)
+    assert volume.nbytes == scale.nbytes
+    for name in scale.chunks:
+        for sharded in (False, True):
+            if sharded and name == "16MiB":
+                continue
+            array_format = Format("zstd", 3, name, sharded)
+            chunk = array_format.chunk_shape(dtype, scale)
+            outer = array_format.stored_shape(dtype, scale)
+            assert all(a % b == 0 for a, b in zip(scale.base, outer))
+            assert all(a % b == 0 for a, b in zip(outer, chunk))
+            if scale is not access.TINY:
+                count, unit = int(name[:-3]), name[-3:]
+                assert np.prod(chunk) * dtype.itemsize == count << {"KiB": 10, "MiB": 20}[unit]
+            for kind in access.ACCESSES:
+                for box in access.boxes(kind, volume, scale, chunk):
+                    assert all(0 <= s.start < s.stop <= n for s, n in zip(box, volume.shape))
+
+
+def test_every_codec_and_access_is_asked():
+    cells = [cell for probe in read_plan.probes() for cell in read_plan.cells(probe.variant)]
+    asked = {array_format.codec for array_format, _ in cells}
+    assert asked == {*ZARR2} >= {*ZARR3}
+    assert {chunk for chunk in access.FULL.chunks} == {f.chunk for f, _ in cells}
+    assert {name for _, names in cells for name in names} == {*access.ACCESSES}
+    assert {(f.codec, f.sharded) for f, _ in cells} >= {("zstd", True), ("blosc-zstd", True)}
+    quick = [p.variant for p in read_plan.probes() if p.quick]
+    some = [cell for variant in quick for cell in read_plan.cells(variant, quick=True)]
+    assert {name for _, names in some for name in names} == {"whole", "few", "crops", "one by one"}
+
+
+def test_formats_are_described():
+    assert describe("zarr2-blosc-lz4-64KiB") == (
+        "Zarr v2, blosc-lz4 (clevel 5, shuffle 1, blocksize 0, cname lz4), 64KiB chunks"
+    )
+    assert describe("zarr3-raw-16MiB-sharded") == "Zarr v3, raw, 16MiB chunks in shards"
+
+
+def test_time_that_overlaps_is_counted_once():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        intervals = [(a, a + n) for a, n in rng.integers(0, 20, (rng.integers(0, 6), 2)).tolist()]
+        covered = {t for a, b in intervals for t in range(a, b)}
+        assert stage.union(intervals) == len(covered)
+
+
+def test_a_noted_device_is_a_device(tmp_path, volume):
+    stored.write(tmp_path / "array", WHOLE, volume, access.TINY)
+
+    class Clock(noted_device.NoClock):
+        now = 0
+
+        def mark(self, stream):
+            self.now += 1
+            return self.now
+
+        def milliseconds(self, mark):
+            return mark
+
+    with emulated() as device:
+        noted = noted_device.NotedDevice(device, Clock())
+        with noted_device.opened(noted) as name:
+            store = gpustore.open(WHOLE.spec(tmp_path / "array"), device=name).result()
+            noted.begin()
+            array = on_host(device, store.read().result())
+        rows = stage.rows(noted.stages())
+    assert np.array_equal(array, np.resize(volume.base, array.shape))
+    # The clock ticks once at each mark: nothing overlaps, and each call takes one tick.
+    for name, row in rows.items():
+        assert row["ms"] == row["calls"], name
+    assert rows["decode"]["nbytes"] == volume.nbytes
