@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from gpustore.errors import MetadataError
 from gpustore.future import Future, Promise
+from gpustore.statistics import attributed
 
 __all__ = ["Batch", "already_submitted", "check_batch"]
 
@@ -122,7 +123,11 @@ class Batch:
         """A Future of what `start` begins when the batch is submitted."""
         promise: Promise[T]
         promise, future = Promise.new()
-        self._join(object(), lambda _: promise.follow(start()), None, promise)
+
+        def run(_: object) -> None:
+            promise.follow(attributed(future._statistics, start))
+
+        self._join(object(), run, None, promise)
         return future
 
 

@@ -35,6 +35,7 @@ from gpustore.future import (
     thread_state,
     without_locals,
 )
+from gpustore.statistics import CURRENT
 
 __all__ = ["CancelToken", "Executor", "reset_after_fork", "shared"]
 
@@ -333,13 +334,14 @@ class _Group(Generic[T]):
         assert tasks is not None
         error: BaseException | None = None
         outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
+        operation, CURRENT.operation = CURRENT.operation, self.future._statistics
         try:
             tasks[index]()
         except BaseException as raised:
             error = raised
         finally:
             tasks = None
-            thread_state.cancelled = outer
+            thread_state.cancelled, CURRENT.operation = outer, operation
         if error is not None:
             without_locals(error)
             with self._lock:

@@ -32,6 +32,7 @@ from concurrent.futures import Future as _ThreadFuture
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
+from gpustore.statistics import CURRENT, Statistics
 
 __all__ = [
     "CancelledError",
@@ -103,8 +104,8 @@ class Future(Generic[T]):
     """
 
     __slots__ = (
-        "__weakref__", "_callbacks", "_deferred", "_done", "_epoch", "_error", "_lock", "_value",
-        "_waiters",
+        "__weakref__", "_callbacks", "_deferred", "_done", "_epoch", "_error", "_lock",
+        "_statistics", "_value", "_waiters",
     )  # fmt: skip
 
     _lock: threading.Lock
@@ -115,6 +116,7 @@ class Future(Generic[T]):
     _waiters: list[threading.Lock]
     _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
     _epoch: int | None  # of the process whose threads do the work; None if any thread may
+    _statistics: Statistics | None  # of the operation that it is a part of
 
     def __new__(
         cls,
@@ -157,6 +159,25 @@ class Future(Generic[T]):
     def is_deferred(self) -> bool:
         """Whether it waits to be asked for, see :meth:`deferred`; asking this does not start it."""
         return self._deferred is not None
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the read or write of an array has done so far; all of it once it is done.
+
+        What a Batch or ``read_many`` fetches and decodes once for several reads is counted once:
+        reads that a Batch joins have one Statistics, the same object. Empty for other operations.
+
+        >>> import gpustore
+        >>> store = gpustore.open(
+        ...     "memory://s/|zarr3:", create=True, dtype="uint8", shape=[4]
+        ... ).result()
+        >>> read = store.read()
+        >>> read.result()
+        array([0, 0, 0, 0], dtype=uint8)
+        >>> read.statistics
+        Statistics({'chunks_missing': 1, 'chunks_planned': 1, 'key_reads': 1, 'reads': 1})
+        """
+        return Statistics() if self._statistics is None else self._statistics
 
     def cancelled(self) -> bool:
         """Return whether the operation was cancelled."""
@@ -278,6 +299,7 @@ class Future(Generic[T]):
         if self._done or fn is None:
             return
         outer, thread_state.cancelled = thread_state.cancelled, self.cancelled
+        operation, CURRENT.operation = CURRENT.operation, self._statistics
         error: BaseException | None = None
         try:
             value = fn()
@@ -286,7 +308,7 @@ class Future(Generic[T]):
         except BaseException as raised:
             error = raised
         fn = None
-        thread_state.cancelled = outer
+        thread_state.cancelled, CURRENT.operation = outer, operation
         if error is None:
             self._follow(value) if isinstance(value, Future) else self._finish(value, None)
         elif isinstance(error, Exception | CancelledError) or thread_state.crew is not None:
@@ -329,12 +351,17 @@ class Future(Generic[T]):
         self._deferred = None
         for waiter in waiters:
             waiter.release()
+        if not callbacks:
+            return
+        # What they begin is no part of the operation that this thread happens to work for.
+        operation, CURRENT.operation = CURRENT.operation, None
         for callback in callbacks:
             try:
                 callback(self)
             except (Exception, CancelledError) as error:
                 # The thread that finished is not to blame: show it and go on.
                 report(error, f"the callback {callback!r}")
+        CURRENT.operation = operation
 
     def _wait(self, timeout: float | None, deadline: float | None) -> None:
         """Return when done; runs a deferred task here if there is no time limit."""
@@ -477,6 +504,14 @@ class WriteFutures:
         """Wait for the commit and return its error, see :meth:`Future.exception`."""
         return self.commit.exception(timeout, deadline)
 
+    @property
+    def statistics(self) -> Statistics:
+        """What the write has done so far, see :attr:`Future.statistics`.
+
+        Reading a TensorStore that is its source is part of it, unless a Batch does that.
+        """
+        return self.commit.statistics
+
     def done(self) -> bool:
         """Return whether the commit is done."""
         return self.commit.done()
@@ -514,6 +549,7 @@ def new(epoch: int | None = None) -> Future[Any]:
     self._callbacks = []
     self._waiters = []
     self._epoch = epoch
+    self._statistics = CURRENT.operation
     return self
 
 

@@ -1,17 +1,24 @@
 """Counters of what happened: keys read, bytes fetched, chunks decoded where, launches, copies.
 
-A :class:`Statistics` belongs to one operation, one store or the process, and hands on what it
-counts to its parent. Nothing falls back silently: every fallback is counted in one.
+A :class:`Statistics` belongs to one operation or to the process, and hands on what it counts to its
+parent. Nothing falls back silently: every fallback is counted in one.
+
+Whoever does something counts it in :data:`STATISTICS`. Each read and write of an array is begun by
+:class:`Operation`; its Future, and every Future made meanwhile, knows to which operation it
+belongs, and threads that work for one of them count for that operation too.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
-__all__ = ["COUNTERS", "STATISTICS", "Statistics"]
+__all__ = ["COUNTERS", "CURRENT", "STATISTICS", "Operation", "Statistics", "attributed"]
+
+T = TypeVar("T")
 
 COUNTERS: Final = MappingProxyType(
     {
@@ -83,8 +90,9 @@ class Statistics:
         here: Statistics | None = self
         with _lock:
             while here is not None:
+                counts = here._counts
                 for name, amount in amounts.items():
-                    here._counts[name] = here._counts.get(name, 0) + amount
+                    counts[name] = counts.get(name, 0) + amount
                 here = here._parent
 
     def __getitem__(self, name: str) -> int:
@@ -106,5 +114,63 @@ class Statistics:
         return f"Statistics({self.snapshot()})"
 
 
-STATISTICS: Final = Statistics()
+class _ProcessStatistics(Statistics):
+    """What is added here counts for the operation that the calling thread works for, too."""
+
+    __slots__ = ()
+
+    def add(self, **amounts: int) -> None:
+        here: Statistics | None = CURRENT.operation
+        with _lock:
+            counts = self._counts
+            for name, amount in amounts.items():
+                counts[name] = counts.get(name, 0) + amount
+            if here is not None and not here._counts:
+                here._counts = amounts  # Nobody else has it. Small reads are many, and count twice.
+                here = here._parent
+            while here is not None and here is not self:
+                counts = here._counts
+                for name, amount in amounts.items():
+                    counts[name] = counts.get(name, 0) + amount
+                here = here._parent
+
+
+class _Current(threading.local):
+    """The operation that a thread works for: its ancestors end at the process."""
+
+    operation: Statistics | None = None
+
+
+CURRENT: Final = _Current()
+
+STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counts everything that happens in this process."""
+
+
+class Operation(Statistics):
+    """Statistics of one operation; what is begun within ``with`` is a part of it.
+
+    Within another operation it counts for that one as well.
+    """
+
+    __slots__ = ("_outer",)
+
+    def __init__(self) -> None:
+        self._outer = CURRENT.operation
+        self._parent = self._outer or STATISTICS
+        self._counts = {}
+
+    def __enter__(self) -> None:
+        CURRENT.operation = self
+
+    def __exit__(self, *error: object) -> None:
+        CURRENT.operation = self._outer
+
+
+def attributed(statistics: Statistics | None, begin: Callable[..., T], /, *args: Any) -> T:
+    """Call `begin` as a part of the operation that `statistics` belongs to."""
+    outer, CURRENT.operation = CURRENT.operation, statistics
+    try:
+        return begin(*args)
+    finally:
+        CURRENT.operation = outer

@@ -27,6 +27,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
+from gpustore.statistics import CURRENT, Operation, attributed
 from gpustore.unit import Unit
 
 __all__ = ["TensorStore"]
@@ -192,7 +193,14 @@ class TensorStore(IndexedView):
 
     # ---- elements
 
-    def read(self, *, order: str = "C", batch: Batch | None = None, out: Any = None) -> Future[Any]:
+    def read(
+        self,
+        *,
+        order: str = "C",
+        batch: Batch | None = None,
+        out: Any = None,
+        stream: Any = None,
+    ) -> Future[Any]:
         """Read the domain.
 
         Parameters
@@ -207,12 +215,18 @@ class TensorStore(IndexedView):
             protocol, ``__array_interface__`` or DLPack; of a store on a GPU, an array there with
             ``__cuda_array_interface__`` or DLPack. Shape and data type must be those of the
             store. It must stay alive until the Future is ready.
+        stream : object, optional
+            Only of a store on a GPU: the CUDA stream that used `out` last (a CuPy stream, an object
+            with ``__cuda_stream__``, or its address), by default CuPy's current one. What was asked
+            of it before this call comes first. The host has no streams: there it is ignored, so
+            that one program runs with ``device="auto"`` anywhere.
 
         Returns
         -------
         Future of ndarray
             In native byte order, shape that of the domain; in host memory, unless the store was
-            opened with a GPU as its ``device``.
+            opened with a GPU as its ``device``. Once it is ready every stream may use the array.
+            Its :attr:`~gpustore.Future.statistics` tell what the read did.
 
         Raises
         ------
@@ -222,11 +236,21 @@ class TensorStore(IndexedView):
             Through the Future; the message names the key.
         """
         self._check_readable(order)
-        check_batch(batch)
-        return self._driver.read(self._transform, out=out, order=order, batch=batch)
+        if batch is not None:
+            check_batch(batch)
+        with Operation():
+            return self._driver.read(
+                self._transform, out=out, order=order, batch=batch, stream=stream
+            )
 
     def read_many(
-        self, starts: Any, shape: Sequence[int], *, order: str = "C", out: Any = None
+        self,
+        starts: Any,
+        shape: Sequence[int],
+        *,
+        order: str = "C",
+        out: Any = None,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read many crops of one shape; each chunk that any of them touches is decoded once.
 
@@ -245,6 +269,8 @@ class TensorStore(IndexedView):
             Layout of the array returned.
         out : array, optional
             Filled and returned instead of a new array, as for :meth:`read`.
+        stream : object, optional
+            As for :meth:`read`.
 
         Returns
         -------
@@ -274,7 +300,10 @@ class TensorStore(IndexedView):
         """
         self._check_readable(order)
         extent = crop_shape(shape, self.rank)
-        return self._driver.read_many(self._transform, starts, extent, out=out, order=order)
+        with Operation():
+            return self._driver.read_many(
+                self._transform, starts, extent, out=out, order=order, stream=stream
+            )
 
     def _check_readable(self, order: str) -> None:
         if order not in ("C", "F"):
@@ -317,6 +346,10 @@ class TensorStore(IndexedView):
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         check_batch(batch, open=False)
+        with Operation():
+            return self._write(source, batch)
+
+    def _write(self, source: Any, batch: Batch | None) -> WriteFutures:
         if isinstance(source, TensorStore):
             arrange = self._arrangement(source)
             if batch is not None and not batch._submitted:
@@ -333,10 +366,13 @@ class TensorStore(IndexedView):
         copied: Promise[None]
         committed: Promise[None]
         (copied, copy), (committed, commit) = Promise.new(), Promise.new()
+        statistics = CURRENT.operation
 
         def begin(read: Future[Any]) -> None:
             try:
-                futures = self._driver.write(self._transform, arrange(read.result()))
+                futures = attributed(
+                    statistics, self._driver.write, self._transform, arrange(read.result())
+                )
             except BaseException as error:
                 copied.set_exception(error)
                 committed.set_exception(error)

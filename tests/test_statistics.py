@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpustore
 from gpustore.statistics import COUNTERS, STATISTICS, Statistics
@@ -69,7 +71,7 @@ SHARDED = {
 }
 
 
-def array_of_four(codecs, chunk, **context):
+def array_of_four(codecs, chunk, shared=None, **context):
     """An array of 8 x 8, raw chunks of 4 x 4 inside; all are stored but the last."""
     metadata = {
         "shape": [8, 8],
@@ -78,7 +80,8 @@ def array_of_four(codecs, chunk, **context):
         "codecs": codecs,
     }
     spec = {"driver": "zarr3", "kvstore": "memory://a/", "metadata": metadata}
-    store = gpustore.open(spec, create=True, context=gpustore.Context(context)).result()
+    context = shared or gpustore.Context(context)
+    store = gpustore.open(spec, create=True, context=context).result()
     values = np.arange(1, 65, dtype=np.uint16).reshape(8, 8)
     values[4:, 4:] = 0
     store.write(values).result()
@@ -155,6 +158,175 @@ def test_batch_counts_each_chunk_once(kind):
     if kind == "shard":
         wanted |= {"key_reads": 2, "bytes_fetched": INDEX_NBYTES + CHUNK_NBYTES}
     assert counted(reads) == wanted
+
+
+# --------------------------------------------------------------------------- of one operation
+
+ROWS = [[LITTLE], [4, 4]]
+ARRAYS = {
+    "chunks": (ROWS, {}),
+    "shard": (([SHARDED], [8, 8]), {}),
+    "cached": (ROWS, {"cache_pool": {"total_bytes_limit": 1 << 20}}),
+}
+SPANS = [slice(0, 8), slice(1, 2), slice(3, 7), slice(4, 8), slice(7, 0, -2)]
+
+boxes = st.tuples(st.sampled_from(SPANS), st.sampled_from(SPANS))
+operations = st.one_of(
+    st.tuples(st.just("read"), boxes),
+    st.tuples(st.just("crops"), st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=1)),
+    st.tuples(st.just("batch"), st.lists(boxes, min_size=1, max_size=4)),
+    st.tuples(st.just("write"), boxes),
+    st.tuples(st.just("copy"), boxes),
+)
+
+
+def begin(store, name, what):
+    """The Futures of one operation, or of the reads of a batch."""
+    if name == "crops":
+        return [store.read_many(what, [3, 2])]
+    if name == "batch":
+        with gpustore.Batch() as batch:
+            return [store[box].read(batch=batch) for box in what]
+    part = store[what]
+    if name == "copy":
+        return [part.write(part)]
+    return [part.write(5) if name == "write" else part.read()]
+
+
+@settings(max_examples=200)
+@given(
+    kind=st.sampled_from(sorted(ARRAYS)),
+    program=st.lists(operations, min_size=1, max_size=6),
+    random=st.randoms(use_true_random=False),
+)
+def test_operations_together_count_what_the_process_counts(kind, program, random):
+    layout, context = ARRAYS[kind]
+    store, _ = array_of_four(*layout, **context)
+    before = {name: STATISTICS[name] for name in COUNTERS}
+    futures = [future for name, what in program for future in begin(store, name, what)]
+    random.shuffle(futures)
+    for future in futures:
+        future.result()
+    distinct = {id(future.statistics): future.statistics for future in futures}
+    for name in COUNTERS:
+        total = sum(statistics[name] for statistics in distinct.values())
+        assert total == STATISTICS[name] - before[name], name
+    assert sum(statistics["reads"] for statistics in distinct.values()) >= sum(
+        name in ("read", "crops") for name, _ in program
+    )
+
+
+def test_a_read_counts_what_it_does_and_nothing_else():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    first, second = store.read(), store[1, :4].read()
+    second.result()
+    first.result()
+    whole = {"reads": 1, "chunks_planned": 4, "chunks_missing": 1}
+    assert first.statistics.snapshot() == {
+        **whole,
+        "key_reads": 4,
+        "bytes_fetched": 3 * CHUNK_NBYTES,
+    }
+    row = {"reads": 1, "chunks_planned": 1, "key_reads": 1, "bytes_fetched": 4 * 2}
+    assert second.statistics.snapshot() == row
+    assert store.kvstore.read("c/0/0").statistics.snapshot() == {}
+    assert gpustore.Future(3).statistics.snapshot() == {}
+
+
+def test_reads_of_many_threads_are_told_apart():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    found = []
+
+    def read(i):
+        for _ in range(50):
+            future = store[: 4 + 4 * (i % 2), :4].read()
+            future.force()
+            future.result()
+            found.append((1 + i % 2, future.statistics["key_reads"]))
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 300
+    assert all(planned == read for planned, read in found)
+
+
+def test_reads_that_a_batch_joins_have_one_statistics():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    with gpustore.Batch() as batch:
+        first, second = (store[i, :4].read(batch=batch) for i in range(2))
+        alone = store.vindex[[0, 1], [0, 1]].read(batch=batch)
+    for future in (first, second, alone):
+        future.result()
+    assert first.statistics is second.statistics
+    assert first.statistics["reads"] == 2
+    assert first.statistics["key_reads"] == 1
+    assert alone.statistics["reads"] == alone.statistics["key_reads"] == 1
+
+
+def test_reads_that_a_batch_repeats_count_all_they_did():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    store.kvstore["c/0/1"] = b"short"
+    with gpustore.Batch() as batch:
+        good, bad = (store[0, 4 * j : 4 * j + 4].read(batch=batch) for j in range(2))
+    assert good.result().shape == (4,)
+    with pytest.raises(gpustore.CorruptChunkError):
+        bad.result()
+    assert good.statistics is bad.statistics
+    assert good.statistics["reads"] == 2 + 2
+
+
+def test_a_write_counts_the_read_of_its_source():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    source, _ = array_of_four([LITTLE], [4, 4])
+    write = store[:4, :4].write(source[4:, :4])
+    write.result()
+    counts = write.statistics.snapshot()
+    assert (counts["reads"], counts["writes"], counts["bytes_stored"]) == (1, 1, CHUNK_NBYTES)
+    assert write.copy.statistics is write.commit.statistics is write.statistics
+    batch = gpustore.Batch()
+    later = store[:4, :4].write(source[:4, :4], batch=batch)
+    batch.submit()
+    later.result()
+    assert later.statistics["writes"] == 1
+
+
+def test_reads_within_rechecked_bounds_count_too():
+    context = gpustore.Context()
+    store, _ = array_of_four([LITTLE], [4, 4], context)
+    again = gpustore.open(store.spec(), context=context, recheck_cached_metadata=True).result()
+    batch = gpustore.Batch()
+    futures = [again.read(), again[:4].read(batch=batch), again.read_many([[0, 0]], [2, 2])]
+    batch.submit()
+    for future, chunks in zip(futures, (4, 2, 1), strict=True):
+        future.result()
+        assert future.statistics["key_reads"] == chunks
+
+
+def test_what_a_callback_begins_is_no_part_of_the_operation():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    begun = []
+    write = store[:4, :4].write(7)
+    write.copy.add_done_callback(lambda _: begun.append(store[1, :4].read()))
+    write.result()
+    (read,) = begun
+    read.result()
+    assert "reads" not in write.statistics.snapshot()
+    assert read.statistics["reads"] == 1
+
+
+def test_statistics_of_a_failed_and_of_a_cancelled_read_stay():
+    store, _ = array_of_four([LITTLE], [4, 4])
+    store.kvstore["c/0/0"] = b"short"
+    failed = store.read()
+    with pytest.raises(gpustore.CorruptChunkError):
+        failed.result()
+    assert failed.statistics["key_reads"] >= 1
+    cancelled = store.read()
+    cancelled.cancel()
+    assert cancelled.statistics.snapshot() == {"chunks_planned": 4, "reads": 1}
 
 
 def test_package_uses_only_counters_that_are_explained():

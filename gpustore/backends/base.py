@@ -165,11 +165,24 @@ class Backend(Protocol):
             Called with rows, values and errors of what is done, by the methods of the flight.
         """
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> Memory:
-        """A new array of undefined contents, in `order` ``"C"`` or ``"F"``."""
+    def caller_stream(self, stream: Any) -> Any:
+        """The stream of the caller: `stream`, or the calling thread's if that is None.
 
-    def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Memory:
-        """The memory of an array the caller wants filled.
+        What it returns stands for the same stream on any thread. Host memory has no streams.
+        """
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
+    ) -> Memory:
+        """A new array of undefined contents, in `order` ``"C"`` or ``"F"``.
+
+        What is read into it is written behind everything asked of the caller's stream so far.
+        """
+
+    def destination(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
+    ) -> Memory:
+        """The memory of an array the caller wants filled, behind what its stream was asked for.
 
         Raises
         ------

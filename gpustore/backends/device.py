@@ -268,7 +268,13 @@ class DeviceBackend:
 
     # ----------------------------------------------------------------- arrays
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> DeviceMemory:
+    def caller_stream(self, stream: Any) -> Stream:
+        """See :meth:`gpustore.device.Device.caller_stream`."""
+        return self.driven.caller_stream(stream)
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
+    ) -> DeviceMemory:
         """A new array on the device, of undefined contents.
 
         Raises
@@ -282,7 +288,7 @@ class DeviceBackend:
             raise UnsupportedError(
                 f'Elements of {dtype} cannot be on a device; open with device="cpu"'
             )
-        stream = self.driven.caller_stream()
+        stream = self.driven.caller_stream(stream)
         try:
             view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
         except MemoryError:
@@ -297,7 +303,9 @@ class DeviceBackend:
                 ) from error
         return DeviceMemory(view, self.driven.record(stream))
 
-    def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceMemory:
+    def destination(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
+    ) -> DeviceMemory:
         """Memory of `out`, an array on this device."""
         view = self.driven.wrap(out)
         if view is None:
@@ -314,7 +322,7 @@ class DeviceBackend:
             raise MismatchError(f"out has dtype {view.dtype}, expected {dtype}")
         if any(step == 0 and size > 1 for step, size in zip(view.strides, view.shape)):
             raise TypeError("out has elements that share their memory")
-        return DeviceMemory(view, self.driven.record(self.driven.caller_stream()))
+        return DeviceMemory(view, self.driven.record(self.driven.caller_stream(stream)))
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
         """Host memory of `array`; what is on the device is copied, and counted."""

@@ -105,7 +105,12 @@ class HostBackend:
         self._scratch = _Scratch()
         self._spread_scratch = _Scratch()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> HostMemory:
+    def caller_stream(self, stream: Any) -> None:
+        """There are none: whatever `stream` is, reads do not wait for it."""
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
+    ) -> HostMemory:
         """A new NumPy array of undefined contents.
 
         Raises
@@ -124,7 +129,9 @@ class HostBackend:
             return _memory(array)  # NumPy makes no bytes of references.
         return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
 
-    def destination(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostMemory:
+    def destination(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
+    ) -> HostMemory:
         """Memory of `out`: a NumPy array, or anything that offers its host memory.
 
         The buffer protocol, ``__array_interface__`` and DLPack are understood.

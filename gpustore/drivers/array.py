@@ -116,10 +116,16 @@ class ArrayDriver:
         return self.backend.destination(out, shape, self.array.dtype)
 
     def read(
-        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+        self,
+        transform: IndexTransform,
+        *,
+        out: Any,
+        order: str,
+        batch: Batch | None = None,
+        stream: Any = None,
     ) -> Future[Any]:
         """Copy the domain of `transform`."""
-        del batch  # There is nothing to share.
+        del batch, stream  # There is nothing to share, nor to wait for.
         view, shape = self._view(transform), tuple(transform.domain.shape)
         memory = self._memory(shape, out, order)
 
@@ -137,6 +143,7 @@ class ArrayDriver:
         *,
         out: Any,
         order: str,
+        stream: Any = None,
     ) -> Future[Any]:
         """Copy the crops, one after the other."""
         checked = check_starts(transform, starts, shape, self.array.shape)

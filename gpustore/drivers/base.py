@@ -223,11 +223,17 @@ class Driver(Protocol):
         """What would open it again; with all metadata unless `minimal`."""
 
     def read(
-        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+        self,
+        transform: IndexTransform,
+        *,
+        out: Any,
+        order: str,
+        batch: Batch | None = None,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`.
 
-        With a `batch` it may begin only when that is submitted.
+        With a `batch` it may begin only when that is submitted. `stream` counts on devices only.
         """
 
     def read_many(
@@ -238,6 +244,7 @@ class Driver(Protocol):
         *,
         out: Any,
         order: str,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
 

@@ -257,15 +257,23 @@ class ChunkedDriver:
         return self.respec(None if minimal else self.metadata)
 
     def read(
-        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+        self,
+        transform: IndexTransform,
+        *,
+        out: Any,
+        order: str,
+        batch: Batch | None = None,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
         if self.recheck > self.read_at:
-            start = self._rechecked(transform, partial(read, out=out, order=order))
+            stream = self.array.backend.caller_stream(stream)  # It begins on another thread.
+            begin = partial(read, out=out, order=order, stream=stream)
+            start = self._rechecked(transform, begin)
             return start() if batch is None else batch._later(start)
         if batch is not None:
-            return read_in_batch(self.reader, transform, batch, out=out, order=order)
-        return read(self.reader, transform, out=out, order=order)
+            return read_in_batch(self.reader, transform, batch, out=out, order=order, stream=stream)
+        return read(self.reader, transform, out=out, order=order, stream=stream)
 
     def read_many(
         self,
@@ -275,12 +283,16 @@ class ChunkedDriver:
         *,
         out: Any,
         order: str,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read_many`."""
         if self.recheck > self.read_at:
-            crops = partial(read_many, starts=starts, extent=shape, out=out, order=order)
+            stream = self.array.backend.caller_stream(stream)
+            crops = partial(
+                read_many, starts=starts, extent=shape, out=out, order=order, stream=stream
+            )
             return self._rechecked(transform, crops)()
-        return read_many(self.reader, transform, starts, shape, out=out, order=order)
+        return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`."""

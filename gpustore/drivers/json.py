@@ -90,10 +90,16 @@ class JsonDriver:
         return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
 
     def read(
-        self, transform: IndexTransform, *, out: Any, order: str, batch: Batch | None = None
+        self,
+        transform: IndexTransform,
+        *,
+        out: Any,
+        order: str,
+        batch: Batch | None = None,
+        stream: Any = None,
     ) -> Future[Any]:
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
-        del batch  # There is nothing to share.
+        del batch, stream  # There is nothing to share, nor to wait for.
         if out is not None and (
             not isinstance(out, np.ndarray)
             or out.dtype != object
@@ -128,6 +134,7 @@ class JsonDriver:
         *,
         out: Any,
         order: str,
+        stream: Any = None,
     ) -> Future[Any]:
         """Not possible: there is one value, which :meth:`read` reads."""
         raise UnsupportedError('read_many is not supported by the "json" driver; read it once')

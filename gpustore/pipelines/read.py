@@ -63,6 +63,7 @@ def read(
     *,
     out: Any = None,
     order: str = "C",
+    stream: Any = None,
 ) -> Future[Any]:
     """Read the domain of `transform` from `array`.
 
@@ -75,6 +76,8 @@ def read(
         Filled and returned; memory of the array's backend, same shape and data type.
     order : {"C", "F"}
         Layout of a new array.
+    stream : object, optional
+        The caller's; see :meth:`gpustore.backends.base.Backend.caller_stream`.
 
     Returns
     -------
@@ -93,9 +96,9 @@ def read(
     if out is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
         plan = array.plan(transform, contiguous(shape, array.dtype.itemsize, order))
-        memory = array.backend.empty(shape, array.dtype, order)
+        memory = array.backend.empty(shape, array.dtype, order, stream)
     else:
-        memory = array.backend.destination(out, shape, array.dtype)
+        memory = array.backend.destination(out, shape, array.dtype, stream)
         plan = array.plan(transform, memory.strides)
     rows = len(plan)
     STATISTICS.add(reads=1, chunks_planned=rows)

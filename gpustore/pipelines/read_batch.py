@@ -8,6 +8,8 @@
    fetched and decoded once, and cut into the pieces of all reads that want it.
 4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
 
+What they do together is counted once, in statistics that all of them have.
+
 Reads through index arrays, or alone in their batch, are ordinary reads; so are all reads of a batch
 that would make too large a plan.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,7 @@ from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import BLOCK_NBYTES, read_pieces, single_chunks
-from gpustore.statistics import STATISTICS
+from gpustore.statistics import STATISTICS, Statistics, attributed
 
 __all__ = ["read_in_batch"]
 
@@ -50,6 +53,7 @@ class _Read:
     result: Any
     promise: Promise[Any]
     future: Future[Any]
+    stream: Any
 
     @property
     def joins(self) -> bool:
@@ -66,7 +70,8 @@ class _Read:
     def alone(self) -> None:
         """Read by itself."""
         try:
-            future = read(self.array, self.transform, out=self.result)
+            begin = partial(read, self.array, self.transform, out=self.result, stream=self.stream)
+            future = attributed(self.future._statistics, begin)
         except Exception as error:
             self.promise.set_exception(error)
         else:
@@ -80,6 +85,7 @@ def read_in_batch(
     *,
     out: Any = None,
     order: str = "C",
+    stream: Any = None,
 ) -> Future[Any]:
     """Read the domain of `transform` when `batch` is submitted.
 
@@ -88,14 +94,15 @@ def read_in_batch(
     """
     shape = tuple(transform.domain.shape)
     check_bounds(transform, array.shape)
+    stream = array.backend.caller_stream(stream)  # Whoever submits the batch may have another.
     if out is None:
-        memory = array.backend.empty(shape, array.dtype, order)
+        memory = array.backend.empty(shape, array.dtype, order, stream)
     else:
-        memory = array.backend.destination(out, shape, array.dtype)
+        memory = array.backend.destination(out, shape, array.dtype, stream)
     promise: Promise[Any]
     promise, future = Promise.new()
     result = memory.array if out is None else out
-    item = _Read(array, transform, memory, result, promise, future)
+    item = _Read(array, transform, memory, result, promise, future, stream)
     batch._join(("array", id(array)), _start, item, promise)
     return future
 
@@ -112,7 +119,10 @@ def _start(reads: list[_Read]) -> None:
             one.alone()
         return
     array = joined[0].array
-    STATISTICS.add(reads=len(joined), chunks_planned=len(plan))
+    statistics = Statistics(STATISTICS)
+    statistics.add(reads=len(joined), chunks_planned=len(plan))
+    for one in joined:
+        one.future._statistics = statistics
 
     def finish(done: Future[None]) -> None:
         failed = done.cancelled() or done.exception() is not None
@@ -122,7 +132,8 @@ def _start(reads: list[_Read]) -> None:
             else:
                 one.promise.set_result(one.result)
 
-    shared = read_pieces(array, plan, [one.memory for one in joined], None)
+    memories = [one.memory for one in joined]
+    shared = attributed(statistics, read_pieces, array, plan, memories, None)
     shared.add_done_callback(finish)
 
 

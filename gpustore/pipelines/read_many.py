@@ -56,6 +56,7 @@ def read_many(
     *,
     out: Any = None,
     order: str = "C",
+    stream: Any = None,
 ) -> Future[Any]:
     """Read crops of the domain of `transform`.
 
@@ -72,6 +73,8 @@ def read_many(
         Filled and returned; memory of the array's backend, of shape ``(crops, *extent)``.
     order : {"C", "F"}
         Layout of a new array.
+    stream : object, optional
+        As for :func:`gpustore.pipelines.read.read`.
 
     Returns
     -------
@@ -89,7 +92,7 @@ def read_many(
     shape = (len(checked), *extent)
     strides = contiguous(shape, array.dtype.itemsize, order)
     if out is not None:
-        memory = array.backend.destination(out, shape, array.dtype)
+        memory = array.backend.destination(out, shape, array.dtype, stream)
         strides = memory.strides
     plan = plan_crops(
         transform,
@@ -101,7 +104,7 @@ def read_many(
         block_nbytes=BLOCK_NBYTES,
     )
     if out is None:
-        memory = array.backend.empty(shape, array.dtype, order)
+        memory = array.backend.empty(shape, array.dtype, order, stream)
     itemsize = array.dtype.itemsize
     aligned = all(stride % itemsize == 0 for stride in memory.strides)
     by_element = math.prod(extent) <= ELEMENTWISE and aligned

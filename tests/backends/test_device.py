@@ -1,5 +1,7 @@
 """Reads into the memory of an emulated device equal those into host memory, bit for bit."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -251,6 +253,132 @@ def test_shards_share_sub_batches(tmp_path, lazy):
     for name in ("launches", "copies", "waits"):
         assert few[name] == many[name] > 0
     assert many["chunks_decoded_device"] == 4 * few["chunks_decoded_device"] == 128
+
+
+def test_each_read_has_counts_of_its_own(tmp_path, device):
+    create(tmp_path, compressor={"id": "zstd", "level": 1})
+    there = opened(tmp_path, device)
+    parts = [np.s_[:], np.s_[:20, :20], np.s_[30:, ::3]]
+    alone = [counted(lambda part=part: there[part].read().result())[1] for part in parts]
+    before = gpustore.statistics.snapshot()
+    futures = [there[part].read() for part in parts]
+    results = [future.result() for future in futures]
+    for future, expected in zip(futures, alone, strict=True):
+        expected = {name: count for name, count in expected.items() if count}
+        assert future.statistics.snapshot() == expected
+    after = gpustore.statistics.snapshot()
+    for name in after:
+        total = sum(future.statistics[name] for future in futures)
+        assert total == after[name] - before.get(name, 0)
+    assert len(results) == 3
+
+
+READS = {
+    "read": lambda store, out, stream: store[:20].read(out=out, stream=stream),
+    "crops": lambda store, out, stream: store.read_many(
+        [[20, 0]], [20, 70], out=out, stream=stream
+    ),
+    "batch": lambda store, out, stream: in_batch(store, out, stream, 0),
+    "joined": lambda store, out, stream: in_batch(store, out, stream, 1),
+}
+
+
+def in_batch(store, out, stream, others):
+    """A read that is submitted by another thread, whose current stream is another one."""
+    batch = gpustore.Batch()
+    future = store[:20].read(out=out, stream=stream, batch=batch)
+    for _ in range(others):
+        store[:3].read(batch=batch)
+    thread = threading.Thread(target=batch.submit)
+    thread.start()
+    thread.join()
+    return future
+
+
+class Borrowed:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __cuda_stream__(self):
+        return self.stream.__cuda_stream__()
+
+
+FORMS = {
+    "current": lambda stream: None,
+    "stream": lambda stream: stream,
+    "address": lambda stream: stream.number,
+    "protocol": Borrowed,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("recheck", [False, True], ids=["", "recheck"])
+@pytest.mark.parametrize("kind", READS)
+def test_a_read_waits_for_the_stream_of_its_caller(tmp_path, lazy, kind, recheck, form):
+    host = create(tmp_path)
+    there = opened(tmp_path, lazy, recheck_cached_metadata=recheck)
+    before = (
+        there[20:40].read().result()
+        if kind != "crops"
+        else there.read_many([[0, 0]], [20, 70]).result()
+    )
+    stream = lazy.caller_stream() if form == "current" else lazy.stream()
+    seen = begin_download(lazy, before, stream)
+    found = READS[kind](there, before, FORMS[form](stream)).result()
+    assert found is before
+    # The array was in use until here, and may be used by any stream now.
+    lazy.synchronize(lazy.record(stream))
+    first, second = host[:20].read().result(), host[20:40].read().result()
+    if kind == "crops":
+        first, second = second, first
+    assert seen.view.tobytes() == second.tobytes()
+    assert on_host(lazy, found).tobytes() == first.tobytes()
+    lazy.free_pinned(seen)
+
+
+def begin_download(device, array, stream):
+    """Pinned memory to which an array is on its way."""
+    view = device.wrap(array)
+    nbytes = int(np.prod(view.shape)) * view.dtype.itemsize
+    pinned = device.allocate_pinned(nbytes)
+    device.download(view.address, pinned, 0, nbytes, stream)
+    return pinned
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_without_that_stream_a_read_overwrites_what_is_in_use(tmp_path, lazy, kind):
+    """What the test above would not notice if reads waited for everything."""
+    create(tmp_path)
+    there = opened(tmp_path, lazy)
+    out = there.read_many([[0, 0]], [20, 70]).result()
+    if kind != "crops":
+        out = there[20:40].read().result()
+    old = on_host(lazy, out)
+    stream = lazy.stream()
+    seen = begin_download(lazy, out, stream)
+    READS[kind](there, out, lazy.stream()).result()
+    new = on_host(lazy, out)
+    lazy.synchronize(lazy.record(stream))
+    assert seen.view.tobytes() == new.tobytes() != old.tobytes()
+    lazy.free_pinned(seen)
+
+
+def test_a_host_has_no_streams(tmp_path):
+    store = create(tmp_path)
+    expected = store.read().result()
+    batch = gpustore.Batch()
+    later = store.read(stream=17, batch=batch)
+    batch.submit()
+    for found in (later, store.read(stream=object()), gpustore.array(expected).read(stream=3)):
+        assert np.array_equal(found.result(), expected)
+    crops = store.read_many([[0, 0]], list(SHAPE), stream="none")
+    assert np.array_equal(crops.result()[0], expected)
+
+
+def test_what_is_no_stream_is_refused_at_once(tmp_path, lazy):
+    create(tmp_path)
+    with pytest.raises(TypeError, match="expected a stream"):
+        opened(tmp_path, lazy).read(stream="the default one")
 
 
 def test_damaged_chunks_are_named(tmp_path, lazy):
