@@ -24,7 +24,7 @@ def _fetch(tables, limits):
     for table in tables:
         row = _timed(table, "whole", OURS) if table["codec"] == "raw" else None
         if row and limit:
-            rate = row["bytes_to_device"] / row["seconds"] / 1e9
+            rate = table["encoded_nbytes"] / row["seconds"] / 1e9
             share = rate / limit
             measured = f"{rate:.1f} of {limit:.1f} GB/s: {share:.0%}"
             yield _goal(text, table, measured, share >= 0.9)

@@ -23,7 +23,7 @@ from benchmarks.gpu.reader import readers
 
 COUNTED = (
     "launches", "copies", "waits", "host_fallbacks", "retries", "chunks_decoded_device",
-    "bytes_fetched", "bytes_to_device",
+    "bytes_fetched", "bytes_to_device", "bytes_direct", "direct_fallbacks",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def report():
     }
     plain = {
         raw: {"nbytes": 1000 * MIB, "encoded_nbytes": 1000 * MIB, "ratio": 1.0, "files": 1000},
-        f"{raw} / whole / gpustore / 0": row(0.02, bytes_to_device=1000 * MIB),
+        f"{raw} / whole / gpustore / 0": row(0.02),
     }
     copies = {
         "to_device_pinned_1024KiB": {"queued_GBs": 40.0},

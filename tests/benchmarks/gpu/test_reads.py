@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from benchmarks.gpu import (
     stage,
     stored,
 )
-from benchmarks.gpu.emulated_target import emulated_target
+from benchmarks.gpu.emulated_target import EmulatedTarget, emulated_target
 from benchmarks.gpu.format import ZARR2, ZARR3, Format, describe
 from benchmarks.gpu.probes import reads
 from benchmarks.peers import TensorStorePeer
@@ -93,6 +94,51 @@ def test_who_reads_wrongly_is_named_and_does_not_count(tmp_path, volume):
     assert sorted(result.wrong(report)) == cells
     row = result.tables(report)[0]["cells"]["crop"]["unable"]
     assert row == {"error": "RuntimeError: no such thing"}
+
+
+class _MeasuredTarget(EmulatedTarget):
+    """Where what is measured is looked at, though it means nothing."""
+
+    is_emulated = False
+    used = 0
+
+    def forget(self):
+        self.used = 0
+
+    def used_nbytes(self):
+        self.used += 7
+        return self.used
+
+
+def test_readers_take_turns_until_their_time_is_spent(tmp_path, volume):
+    found, path = notes(tmp_path), tmp_path / "array"
+    stored.write(path, WHOLE, volume, access.TINY)
+    parts = access.boxes("crop", volume, access.TINY, (4, 16, 8))
+    spent = {"gpustore": 0.0, "gpustore host + copy": 1.0}
+
+    class Slow(reads.Cell):
+        def once(self, reader, handle, *, first):
+            row = super().once(reader, handle, first=first)
+            return row | {"seconds": row["seconds"] + spent[reader.name]}
+
+    with emulated() as device:
+        target = _MeasuredTarget(device)
+        some = [reader.Gpustore(target), reader.GpustoreHost(target)]
+        cell = Slow(found, target, "zarr2-x / crop", volume, "crop", parts)
+        handles = {each.name: reads.opener(each, path, WHOLE) for each in some}
+        cell.compare(some, handles, replace(access.TINY, rounds=3, budget_s=1.5))
+    turns = [name.rpartition(" / ") for name in found.known]
+    assert [(name.rpartition(" / ")[2][8:], int(number)) for name, _, number in turns] == [
+        (" host + copy", 0), ("", 0), ("", 1), (" host + copy", 1), ("", 2), (" host + copy", 2),
+        ("", 3),
+    ]  # fmt: skip
+    report = {"probes": {"reads:labels_u4-x": {"status": "ok", "facts": found.known}}}
+    rows = result.tables(report)[0]["cells"]["crop"]
+    assert (rows["gpustore"]["rounds"], rows["gpustore host + copy"]["rounds"]) == (3, 2)
+    for row in rows.values():
+        assert row["device_nbytes"] == 7
+        assert row["cpu_s"] > 0
+        assert row["GBs"] == row["nbytes"] / row["seconds"] / 1e9
 
 
 def test_a_cell_in_which_a_process_died_is_passed_over(tmp_path, volume):
