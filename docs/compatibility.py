@@ -67,6 +67,7 @@ CODECS = {
     "lzma (v2)": "lzma",
     "numcodecs filters: delta, fixedscaleoffset, quantize, packbits, astype": "delta",
     "sharding_indexed (v3)": "sharding_indexed",
+    "shuffle (v2 filter)": "shuffle",
     "transpose (v3)": "transpose",
     "vlen-utf8 and vlen-bytes (v2, v3)": "vlen_utf8",
     "zlib (v2)": "zlib",

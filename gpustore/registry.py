@@ -39,7 +39,7 @@ _OBJECT = {
 # Modules of those folders that are machinery, not registered things.
 _NOT_REGISTERED = {
     "kvstores": {"base"},
-    "codecs": {"base", "chain", "compressor", "merge"},
+    "codecs": {"base", "chain", "compressor", "filter", "merge"},
     "backends": {"base", "selection"},
     "drivers": {"base", "chunked", "chunked_spec", "format"},
 }

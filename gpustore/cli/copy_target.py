@@ -261,7 +261,7 @@ def _fill_v3(
     sharding: dict[str, Any] = {}
     if before is None:
         codecs, notes = codecs_of(metadata.get("compressor"), itemsize)
-        target.notes += notes
+        target.notes += notes + _lost_filters(metadata)
         if target.as_void:
             endian = {"endian": endian_of_records(metadata)}
             codecs.insert(0, {"name": "bytes", "configuration": endian})
@@ -334,6 +334,12 @@ def _fill_v2(
         target.notes += notes
     elif not taken:
         target.metadata |= {"compressor": metadata["compressor"], "filters": None}
+
+
+def _lost_filters(metadata: dict[str, Any]) -> list[str]:
+    """What is to be said about filters of Zarr v2, which Zarr v3 has no words for."""
+    names = ", ".join(one["id"] for one in metadata.get("filters") or ())
+    return [f"Zarr v3 has no filters: {names} is not kept"] if names else []
 
 
 def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]) -> None:

@@ -176,6 +176,8 @@ def format_codecs(codec: Mapping[str, Any]) -> str:
 
     >>> format_codecs({"compressor": {"id": "zlib", "level": 2}, "filters": None})
     'zlib (level 2)'
+    >>> format_codecs({"compressor": None, "filters": [{"id": "shuffle", "elementsize": 2}]})
+    'shuffle (elementsize 2)'
     """
     if "codecs" in codec:
         return "\n".join(line for one in codec["codecs"] for line in _codec_lines(one))

@@ -162,6 +162,9 @@ class BytesCodec(abc.ABC):
     overhead: ClassVar[int | None] = None
     """Bytes it adds to any input, None if that depends on the input."""
 
+    is_view: ClassVar[bool] = False
+    """Whether :meth:`decode` without `out` copies nothing."""
+
     decode_ns: ClassVar[float] = 1.0
     """About how long one thread takes for a decoded byte: decides how work is split, no more."""
 
@@ -432,13 +435,16 @@ class Codec:
     name : str
         Name in Zarr v3 and id in Zarr v2.
     v3, v2 : Face or None
-        None where that version does not have the codec.
+        None where that version does not have the codec; in Zarr v2, as a compressor.
+    filter : Face or None
+        Its face among the filters of Zarr v2.
     """
 
     kind: ClassVar[str] = "bytes -> bytes"
     name: str
     v3: Face | None = None
     v2: Face | None = None
+    filter: Face | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

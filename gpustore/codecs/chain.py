@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore._json import JsonValue, in_member, text
+from gpustore._json import JsonValue, at_position, in_member, text
 from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
 from gpustore.codecs.bytes import checker, in_records, normalizer
 from gpustore.codecs.compressor import choose_v2
+from gpustore.codecs.filter import choose_filters
 from gpustore.codecs.merge import (
     ChainSpec,
     composed_order,
@@ -33,7 +34,7 @@ from gpustore.codecs.merge import (
 from gpustore.device import Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
+from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.component import Component
@@ -127,7 +128,7 @@ class CodecChain:
         self.inner_order = tuple(range(len(layout.shape))) if inner_order is None else inner_order
         self.stages = tuple(stages)
         self.is_raw = not self.stages
-        self.is_view = all(stage.overhead is not None for stage in self.stages)
+        self.is_view = all(stage.is_view for stage in self.stages)
         ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
         self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
@@ -413,7 +414,7 @@ def resolve_v2(
     compressor : mapping or None
         As stored.
     filters : sequence of mapping or None
-        Must be empty: filters are not built yet.
+        As stored, the first one first to encode.
     component : Component
         Of the stored elements.
     chunk_shape : sequence of int
@@ -428,17 +429,23 @@ def resolve_v2(
     MetadataError, UnsupportedError, LimitError
         As :func:`resolve_v3`.
     """
-    if filters:
-        with in_member("filters"):
-            names = [one.get("id") for one in filters]
-            raise UnsupportedError(f"filters are not supported yet, but received: {text(names)}")
     layout = ChunkBytes.of_component(component, tuple(chunk_shape), order=order)
     inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    stages: list[BytesCodec] = []
+    itemsize: int | None = component.nbytes
+    nbytes = layout.nbytes
+    chosen = choose_filters(filters, stored=True)
+    for index, one in enumerate(chosen):
+        with in_member("filters"), at_position(index):
+            stages.append(one.face.prepare(one.options, itemsize))
+            nbytes = stages[-1].encoded_bound(nbytes)
+        itemsize = None  # Of bytes, as numcodecs has it.
     choice = choose_v2(compressor, stored=True)
-    if choice is None:
-        json: JsonValue = {"compressor": None, "filters": None}
-        return CodecChain(layout, (), json, inner_order=inner_order)
-    stage = choice.face.prepare(choice.options, component.nbytes)
-    json = {"compressor": {"id": choice.codec.name, **choice.options}, "filters": None}
-    return CodecChain(layout, (stage,), json, inner_order=inner_order)
+    if choice is not None:
+        stages.append(choice.face.prepare(choice.options, itemsize))
+    json: JsonValue = {
+        "compressor": None if choice is None else {"id": choice.codec.name, **choice.options},
+        "filters": [{"id": one.codec.name, **one.options} for one in chosen] or None,
+    }
+    return CodecChain(layout, stages, json, inner_order=inner_order)

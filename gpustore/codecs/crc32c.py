@@ -46,6 +46,7 @@ class _Crc32c(BytesCodec):
     name = "crc32c"
     decode_ns = 0.03
     overhead = _NBYTES
+    is_view = True
     verifies = True
     needs_bytes = False
 

@@ -191,7 +191,10 @@ class ArrayDescription:
         self._check_fill_value(schema, words)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
-                self.codec.merged(schema.codec)
+                merged = self.codec.merged(schema.codec)
+                if not _has_filters(self.codec) and _has_filters(merged):
+                    # As a constraint an array's null would let any filters pass.
+                    raise MismatchError(f'"filters" does not match: null vs {merged}', status="")
         if schema.dimension_units is not None:
             if not words.has_units and any(unit is not None for unit in schema.dimension_units):
                 raise MetadataError(_NO_UNITS)
@@ -268,6 +271,12 @@ def merge_codec(schema: Schema, codec: CodecSpec) -> None:
     """Merge in the codec a format implies; one of another driver is left for opening to refuse."""
     if schema.codec is None or schema.codec.driver == codec.driver:
         schema.update(codec=codec)
+
+
+def _has_filters(codec: CodecSpec) -> bool:
+    """Whether a codec spec asks for filters of Zarr v2."""
+    json = codec.to_json()
+    return isinstance(json, dict) and bool(json.get("filters"))
 
 
 def check_codec_chunk(layout: ChunkLayout) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from gpustore._json import JsonValue, Members
 from gpustore.codecs.chain import resolve_v2, v2_inner_order
 from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
+from gpustore.codecs.filter import merge_filters, parse_filters
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
@@ -35,7 +36,7 @@ from gpustore.drivers.format import (
     stored_element,
     with_zarr_domain,
 )
-from gpustore.errors import MetadataError, UnsupportedError, prefixing
+from gpustore.errors import MetadataError, MismatchError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component
@@ -94,16 +95,15 @@ class Zarr2Format:
         constraints = Zarr2Constraints.from_json(value)
         if not isinstance(constraints.compressor, Unset):
             parse_v2(constraints.compressor, stored=False)  # Raises.
-        if not isinstance(constraints.filters, Unset) and constraints.filters:
-            raise UnsupportedError(
-                'Error parsing object member "filters": filters are not supported'
-            )
+        if not isinstance(constraints.filters, Unset):
+            parse_filters(constraints.filters, stored=False)  # Raises.
         return constraints
 
     def constraints_of(self, metadata: Zarr2Metadata) -> Zarr2Constraints:
         """Constraints that only these metadata fulfil; unknown members are no constraints."""
         compressor = parse_v2(metadata.compressor, stored=True)  # What a spec may say.
-        known = dataclasses.replace(metadata, compressor=compressor, extra={})
+        filters = tuple(parse_filters(metadata.filters, stored=True)) or None
+        known = dataclasses.replace(metadata, compressor=compressor, filters=filters, extra={})
         return self.constraints(known.to_json())
 
     @staticmethod
@@ -163,6 +163,7 @@ class Zarr2Format:
             constraints,
             metadata,
             complete_compressor=lambda value: parse_v2(value, stored=True) or {},
+            complete_filters=lambda value: parse_filters(value, stored=True),
         )
 
     def completed(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> Zarr2Metadata:
@@ -195,10 +196,9 @@ class Zarr2Format:
         # Otherwise the data type may add dimensions: not even the rank is known.
         if not isinstance(fill, Unset) and fill is not None:
             merged.update(fill_value=fill)
-        if isinstance(constraints.compressor, Unset):
-            merge_codec(merged, CodecSpec({"driver": "zarr"}))
-        else:
-            merge_codec(merged, _codec_spec(constraints.compressor))
+        # Null is no constraint in a codec spec; here it is one, but not one that TensorStore shows.
+        filters = UNSET if constraints.filters is None else constraints.filters
+        merge_codec(merged, _codec_spec(constraints.compressor, filters))
         return with_zarr_domain(merged, self.words, len(inner))
 
     def create(
@@ -240,13 +240,17 @@ class Zarr2Format:
                 with prefixing("Invalid fill_value"):
                     fill = fill_to_element(fill, stored, component, v2_dtype_to_json(stored))
         separator = constraints.dimension_separator
+        compressor, filters = _completed(merged.codec)
+        if filters is not None and constraints.filters is None:
+            raise MismatchError(f'"filters" does not match: null vs {merged.codec}', status="")
         metadata = Zarr2Metadata(
             shape=tuple(domain.shape[:rank]),
             chunks=chunks[:rank],
             dtype=stored,
-            compressor=_compressor(merged.codec),
+            compressor=compressor,
             fill_value=fill,
             order=order,
+            filters=filters,
             dimension_separator="." if isinstance(separator, Unset) else separator,
         )
         metadata.check(limits)
@@ -254,8 +258,8 @@ class Zarr2Format:
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Merge the JSON of two codec specs of this driver."""
-        first, second = _compressor_of(a), _compressor_of(b)
-        return _codec_json(merge_v2(first, second))
+        (compressor, filters), (other, more) = _codecs_of(a), _codecs_of(b)
+        return _codec_json(merge_v2(compressor, other), merge_filters(filters, more))
 
 
 _OPAQUE = ("char", "byte")
@@ -290,31 +294,38 @@ def _constrain_shape(constraints: Zarr2Constraints, schema: Schema, inner: tuple
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
 
 
-def _codec_json(compressor: Any) -> dict[str, JsonValue]:
+def _codec_json(compressor: Any, filters: Any) -> dict[str, JsonValue]:
+    """The JSON of a codec spec; null among TensorStore's filters is no constraint."""
     value: dict[str, JsonValue] = {"driver": "zarr", "filters": None}
+    if not isinstance(filters, Unset):
+        value["filters"] = [dict(one) for one in filters]
     if not isinstance(compressor, Unset):
         value["compressor"] = None if compressor is None else dict(compressor)
     return value
 
 
-def _codec_spec(compressor: Any) -> CodecSpec:
-    return CodecSpec(_codec_json(compressor))
+def _codec_spec(compressor: Any, filters: Any) -> CodecSpec:
+    return CodecSpec(_codec_json(compressor, filters))
 
 
-def _compressor_of(value: JsonValue) -> Any:
+def _codecs_of(value: JsonValue) -> tuple[Any, Any]:
+    """Compressor and filters of a codec spec, UNSET where it says nothing."""
     members = Members(value)
     members.take("driver")
     compressor = members.take("compressor", UNSET)
     filters = members.take("filters", None)
     members.finish()
     constraints = {} if compressor is UNSET else {"compressor": compressor}
-    return Zarr2Constraints.from_json({**constraints, "filters": filters}).compressor
+    parsed = Zarr2Constraints.from_json({**constraints, "filters": filters})
+    return parsed.compressor, UNSET if filters is None else parsed.filters or ()
 
 
-def _compressor(codec: CodecSpec | None) -> Any:
+def _completed(codec: CodecSpec | None) -> tuple[Any, Any]:
+    """Compressor and filters of a new array."""
     any_codec = CodecSpec({"driver": "zarr"})
     merged = any_codec if codec is None else codec.merged(any_codec)
-    return complete_v2(_compressor_of(merged.to_json()))
+    compressor, filters = _codecs_of(merged.to_json())
+    return complete_v2(compressor), None if filters is UNSET else tuple(filters) or None
 
 
 DRIVER = ChunkedKind(Zarr2Format())

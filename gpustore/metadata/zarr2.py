@@ -314,6 +314,7 @@ def validate(
     metadata: Zarr2Metadata,
     *,
     complete_compressor: Callable[[Codec], Codec] | None = None,
+    complete_filters: Callable[[Sequence[Codec]], Sequence[JsonValue]] | None = None,
 ) -> None:
     """Raise MismatchError unless stored `metadata` satisfies `constraints`.
 
@@ -323,8 +324,8 @@ def validate(
         What was asked for.
     metadata : Zarr2Metadata
         What is stored.
-    complete_compressor : callable, optional
-        Adds the default options of a compressor to its configuration, before they are compared.
+    complete_compressor, complete_filters : callable, optional
+        Add default options to the configurations, before these are compared.
 
     Examples
     --------
@@ -342,6 +343,10 @@ def validate(
         for value in (asked, stored):
             if value.get("compressor") is not None:
                 value["compressor"] = dict(complete_compressor(value["compressor"]))
+    if complete_filters is not None:
+        for value in (asked, stored):
+            if value.get("filters") is not None:
+                value["filters"] = list(complete_filters(value["filters"]))
     for name, value in asked.items():
         expect_equal(name, value, stored[name])
 

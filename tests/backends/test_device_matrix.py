@@ -28,6 +28,12 @@ V2_CODECS = {
     "blosc-zstd": {"id": "blosc", "cname": "zstd", "clevel": 3, "shuffle": 2, "blocksize": 0},
     "blosc-blosclz": {"id": "blosc", "cname": "blosclz", "clevel": 5, "shuffle": 0, "blocksize": 0},
     "bz2": {"id": "bz2", "level": 1},
+    "shuffle": None,
+    "shuffle-zlib": {"id": "zlib", "level": 1},
+}
+V2_FILTERS = {
+    "shuffle": [{"id": "shuffle", "elementsize": 3}],
+    "shuffle-zlib": [{"id": "shuffle", "elementsize": 4}],
 }
 V2_TYPES = [
     ("|u1", "C"),
@@ -173,6 +179,7 @@ def test_v2(tmp_path, codec):
             "dtype": dtype,
             "order": order,
             "compressor": V2_CODECS[codec],
+            "filters": V2_FILTERS.get(codec),
         }
         spec = {"driver": "zarr", "kvstore": f"file://{path}", "metadata": metadata}
         with emulated(next(orders), seed=5) as device:

@@ -344,6 +344,21 @@ def test_notes_about_shards_and_codecs(copied, tmp_path, sources):
     assert "note: Zarr v3 has no codec bz2: zstd takes its place" in out
     _, out = copied(sources["v2 big F bz2"], "--zarr-format 3 --codec gzip --overwrite")
     assert "note:" not in out
+    filters = [{"id": "shuffle", "elementsize": 2}]
+    store = gpustore.open(
+        {
+            "driver": "zarr",
+            "kvstore": f"file://{tmp_path / 'filters'}",
+            "metadata": metadata2(filters=filters),
+        },
+        create=True,
+    ).result()
+    store[...] = 7
+    path, out = copied(tmp_path / "filters", "--overwrite")
+    assert json.loads((path / ".zarray").read_text())["filters"] == filters
+    assert "note:" not in out
+    _, out = copied(tmp_path / "filters", "--zarr-format 3 --overwrite")
+    assert "note: Zarr v3 has no filters: shuffle is not kept" in out
     nested = metadata3(codecs=[sharded(sharded(LITTLE, chunk=(1, 5, 1)))])
     create(tmp_path / "nested", "zarr3", nested)
     _, out = copied(tmp_path / "nested", "--chunks 2,5,1 --shards 4,5,2 --overwrite")

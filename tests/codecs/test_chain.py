@@ -262,13 +262,40 @@ def test_limits():
         resolve_v2(None, None, whole(np.dtype("f8")), (1,), "C", limits=Limits(chunk_nbytes=7))
 
 
-def test_filters_are_unsupported():
+def test_filters_come_before_the_compressor():
+    chain = resolve_v2(
+        {"id": "zlib", "level": 1},
+        [{"id": "shuffle", "elementsize": 2}, {"id": "shuffle"}],
+        whole(np.dtype("u1")),
+        (8,),
+        "C",
+    )
+    assert [stage.name for stage in chain.stages] == ["shuffle", "shuffle", "zlib"]
+    assert not chain.is_view
+    assert not chain.is_raw
+    assert chain.to_json() == {
+        "compressor": {"id": "zlib", "level": 1},
+        "filters": [{"id": "shuffle", "elementsize": 2}, {"id": "shuffle", "elementsize": 4}],
+    }
+    assert chain.decode(chain.encode(bytes(range(8)))) == bytes(range(8))
+
+
+def test_filters_are_refused_by_name():
     assert resolve_v2(None, [], whole(np.dtype("u1")), (1,), "C").is_raw
-    with pytest.raises(UnsupportedError) as caught:
-        resolve_v2(None, [{"id": "delta"}], whole(np.dtype("u1")), (1,), "C")
-    assert str(caught.value) == (
-        'Error parsing object member "filters": filters are not supported yet, but received: '
-        '["delta"]'
+    for name in ("delta", "pickle", "zlib", "crc32c", "filter"):
+        with pytest.raises(UnsupportedError) as caught:
+            resolve_v2(None, [{"id": name}], whole(np.dtype("u1")), (1,), "C")
+        assert str(caught.value) == (
+            'Error parsing object member "filters": filters are not supported, except "shuffle": '
+            f'"{name}"'
+        )
+    with pytest.raises(MetadataError, match='"id": "shuffle" is not registered; registered are'):
+        resolve_v2({"id": "shuffle"}, None, whole(np.dtype("u1")), (1,), "C")
+    with pytest.raises(MetadataError) as error:
+        resolve_v2(None, [{"id": "shuffle"}] * 2, whole(np.dtype("u2")), (5,), "C")
+    assert str(error.value) == (
+        'Error parsing object member "filters": Error parsing value at position 0: "elementsize" '
+        "of 4 does not divide chunks of 10 bytes"
     )
 
 

@@ -118,7 +118,7 @@ def test_v2(tmp_path, trap, id, place, form):
     if isinstance(found, GpustoreError):
         check_refusal(found, id)
     else:
-        assert place == "compressor"
+        assert place == "compressor" or id == "shuffle"  # The one filter that is ours.
         assert np.array_equal(found, WRITTEN)
     # Then the trap.
     refused = outcome(tmp_path / "b", {".zarray": zarray(**members), "0": trap[0]}, trap)

@@ -1,0 +1,89 @@
+"""The filters of a Zarr v2 array before they are resolved: parsing, merging.
+
+Filters come before the compressor, the first one first to encode. Only those of which gpustore
+has a codec are known; no code is ever looked up by an id.
+
+TensorStore has none: it refuses arrays with filters, and keeps those of a CodecSpec unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from gpustore import registry
+from gpustore._json import JsonValue, Members, at_position, in_member, text
+from gpustore.codecs.base import Codec
+from gpustore.codecs.merge import StageChoice
+from gpustore.errors import MismatchError, UnsupportedError
+from gpustore.metadata.named_configuration import json_equal
+from gpustore.metadata.zarr2_member import UNSET, Unset
+
+__all__ = ["Filters", "choose_filters", "merge_filters", "parse_filters"]
+
+Filters: TypeAlias = Sequence[Mapping[str, JsonValue]]
+
+
+def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
+    """Validate the filters of an array or of a spec, and fill in their defaults.
+
+    Raises
+    ------
+    UnsupportedError
+        ``Error parsing object member "filters": filters are not supported, ...``
+    MetadataError
+        If options are not as they must be.
+
+    Examples
+    --------
+    >>> parse_filters([{"id": "shuffle"}], stored=False)
+    [{'id': 'shuffle', 'elementsize': 4}]
+    >>> parse_filters([{"id": "pickle"}], stored=True)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.UnsupportedError: ... filters are not supported, except "shuffle": "pickle"
+    """
+    return [
+        {"id": choice.codec.name, **choice.options}
+        for choice in choose_filters(filters, stored=stored)
+    ]
+
+
+def choose_filters(filters: Filters | None, *, stored: bool) -> list[StageChoice]:
+    """The codecs that filters name and their options, validated as by :func:`parse_filters`."""
+    with in_member("filters"):
+        return [_choose(one, index, stored=stored) for index, one in enumerate(filters or ())]
+
+
+def _choose(one: Mapping[str, JsonValue], index: int, *, stored: bool) -> StageChoice:
+    members = Members(dict(one))
+    name = members.take_str("id")
+    codec = registry.find("codecs", name)
+    if not isinstance(codec, Codec) or codec.filter is None:
+        known = ", ".join(map(text, _known()))
+        raise UnsupportedError(f"filters are not supported, except {known}: {text(name)}")
+    with at_position(index):
+        options = codec.filter.parse(members, stored=stored)
+        return StageChoice(codec, codec.filter, options).completed(None)
+
+
+def _known() -> list[str]:
+    found = ((name, registry.find("codecs", name)) for name in registry.ids("codecs"))
+    return [name for name, codec in found if getattr(codec, "filter", None) is not None]
+
+
+def merge_filters(a: Filters | Unset, b: Filters | Unset) -> Filters | Unset:
+    """The filters that both `a` and `b` ask for; UNSET is no constraint.
+
+    Raises
+    ------
+    MismatchError
+        ``"filters" does not match`` unless they are the same, defaults filled in.
+    """
+    left = UNSET if isinstance(a, Unset) else parse_filters(a, stored=False)
+    right = UNSET if isinstance(b, Unset) else parse_filters(b, stored=False)
+    if isinstance(left, Unset):
+        return right
+    if not isinstance(right, Unset) and not json_equal(left, right):
+        raise MismatchError(f'"filters" does not match: {text(left)} vs {text(right)}', status="")
+    return left
