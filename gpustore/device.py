@@ -39,6 +39,7 @@ __all__ = [
     "Allocation",
     "Argument",
     "CodecBatch",
+    "Decoders",
     "Device",
     "DeviceArray",
     "DeviceCodec",
@@ -311,6 +312,13 @@ class CodecBatch:
         """Sizes and statuses in the 12 n bytes at `result`, once these are copied to the host."""
         count = len(found) // 12
         return found[: 8 * count].view(np.uint64), found[8 * count :].view(np.int32)
+
+
+class Decoders(Protocol):
+    """What tells which codecs a device decodes: a :class:`Device`, or what is known of one."""
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        """See :meth:`Device.codec`."""
 
 
 class Device(Protocol):

@@ -26,6 +26,7 @@ from gpustore.device import (
     Allocation,
     Argument,
     CodecBatch,
+    Decoders,
     Device,
     Spans,
     Stream,
@@ -79,12 +80,12 @@ Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
 _Step = Callable[[Stream, int, int], None]
 
 
-def can_decompress(device: Device, codec: str) -> bool:
+def can_decompress(device: Decoders, codec: str) -> bool:
     """Whether :meth:`DeviceBatch.decompress` takes streams of this codec on this device."""
     return codec in _KERNELS or device.codec(codec) is not None
 
 
-def checks_bounds(device: Device, codec: str) -> bool:
+def checks_bounds(device: Decoders, codec: str) -> bool:
     """Whether damaged streams of this codec do no harm on this device."""
     known = device.codec(codec)
     return codec in _KERNELS if known is None else known.detects_damage

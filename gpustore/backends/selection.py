@@ -3,6 +3,9 @@
 ``"cpu"`` is host memory. ``"cuda"`` and ``"cuda:N"`` are a GPU's. ``"auto"`` is a GPU if one can be
 used, else host memory, so that one program runs on a workstation and on a laptop. Each device has
 one backend, which keeps its memory from one read to the next.
+
+A GPU needs a driver and CuPy. Without nvcomp own kernels decode what they can, and the host the
+rest; ``docs/gpu.md`` says which.
 """
 
 from __future__ import annotations
@@ -86,11 +89,9 @@ def missing_for_cuda() -> list[str]:
     missing = []
     if not _has_driver():
         missing.append("no NVIDIA driver was found: install one, or run on a machine with a GPU")
-    modules = {"cupy": "cupy", "nvidia.nvcomp": "nvidia-nvcomp"}
-    packages = [package for module, package in modules.items() if not registry.is_installed(module)]
-    if packages:
+    if not registry.is_installed("cupy"):
         missing.append(
-            f"not installed: {', '.join(packages)} (python -m pip install 'gpustore[cuda13]', or "
-            f"[cuda12] for a driver of CUDA 12)"
+            "not installed: cupy (python -m pip install 'gpustore[cuda13]', or [cuda12] for a "
+            "driver of CUDA 12)"
         )
     return missing

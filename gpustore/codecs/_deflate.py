@@ -34,7 +34,7 @@ from gpustore.codecs._deflate_columns import (
 )
 from gpustore.codecs._device_streams import cannot, decompress_values
 from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_short
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
@@ -125,9 +125,13 @@ class Deflate(BytesCodec):
             raise too_short(decoded_max, len(decoded), codec=self.name)
         return deliver(decoded, decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    @property
+    def device_codec(self) -> str:
+        return "gzip" if self._wbits == _GZIP else "deflate"
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec."""
-        return cannot(device, "gzip" if self._wbits == _GZIP else "deflate", distrust)
+        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

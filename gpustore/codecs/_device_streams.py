@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from gpustore.codecs._encoded_columns import Integers, Mask
-from gpustore.device import Device, Spans
+from gpustore.device import Decoders, Device, Spans
 from gpustore.device_batch import DeviceBatch, can_decompress, checks_bounds
 from gpustore.device_kernels.block import stream_launches
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -60,10 +60,10 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
     return count < few and max_nbytes > large
 
 
-def cannot(device: Device, codec: str, distrust: Distrust | None) -> str | None:
+def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
     """Why a device does not decode streams of a codec at all, None if it does."""
     if not can_decompress(device, codec):
-        return f"{codec}: the device has no library that decodes it"
+        return f"{codec}: the device has no library that decodes it (a GPU has nvcomp for that)"
     if distrust is not None and (distrust.of_all or not checks_bounds(device, codec)):
         return f"{codec}: {distrust.reason}"
     return None

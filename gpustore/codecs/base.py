@@ -33,7 +33,7 @@ from gpustore._json import (
     expect_str,
 )
 from gpustore.codecs._encoded_columns import EncodedColumns
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
@@ -177,6 +177,11 @@ class BytesCodec(abc.ABC):
     needs_bytes: ClassVar[bool] = True
     """Whether :meth:`decode_device` looks at encoded bytes, so that the host must have them."""
 
+    @property
+    def device_codec(self) -> str | None:
+        """The :class:`~gpustore.device.DeviceCodec` of the streams in a value, if there are any."""
+        return None
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""
@@ -238,7 +243,7 @@ class BytesCodec(abc.ABC):
         del start, stop
         return self.decode(encoded, nbytes, exact=True, out=out), 0
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Why no value at all can be decoded on `device`; None if values can be.
 
         `distrust` is what its decoders must heed; a batch has its own.

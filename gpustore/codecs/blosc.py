@@ -68,7 +68,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
@@ -152,9 +152,13 @@ class _Blosc(BytesCodec):
         part = read_header(frame)
         return self._decode(frame, part, part.nbytes, exact=True, out=out[: part.nbytes]), begin
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    @property
+    def device_codec(self) -> str:
+        return DEVICE_CODECS[self.cname]
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec that the metadata name, whatever frames say."""
-        return cannot(device, DEVICE_CODECS[self.cname], distrust)
+        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

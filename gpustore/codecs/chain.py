@@ -31,7 +31,7 @@ from gpustore.codecs.merge import (
     parse_chain,
     resolving,
 )
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MetadataError
@@ -239,7 +239,7 @@ class CodecChain:
         chain._distrust = distrust
         return chain
 
-    def device_refusal(self, device: Device) -> str | None:
+    def device_refusal(self, device: Decoders) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
         if self._check is not None:
             return f"elements of type {self.layout.dtype.name} are checked by the host"

@@ -24,7 +24,7 @@ import numpy as np
 
 from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
@@ -80,7 +80,7 @@ class _Crc32c(BytesCodec):
             )
         return deliver(view[:nbytes], decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel."""
         del device, distrust
         return None

@@ -37,7 +37,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores.base import Buffer
@@ -104,9 +104,13 @@ class _Lz4(BytesCodec):
             raise CorruptChunkError(f"Invalid lz4 block: {error}", codec="lz4") from error
         return out[:nbytes]
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    @property
+    def device_codec(self) -> str:
+        return "lz4"
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel where the device's libraries cannot."""
-        return cannot(device, "lz4", distrust)
+        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

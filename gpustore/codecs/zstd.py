@@ -50,7 +50,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
@@ -190,9 +190,13 @@ class _Zstd(BytesCodec):
             raise too_short(decoded_max, len(decoded), codec="zstd")
         return deliver(decoded, decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    @property
+    def device_codec(self) -> str:
+        return "zstd"
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec."""
-        return cannot(device, "zstd", distrust)
+        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool

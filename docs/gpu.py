@@ -1,0 +1,139 @@
+"""Writes docs/gpu.md: what a GPU decodes, and what each optional package adds.
+
+    python docs/gpu.py
+
+asks the codecs of the package; no GPU is needed. A test fails while the page is out of date.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from gpustore import registry
+from gpustore.backends._files import LEAST_NBYTES
+from gpustore.backends.decoders import GpuDecoders, decoder_of
+from gpustore.codecs.chain import CodecChain, resolve_v2, resolve_v3
+from gpustore.dtype import dtype
+from gpustore.metadata.component import Component
+from gpustore.metadata.named_configuration import NamedConfiguration
+
+PAGE = Path(__file__).with_suffix(".md")
+
+HEAD = """\
+# What a GPU decodes
+
+Written by `python docs/gpu.py`, which asks the codecs. Tested on an emulated device; **nothing here
+has run on a GPU or been measured there.**
+
+`device="cuda"` needs an NVIDIA driver and CuPy. nvcomp and kvikio are optional: without nvcomp the
+package's own kernels decode what they can; the host decodes the rest, which is then copied to the
+GPU and counted (`host_fallbacks` in `future.statistics`). Own kernels put the elements in their
+places: byte order, transposes, fields, steps and index arrays included.
+
+```sh
+python -m pip install cupy-cuda13x                # own kernels alone
+python -m pip install 'gpustore[cuda13]'          # with nvcomp
+python -m pip install 'gpustore[gds13]'           # with nvcomp and kvikio
+```
+"""
+
+FILES = """\
+`bytes`, `transpose` and `sharding_indexed` are part of the layout: inner chunks of shards are
+decoded as chunks are. kvikio reads pieces of at least {read} KiB of files of at least {file} KiB
+straight to the GPU, if the system can do that. Of most codecs the host checks the headers, so their
+values pass its memory.
+"""
+
+TAIL = """\
+Whatever the codec, single values may be left to the host: several gzip members, zstd frames without
+a size or with a dictionary, batches of few and large streams, and what `gpu_decode_trust` does not
+let a GPU decode.
+"""
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+
+# Codec as users know it -> how metadata name it. A list is Zarr v3, anything else Zarr v2.
+CODECS: dict[str, Any] = {
+    "none": None,
+    "zstd": {"id": "zstd", "level": 1},
+    "zlib": {"id": "zlib", "level": 1},
+    "gzip": {"id": "gzip", "level": 1},
+    "lz4": {"id": "lz4", "acceleration": 1},
+    **{
+        f"blosc {cname}": {
+            "id": "blosc",
+            "cname": cname,
+            "clevel": 5,
+            "shuffle": 1,
+            "blocksize": 0,
+        }
+        for cname in ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+    },
+    "bz2": {"id": "bz2", "level": 1},
+    "lzma": {"id": "lzma", "format": 1, "check": -1, "preset": None, "filters": None},
+    "crc32c": [BYTES, {"name": "crc32c"}],
+}
+
+# Part of the layout: they cost the same with and without a GPU, inside shards as outside.
+LAYOUT = {"bytes", "transpose", "sharding_indexed"}
+
+TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
+
+ALONE, WITH_NVCOMP = GpuDecoders(has_nvcomp=False), GpuDecoders(has_nvcomp=True)
+
+
+def chain_of(codec: Any, name: str) -> CodecChain:
+    """The chain of chunks of 64 elements."""
+    if isinstance(codec, list):
+        named = [NamedConfiguration(one["name"], one.get("configuration", {})) for one in codec]
+        return resolve_v3(named, dtype(name), (64,))
+    return resolve_v2(codec, None, Component.whole(dtype(name)), (64,), "C")
+
+
+def decoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
+    """Who decodes its chunks."""
+    if chain.device_refusal(decoders) is not None:
+        return "host"
+    if chain.is_raw:
+        return "nothing to decode"
+    (stage,) = chain.stages
+    return decoder_of(stage, decoders)
+
+
+def codec_row(name: str, chain: CodecChain) -> str:
+    direct = "no: the host reads headers" if chain.needs_bytes else "straight to the GPU"
+    cells = [name, decoded_by(chain, ALONE), decoded_by(chain, WITH_NVCOMP)]
+    if "host" in cells[2:]:
+        direct = "no: the host decodes"
+    return f"| {' | '.join([*cells, direct])} |"
+
+
+def type_row(name: str) -> str:
+    reason = chain_of(CODECS["zstd"], name).device_refusal(WITH_NVCOMP)
+    return f"| {name} | {'GPU' if reason is None else f'host: {reason}'} |"
+
+
+def page() -> str:
+    """The text of docs/gpu.md."""
+    files = {name.split()[0] for name in CODECS} - {"none"}
+    left_out = {one for one in registry.ids("codecs") if one not in files | LAYOUT}
+    assert not left_out, f"say what a GPU does with {left_out}"
+    lines = [
+        HEAD,
+        "## Codecs\n",
+        FILES.format(**{what: nbytes >> 10 for what, nbytes in LEAST_NBYTES.items()}),
+        "| codec | CuPy alone | with nvcomp | with kvikio, values come |",
+        "| --- | --- | --- | --- |",
+        *(codec_row(name, chain_of(codec, "uint16")) for name, codec in CODECS.items()),
+        "\n## Data types\n",
+        "Of chunks that nvcomp or a kernel can decode:\n",
+        "| data type | decoded by |",
+        "| --- | --- |",
+        *map(type_row, TYPES),
+        "",
+        TAIL,
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
