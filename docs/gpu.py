@@ -71,6 +71,7 @@ CODECS: dict[str, Any] = {
     "bz2": {"id": "bz2", "level": 1},
     "lzma": {"id": "lzma", "format": 1, "check": -1, "preset": None, "filters": None},
     "crc32c": [BYTES, {"name": "crc32c"}],
+    "shuffle (filter)": {"id": "shuffle", "elementsize": 4},
 }
 
 # Part of the layout: they cost the same with and without a GPU, inside shards as outside.
@@ -86,6 +87,8 @@ def chain_of(codec: Any, name: str) -> CodecChain:
     if isinstance(codec, list):
         named = [NamedConfiguration(one["name"], one.get("configuration", {})) for one in codec]
         return resolve_v3(named, dtype(name), (64,))
+    if codec is not None and codec["id"] == "shuffle":
+        return resolve_v2(None, [codec], Component.whole(dtype(name)), (64,), "C")
     return resolve_v2(codec, None, Component.whole(dtype(name)), (64,), "C")
 
 

@@ -34,7 +34,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.device import Device
+from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.block import unshuffle_launches
 from gpustore.errors import CorruptChunkError, MetadataError
@@ -106,7 +106,7 @@ class _Shuffle(BytesCodec):
                 elements[:, place] = column
         return decoded
 
-    def device_refusal(self, device: Device, distrust: Distrust | None = None) -> str | None:
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel, which reads what it is told to whatever the bytes are."""
         del device, distrust
         return None
