@@ -147,15 +147,32 @@ def read(options):
     gone = _ask(report, _chosen(probes, options), options, emulated=emulated)
     if not emulated and not _has_gpu(report, gone):
         return NO_GPU
-    tables = result.tables(report)
-    report["limits"] = result.limits(report)
-    report["goals"] = goals(tables, report["limits"], emulated=emulated)
-    report["wrong"] = result.wrong(report)
+    tables = _conclude(report)
     _save(report, options.json)
-    print(*read_summary.lines(report, tables, report["goals"]), sep="\n")
+    print(*read_summary.lines(report, tables), sep="\n")
     print(f"written to {options.json}")
     failed = [name for name, record in report["probes"].items() if record["status"] != "ok"]
     return 1 if report["wrong"] or (emulated and failed) else 0
+
+
+def _conclude(report):
+    """Add limits, goals and what was wrong; the tables."""
+    tables = result.tables(report)
+    report["limits"] = result.limits(report)
+    report["goals"] = goals(tables, report["limits"], emulated=report["emulated"])
+    report["wrong"] = result.wrong(report)
+    return tables
+
+
+def show(options):
+    """Print what a file holds, also of a run that was cut short."""
+    report = json.loads(options.json.read_text())
+    if report["report"] == "facts":
+        print(*lines(report), sep="\n")
+    else:
+        tables = _conclude(report)
+        print(*read_summary.lines(report, tables), sep="\n")
+    return 0
 
 
 def carry(options):
@@ -196,6 +213,9 @@ def main(arguments=None):
     carried.add_argument("--python", default="3.12", help="of that machine (3.12)")
     carried.add_argument("--limit-mib", type=float, default=64, help="of a lot (64)")
     carried.set_defaults(command=carry)
+    shown = commands.add_parser("show", help="print the JSON file of either part as text")
+    shown.add_argument("json", type=Path)
+    shown.set_defaults(command=show)
     listed = commands.add_parser("list", help="names of the probes, and their limits of time")
     listed.set_defaults(command=names)
     options = parser.parse_args(arguments)

@@ -67,7 +67,7 @@ def _stages(table):
         yield text
 
 
-def lines(report, tables, goals):
+def lines(report, tables):
     """The whole report."""
     if report["emulated"]:
         yield f"{EMULATED}. Results were compared, calls counted."
@@ -99,7 +99,7 @@ def lines(report, tables, goals):
     for name, rate in report["limits"].items():
         yield f"limit: {name}: {EMULATED if report['emulated'] else rate or 'not measured'}"
     yield "== goals"
-    for row in goals:
+    for row in report["goals"]:
         met = {True: "met", False: "NOT MET", None: ""}[row["met"]]
         yield "  " + "  ".join(
             text for text in (row["goal"], row["where"], row["measured"], met) if text

@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 import os
+import shutil
 import struct
 
 import gpustore
@@ -14,15 +15,30 @@ _OF_BLOSC = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 
 
 def write(path, array_format, volume, scale):
-    """Write a volume with gpustore, on the host."""
+    """Write a volume: its base with gpustore on the host, then the repetitions as copies of files.
+
+    Chunks do not reach from one repetition into the next, so their encoded bytes are the same.
+    """
     spec = array_format.spec(path)
     spec["metadata"] = array_format.metadata(volume.shape, volume.base.dtype, scale)
     context = {"file_io_sync": False}
     store = gpustore.open(spec, create=True, context=gpustore.Context(context), device="cpu")
-    store = store.result()
-    depth = len(volume.base)
-    for i in range(volume.repeats):
-        store[i * depth : (i + 1) * depth] = volume.base
+    store.result()[: len(volume.base)] = volume.base
+    root = _root(path, array_format)
+    count = len(volume.base) // array_format.stored_shape(volume.base.dtype, scale)[0]
+
+    def copy(i):
+        source = root / str(i % count)
+        shutil.copytree(source, root / str(i), copy_function=shutil.copyfile)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(copy, i) for i in range(count, count * volume.repeats)]:
+            done.result()
+
+
+def _root(path, array_format):
+    """The folder of the first dimension's indices."""
+    return path / "c" if array_format.version == 3 else path
 
 
 def _values(path):
@@ -43,7 +59,7 @@ def chunks_of_base(path, array_format, volume, scale):
     """Values of the chunks that the base of a volume is in, in the order of the grid."""
     chunk = array_format.chunk_shape(volume.base.dtype, scale)
     counts = [size // extent for size, extent in zip(volume.base.shape, chunk)]
-    root = path / "c" if array_format.version == 3 else path
+    root = _root(path, array_format)
     places = itertools.product(*map(range, counts))
     return [root.joinpath(*map(str, place)).read_bytes() for place in places]
 

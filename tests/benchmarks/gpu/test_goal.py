@@ -1,8 +1,10 @@
 """Goals and tables from reports of known numbers."""
 
 import copy
+import json
 import re
 
+from benchmarks import gpu_report
 from benchmarks.gpu import goal, read_summary, result
 
 MIB = 1 << 20
@@ -115,8 +117,8 @@ def test_what_was_wrong_is_not_measured():
 def test_text_holds_ratios_counts_and_reasons():
     found = report()
     tables, limits = result.tables(found), result.limits(found)
-    found["limits"] = limits
-    text = "\n".join(read_summary.lines(found, tables, goal.goals(tables, limits)))
+    found |= {"limits": limits, "goals": goal.goals(tables, limits)}
+    text = "\n".join(read_summary.lines(found, tables))
     assert re.search(r"gpustore +5\.24 +10\.49 +200\.00 +0\.10 +1\.00 +1500  9 launches, 8 c", text)
     assert re.search(r"tensorstore overlapped +1\.05 .* 5\.00$", text, re.MULTILINE)
     assert "zarrs + copy            error: ValueError: no" in text
@@ -128,3 +130,14 @@ def test_emulated_says_so_and_has_no_numbers():
     found = report() | {"emulated": True}
     for line in goal.goals(result.tables(found), result.limits(found), emulated=True):
         assert (line["measured"], line["met"]) == ("emulated: not measured", None)
+
+
+def test_a_file_is_shown_whose_run_was_cut_short(tmp_path, capsys):
+    path = tmp_path / "read.json"
+    found = report() | {"report": "read"}
+    found["probes"]["reads:camera_u2-gzip"] = {"status": "runs", "facts": {}}
+    path.write_text(json.dumps(found))
+    assert gpu_report.main(["show", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "95%  met" in text
+    assert "limit: within_device_GBs: 2000.0" in text
