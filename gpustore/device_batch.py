@@ -3,7 +3,8 @@
 1. The backend makes a :class:`DeviceBatch` of the encoded values of some rows.
 2. Each stage of the chain records steps: it says where its results go (:meth:`DeviceBatch.scratch`)
    and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.checksum`,
-   :meth:`~DeviceBatch.launch`), and what it cannot do (:meth:`~DeviceBatch.refuse`).
+   :meth:`~DeviceBatch.check_bits`, :meth:`~DeviceBatch.launch`), and what it cannot do
+   (:meth:`~DeviceBatch.refuse`).
    Nothing runs yet, so that all tables are known before the one upload.
 3. The backend uploads values and tables, calls :meth:`~DeviceBatch.run`, and downloads the
    results: sizes, statuses and checksums of all steps together.
@@ -69,7 +70,7 @@ class Result:
 
 _WARPS_PER_BLOCK = 8
 _SEGMENT_NBYTES = 64 << 10
-"""One block of threads computes the checksum of so many bytes; not measured."""
+"""One block of threads checks so many bytes; not measured."""
 
 _KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
 """Codecs that the package decodes itself where the device's libraries do not."""
@@ -353,7 +354,6 @@ class DeviceBatch:
         if not count:
             return
         owners = self.rows if rows is None else rows
-        table = self.table(np.stack((src.address, src.nbytes)))
         family, words, read = _CHECKSUMS[name]
 
         def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
@@ -361,13 +361,41 @@ class DeviceBatch:
 
         # The kernels add to what is there: all bits set, as all results are before the steps.
         result = self.result(4 * words * count, check)
-        segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
-        self.launch(
-            family,
-            f"gs::{name}",
-            count * segments,
-            [table, np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES), result],
+        self._launch_segments(family, name, src, [result])
+
+    def check_bits(self, illegal: int) -> None:
+        """Record that values with bytes that have bits of `illegal` have failed."""
+        if not len(self):
+            return
+        owners = self.rows
+        segments = (self.values.nbytes + np.uint64(_SEGMENT_NBYTES - 1)) // np.uint64(
+            _SEGMENT_NBYTES
         )
+
+        def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
+            legal = found.view(np.uint32) + np.uint32(1)  # As all bits were set before.
+            for i in np.flatnonzero(legal != segments):
+                yield int(owners[i]), "an element is not legal"
+
+        result = self.result(4 * len(self), check)
+        illegal *= 0x01010101
+        self._launch_segments("element", "check_bits", self.values, [np.uint32(illegal), result])
+
+    def clear_bits(self, illegal: int) -> None:
+        """Record that the bits `illegal` of each byte are cleared in the values, where they lie."""
+        if len(self):
+            bits = np.uint32(illegal * 0x01010101)
+            self._launch_segments("element", "clear_bits", self.values, [bits])
+
+    def _launch_segments(
+        self, family: str, name: str, src: Spans, arguments: Sequence[Argument | Result]
+    ) -> None:
+        """Record a launch with a block for each segment of each of `src`."""
+        count = len(src)
+        table = self.table(np.stack((src.address, src.nbytes)))
+        segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
+        sizes = np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES)
+        self.launch(family, f"gs::{name}", count * segments, [table, *sizes, *arguments])
 
     def _record(self, step: _Step) -> None:
         self._steps.append(step)

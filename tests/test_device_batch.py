@@ -282,3 +282,18 @@ def test_too_little_memory_for_scratch_is_a_memory_error(bench):
         slot.batch.scratch(too_many + 1)
     slot.batch.release()
     bench.device.free_pinned(slot.slab)
+
+
+def test_illegal_bits_fail_their_row_or_are_cleared(bench):
+    require_kernels(bench.device)
+    values = [np.ones(n, np.uint8) for n in (1, 65_536, 70_001, 200_000)]
+    values[0][0] = 2
+    values[2][70_000] = 0x81
+    slot = Slot(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
+    slot.batch.check_bits(0xFE)
+    assert slot.failures() == dict.fromkeys((7, 9), "an element is not legal")
+
+    slot = Slot(bench, [value.tobytes() for value in values])
+    slot.batch.clear_bits(0xF0)
+    slot.batch.check_bits(0xFC)
+    assert slot.failures() == {}

@@ -180,9 +180,11 @@ class SubBatch:
             else [slot.view(start, len(value)) for start, value in zip(starts, present)],
         )
         # What goes wrong from here on ends in `give_up`.
-        if on_device and len(batch):
+        if on_device and self._narrowed:
+            self._chain.check_device(batch)
+        elif on_device and len(batch):
             self._chain.decode_device(batch, device)
-            self._on_device = len(batch)
+            self._on_device = 0 if self._chain.is_raw else len(batch)
         stored, places = self._chain.layout.dtype, self._places
         place(batch, places, batch.rows, batch.values.address, stored)
         if len(missing):
@@ -196,28 +198,29 @@ class SubBatch:
         self._run(batch)
 
     def _decode_on_host(self) -> bool:
-        """Check raw values, decode those that no device can; whether the device decodes them."""
-        chain = self._chain
+        """Decode values that no device can; whether the device decodes them."""
         if self._decoded:
             return False
-        raw = chain.is_raw or self._narrowed
-        if not raw and chain.device_refusal(self._device) is None:
+        if self._chain.device_refusal(self._device) is None:
             return True
-        if not raw:
-            self._slot.fetch_direct()
+        self._slot.fetch_direct()
         count = 0
         for i, value in enumerate(self.values):
             if value is None:
                 continue
             try:
-                self.values[i] = chain.check(value) if self._narrowed else chain.decode(value)
+                self.values[i] = self._decode(value)
                 count += 1
             except GpustoreError as error:
                 self._errors[i] = error
         self._decoded = True
-        if not raw and count:
+        if count:
             STATISTICS.add(host_fallbacks=count)
         return False
+
+    def _decode(self, value: Buffer) -> Buffer:
+        """A chunk, or the part that a value is of a raw one, checked by the host."""
+        return self._chain.check(value) if self._narrowed else self._chain.decode(value)
 
     def _is_record(self) -> bool:
         """Whether the fill value is the bytes of a stored record."""
@@ -310,7 +313,7 @@ class SubBatch:
         decoded: dict[int, Buffer] = {}
         for number, i in enumerate(left):
             try:
-                decoded[i] = self._chain.decode(encoded.pop(i))
+                decoded[i] = self._decode(encoded.pop(i))
             except GpustoreError as error:
                 self._errors[i] = error
             if decoded and (len(decoded) == most or number == len(left) - 1):

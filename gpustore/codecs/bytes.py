@@ -32,7 +32,7 @@ from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
 
-__all__ = ["CODEC", "checker", "in_records", "normalizer"]
+__all__ = ["CODEC", "checker", "illegal_bits", "in_records", "normalizer"]
 
 # The bits that count. ml_dtypes holds the value there and zeros above, also for negative ones.
 _MASKS: Final = {
@@ -59,6 +59,15 @@ def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
     """The part of :func:`checker` that encoding needs too: unused bits are stored as zeros."""
     mask = _MASKS.get(dtype)
     return None if mask is None else partial(_clear_unused_bits, mask)
+
+
+def illegal_bits(dtype: np.dtype[Any]) -> int:
+    """Bits that no byte of legal elements of `dtype` has; 0 if there are none.
+
+    >>> hex(illegal_bits(int4.numpy_dtype)), hex(illegal_bits(np.dtype(bool)))
+    ('0xf0', '0xfe')
+    """
+    return 0xFE if dtype == np.bool_ else 0xFF & ~_MASKS.get(dtype, 0xFF)
 
 
 def in_records(

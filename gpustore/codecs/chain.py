@@ -22,7 +22,7 @@ import numpy as np
 
 from gpustore._json import JsonValue, at_position, in_member, text
 from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
-from gpustore.codecs.bytes import checker, in_records, normalizer
+from gpustore.codecs.bytes import checker, illegal_bits, in_records, normalizer
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.filter import choose_filters
 from gpustore.codecs.merge import (
@@ -138,7 +138,8 @@ class CodecChain:
             layout, normalizer(layout.dtype)
         )
         self.reads_parts = self._check is None or not layout.record
-        self.needs_bytes = self._check is not None or any(one.needs_bytes for one in self.stages)
+        by_host = self._check is not None and bool(layout.record)
+        self.needs_bytes = by_host or any(one.needs_bytes for one in self.stages)
         steps = []
         bound, exact = layout.nbytes, True
         for stage in self.stages:
@@ -241,8 +242,8 @@ class CodecChain:
 
     def device_refusal(self, device: Decoders) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
-        if self._check is not None:
-            return f"elements of type {self.layout.dtype.name} are checked by the host"
+        if self._check is not None and self.layout.record:
+            return f"fields of type {self.layout.dtype.name} are checked by the host"
         distrust = self._distrust
         for step in self._steps:
             if distrust is not None and distrust.of_all:
@@ -277,6 +278,15 @@ class CodecChain:
             step.stage.decode_device(batch, device, step.decoded_max, exact=step.exact)
         wrong = np.flatnonzero(batch.values.nbytes != self.layout.nbytes)
         batch.refuse(dict.fromkeys(wrong.tolist(), f"not {self.layout.nbytes} bytes long"))
+        self.check_device(batch)
+
+    def check_device(self, batch: DeviceBatch) -> None:
+        """Record what :meth:`check` does, for decoded values or parts of them; not of records."""
+        illegal = illegal_bits(self.layout.dtype)
+        if illegal and self.layout.dtype == np.bool_:
+            batch.check_bits(illegal)
+        elif illegal:
+            batch.clear_bits(illegal)
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one whole chunk.

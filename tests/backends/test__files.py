@@ -70,6 +70,8 @@ ARRAYS = {
     "one-byte": v2(dtype="|u1"),
     "big-endian": v2(dtype=">f8"),
     "F-order": v2(dtype="<i2", order="F"),
+    "bool": v2(dtype="|b1"),
+    "int4": v3(None, dtype="int4"),
     "transpose": v3(TURNED, None),
     "transpose-big-endian": v3(TURNED, None, dtype="float64", endian="big"),
     "crc32c": v3(CRC32C),
@@ -165,10 +167,19 @@ def test_nothing_is_uploaded_but_tables(tmp_path, lazy):
     assert np.array_equal(on_host(lazy, found), host.read().result())
 
 
-def test_compressed_streams_and_checked_types_pass_the_host(tmp_path, lazy):
+def test_illegal_bytes_are_seen_by_the_device_alone(tmp_path, lazy):
+    create(tmp_path, ARRAYS["bool"])
+    path = tmp_path / "0.1"
+    path.write_bytes(path.read_bytes()[:-1] + b"\2")
+    there = opened(tmp_path, lazy)
+    with pytest.raises(gpustore.CorruptChunkError, match=r"0\.1.*Invalid bool value: 2"):
+        there.read().result()
+    assert lazy.counts["read_file"] == 9
+
+
+def test_compressed_streams_pass_the_host(tmp_path, lazy):
     for metadata in (
         v2(dtype="<u4", compressor={"id": "zlib", "level": 1}),
-        v2(dtype="|b1"),
         v3(None, {"name": "gzip", "configuration": {"level": 1}}),
     ):
         path = tmp_path / str(len(list(tmp_path.iterdir())))

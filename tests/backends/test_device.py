@@ -1,7 +1,9 @@
 """Reads into the memory of an emulated device equal those into host memory, bit for bit."""
 
 import threading
+import zlib
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
 SHAPE = (50, 70)
+
+ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
 @pytest.fixture(params=ORDERS)
@@ -234,7 +238,7 @@ def test_shards_share_sub_batches(tmp_path, lazy):
     """All inner chunks of 4 or of 16 shards: one sub-batch, and one request for all indices."""
     inner = [{"name": "bytes", "configuration": {"endian": "little"}}]
     index = [*inner, {"name": "crc32c"}]
-    inner.append({"name": "zstd", "configuration": {"level": 1, "checksum": False}})
+    inner.append(ZSTD)
     sharding = {"chunk_shape": [2, 4], "codecs": inner, "index_codecs": index}
     metadata = {
         "shape": [32, 32],
@@ -420,13 +424,49 @@ def test_slots_are_used_again_while_others_run(tmp_path, device, compressor):
     assert device.counts["stream"] > 1
 
 
-def test_booleans_are_checked(tmp_path, lazy):
-    host = create(tmp_path, dtype="|b1")
-    there = opened(tmp_path, lazy)
-    assert np.array_equal(on_host(lazy, there.read().result()), host.read().result())
-    (tmp_path / "0.0").write_bytes(bytes([2]) * 256)
-    with pytest.raises(gpustore.CorruptChunkError, match="Invalid bool"):
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}], ids=["raw", "zlib"])
+def test_booleans_are_checked_by_the_device(tmp_path, device, compressor):
+    host = create(tmp_path, dtype="|b1", compressor=compressor)
+    there = opened(tmp_path, device)
+    found, counts = counted(lambda: there.read().result())
+    assert np.array_equal(on_host(device, found), host.read().result())
+    assert not counts.get("host_fallbacks")
+    data = bytes([0] * 20 + [2] + [0] * 235)
+    (tmp_path / "1.0").write_bytes(zlib.compress(data) if compressor else data)
+    with pytest.raises(
+        gpustore.CorruptChunkError, match=r"1\.0.*Invalid bool value: 2; at byte 20"
+    ):
         there.read().result()
+    with pytest.raises(gpustore.CorruptChunkError, match=r"1\.0.*Invalid bool value: 2; at byte"):
+        there[17, 2:7].read().result()
+    with pytest.raises(gpustore.CorruptChunkError, match=r"1\.0.*Invalid bool value: 2; at byte"):
+        there.read_many([[0, 0], [16, 3]], (2, 6)).result()
+    if compressor is None:  # Other parts of raw chunks are not looked at.
+        assert not on_host(device, there[20:22, :16].read().result()).any()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int2", "float4_e2m1fn"])
+def test_unused_bits_are_cleared_by_the_device(tmp_path, device, dtype):
+    for name, codecs in (("raw", []), ("zstd", [ZSTD])):
+        metadata = {
+            "shape": [300],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [100]}},
+            "data_type": dtype,
+            "codecs": [{"name": "bytes"}, *codecs],
+        }
+        path = tmp_path / name
+        spec = {"driver": "zarr3", "kvstore": f"file://{path}", "metadata": metadata}
+        host = gpustore.open(spec, create=True).result()
+        (path / "c").mkdir()
+        data = np.arange(100, dtype=np.uint8) * 3
+        encoded = numcodecs.Zstd(1).encode(data) if codecs else data.tobytes()
+        (path / "c" / "1").write_bytes(encoded)
+        for part in (np.s_[:], np.s_[120:140], np.s_[130:190:7]):
+            there = opened(path, device)[part]
+            found, counts = counted(lambda there=there: there.read().result())
+            assert not counts.get("host_fallbacks")
+            expected = host[part].read().result()
+            assert on_host(device, found).tobytes() == expected.tobytes()
 
 
 def test_little_memory_means_smaller_parts(tmp_path, lazy):

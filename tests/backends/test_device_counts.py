@@ -59,6 +59,8 @@ ARRAYS = {
         for cname in ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
         for shuffle in (0, 1, 2)
     },
+    "zstd bool": v2({"id": "zstd", "level": 1}, dtype="|b1"),
+    "zstd int4": v3({"name": "bytes"}, ZSTD, dtype="int4"),
     "crc32c": v3(LITTLE, CRC32C),
     "zstd crc32c": v3(LITTLE, ZSTD, CRC32C),
     "transpose zstd": v3(TURNED, LITTLE, ZSTD),

@@ -21,7 +21,7 @@ from gpustore.device_kernels.launch import (
     indexed_launches,
 )
 from gpustore.device_kernels.run import Rows
-from tests.kernels import execution, shuffled, test_crc32c, test_lz
+from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
 
@@ -101,3 +101,13 @@ def test_streams_of_one_block(codec, order):
     streams = [test_lz.ENCODERS[codec](part) for part in data]
     sizes = [len(part) for part in data]
     assert test_lz.decode(codec, streams, sizes, order)[0] == data
+
+
+def test_bits_of_elements(order):
+    data = np.ones(5000, "u1")
+    assert test_element.legal([data[1:]], 0xFE, order, segment_nbytes=4200) == [2]
+    data[[0, 17, 4999]] = 0xFF
+    assert test_element.legal([data[1:]], 0xFE, order, segment_nbytes=4200) == [0]
+    test_element.launch("clear_bits", [data[1:]], 0xF0, order, 4200)
+    assert np.flatnonzero(data != 1).tolist() == [0, 17, 4999]
+    assert data[[0, 17, 4999]].tolist() == [0xFF, 0x0F, 0x0F]

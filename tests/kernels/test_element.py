@@ -1,0 +1,102 @@
+"""kernels/element.cu against NumPy, run on the host in three orders of threads."""
+
+import numpy as np
+import pytest
+
+from tests.emulator import host_build
+from tests.kernels import execution
+
+pytestmark = execution.needs_compiler
+
+SIZES = [0, 1, 15, 16, 17, 255, 256, 257, 4095, 4096, 4113, 9001]
+
+
+def views(sizes, fill):
+    """Pieces of one array at every alignment, with bytes between that are nobody's."""
+    memory = np.full(sum(sizes) + 40 * len(sizes), fill, np.uint8)
+    pieces, at = [], 0
+    for number, size in enumerate(sizes):
+        at += 16 + (number * 5) % 16
+        pieces.append(memory[at : at + size])
+        at += size
+    return memory, pieces
+
+
+def launch(kernel, pieces, illegal, order, segment_nbytes=None, result=None):
+    longest = max(map(len, pieces))
+    segment_nbytes = segment_nbytes or max(longest, 1)
+    segments = max(1, -(-longest // segment_nbytes))
+    sizes = np.array([len(piece) for piece in pieces], np.uint64)
+    columns = np.stack((np.array([execution.address(piece) for piece in pieces], "u8"), sizes))
+    arguments = [
+        np.uint64(execution.address(columns)),
+        np.uint32(len(pieces)),
+        np.uint32(segments),
+        np.uint64(segment_nbytes),
+        np.uint32(illegal * 0x01010101),
+    ]
+    if result is not None:
+        arguments.append(np.uint64(execution.address(result)))
+    blocks = len(pieces) * segments
+    host_build.load("element").launch(f"gs::{kernel}", blocks, arguments, order=order)
+
+
+def legal(pieces, illegal, order="forward", segment_nbytes=None):
+    """Segments of each piece that were found to be legal."""
+    result = np.full(len(pieces), 0xFFFFFFFF, np.uint32)
+    launch("check_bits", pieces, illegal, order, segment_nbytes, result)
+    return (result + np.uint32(1)).tolist()
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096])
+def test_legal_pieces_are_legal_whatever_lies_between_them(segment_nbytes, order):
+    memory, pieces = views(SIZES, 0xFF)
+    for piece in pieces:
+        piece[:] = np.arange(len(piece)) % 2
+    before = memory.copy()
+    size = segment_nbytes or max(SIZES)
+    expected = [-(-n // size) for n in SIZES]
+    assert legal(pieces, 0xFE, order, segment_nbytes) == expected
+    assert np.array_equal(memory, before)
+
+
+def test_every_illegal_bit_of_every_byte_is_found():
+    _, pieces = views([300] * 16, 1)
+    for place in range(300):
+        for number, piece in enumerate(pieces):
+            piece[place] = 1 << number % 8
+        expected = [int(number % 8 == 0) for number in range(16)]
+        assert legal(pieces, 0xFE) == expected
+        for piece in pieces:
+            piece[place] = 1
+
+
+def test_each_segment_is_judged_by_itself():
+    piece = np.zeros(100_000, np.uint8)
+    piece[[5, 10_000, 99_999]] = 3
+    assert legal([piece], 0xFE, segment_nbytes=4096) == [25 - 3]
+    assert legal([piece], 0xFC, segment_nbytes=4096) == [25]
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096])
+@pytest.mark.parametrize("illegal", [0xF0, 0xFC])
+def test_bits_are_cleared_in_the_pieces_alone(illegal, segment_nbytes, order):
+    memory, pieces = views(SIZES, 0xFF)
+    random = np.random.default_rng(0)
+    for piece in pieces:
+        piece[:] = random.integers(0, 256, len(piece))
+    expected = memory.copy()
+    for piece, copy in zip(pieces, views(SIZES, 0)[1], strict=True):
+        copy[:] = piece & (0xFF ^ illegal)
+        at = execution.address(piece) - execution.address(memory)
+        expected[at : at + len(piece)] = copy
+    launch("clear_bits", pieces, illegal, order, segment_nbytes)
+    assert np.array_equal(memory, expected)
+
+
+def test_pieces_that_overlap_are_cleared():
+    memory = np.full(5000, 0xFF, np.uint8)
+    launch("clear_bits", [memory[3:3000], memory[1001:4990]], 0xF0, "shuffled", 1000)
+    assert np.array_equal(np.flatnonzero(memory == 0x0F), np.arange(3, 4990))
