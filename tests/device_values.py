@@ -20,7 +20,7 @@ class Decoded:
         self.launches = launches
 
 
-def decode_on(device, record, encoded, *, offset=0, seen=True):
+def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
     """Decode values with the steps that ``record(batch, device)`` records.
 
     Parameters
@@ -29,6 +29,8 @@ def decode_on(device, record, encoded, *, offset=0, seen=True):
         How far values lie behind a multiple of 16.
     seen : bool
         Whether the host has the encoded bytes too.
+    apart : bool
+        Whether each value has device memory of its own, so that not even a neighbour can be read.
     """
     with bench_of(device) as bench:
         pitch = [-(-(len(value) + MARGIN) // 16) * 16 for value in encoded]
@@ -42,6 +44,9 @@ def decode_on(device, record, encoded, *, offset=0, seen=True):
             views.append(slab.view[start : start + len(value)])
         sizes = np.array([len(value) for value in encoded], np.uint64)
         spans = Spans(starts + np.uint64(arena), sizes)
+        if apart:
+            own = [bench.put(value, offset=offset) for value in encoded]
+            spans = Spans(np.array(own, np.uint64), sizes)
         rows = 100 + np.arange(len(encoded))
         batch = DeviceBatch(device, bench.stream, rows, spans, views if seen else None)
         record(batch, device)

@@ -3,14 +3,19 @@
 Each allocation is memory of its own between two guards. It is poisoned when it is allocated, in
 stream order, and again when it is freed; freed memory is kept for a while and never used again, so
 that whoever still reads it gets poison, and whoever writes it is found.
+
+Where kernels are compiled for the address sanitizer it is told of guards and of freed memory, and
+stops the process when a kernel reads or writes a byte of them.
 """
 
 import bisect
+import ctypes
 from collections import deque
 
 import numpy as np
 
 from gpustore.device import ALIGNMENT
+from tests.emulator import host_build
 from tests.emulator.queue import Breach
 
 GUARD_NBYTES = 256
@@ -22,6 +27,27 @@ PINNED = 0xD1
 _KEPT_NBYTES = 256 << 20
 _KEPT = 1000
 """Freed allocations that are kept, so that their addresses are not used again."""
+
+
+class _Sanitizer:
+    """Which memory kernels may use, as the address sanitizer knows it; nothing without one."""
+
+    def __init__(self):
+        self.is_there = host_build.SANITIZER == "address"
+
+    def allow(self, array, start, stop):
+        self._call("__asan_unpoison_memory_region", array, start, stop)
+
+    def forbid(self, array, start, stop):
+        self._call("__asan_poison_memory_region", array, start, stop)
+
+    def _call(self, function, array, start, stop):
+        if self.is_there:
+            address = ctypes.c_void_p(array.ctypes.data + start)
+            getattr(ctypes.CDLL(None), function)(address, ctypes.c_size_t(stop - start))
+
+
+_SANITIZER = _Sanitizer()
 
 
 class EmulatedAllocation:
@@ -36,6 +62,12 @@ class EmulatedAllocation:
         self.is_given_back = False
         self.is_freed = False
         self.poison(FRESH)
+        _SANITIZER.forbid(self._memory, 0, self._start)
+        _SANITIZER.forbid(self._memory, self._start + nbytes, len(self._memory))
+
+    def __del__(self):
+        # NumPy keeps small pieces of memory for other arrays.
+        _SANITIZER.allow(self._memory, 0, len(self._memory))
 
     def __repr__(self):
         return f"allocation of {self.nbytes} bytes at {self.address:#x}"
@@ -94,6 +126,7 @@ class Memory:
         allocation.check()
         allocation.is_freed = True
         allocation.poison(FREED)
+        _SANITIZER.forbid(allocation._memory, 0, len(allocation._memory))
         self._freed.append(allocation)
         self._freed_nbytes += allocation.nbytes
         while self._freed_nbytes > _KEPT_NBYTES or len(self._freed) > _KEPT:

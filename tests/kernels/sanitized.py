@@ -9,14 +9,19 @@ import sys
 from tests.emulator import host_build
 
 
-def main():
-    sanitizer, *arguments = sys.argv[1:]
-    os.environ |= {
+def environment(sanitizer):
+    """Variables with which Python runs such kernels."""
+    return {
         "KERNEL_SANITIZER": sanitizer,
         "LD_PRELOAD": host_build.preload(sanitizer),
         "ASAN_OPTIONS": "detect_leaks=0",
         "TSAN_OPTIONS": "halt_on_error=1",
     }
+
+
+def main():
+    sanitizer, *arguments = sys.argv[1:]
+    os.environ |= environment(sanitizer)
     # A report goes to the standard error itself, which pytest must not keep for later.
     os.execv(sys.executable, [sys.executable, "-m", "pytest", "--capture=sys", *arguments])
 
