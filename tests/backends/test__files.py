@@ -158,6 +158,18 @@ def test_reads_equal_those_of_the_host(tmp_path, name):
             del there
 
 
+@pytest.mark.parametrize("name", ["raw", "transpose", "crc32c", "sharded", "bool"])
+def test_crops_equal_those_of_the_host(tmp_path, lazy, name):
+    host = create(tmp_path, ARRAYS[name])
+    there = opened(tmp_path, lazy)
+    starts = np.random.default_rng(0).integers(0, [65, 80], (20, 2))
+    for shape in ((9, 10), (2, 3)):
+        found, counts = counted(lambda shape=shape: there.read_many(starts, shape).result())
+        expected = host.read_many(starts, shape).result()
+        assert on_host(lazy, found).tobytes() == expected.tobytes()
+        assert counts[0] > 0
+
+
 def test_nothing_is_uploaded_but_tables(tmp_path, lazy):
     host = create(tmp_path, ARRAYS["raw"])
     there = opened(tmp_path, lazy)

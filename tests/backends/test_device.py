@@ -257,6 +257,10 @@ def test_shards_share_sub_batches(tmp_path, lazy):
     for name in ("launches", "copies", "waits"):
         assert few[name] == many[name] > 0
     assert many["chunks_decoded_device"] == 4 * few["chunks_decoded_device"] == 128
+    path = tmp_path / "c" / "2" / "1"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(gpustore.CorruptChunkError, match=r"c/2/1.*shard index"):
+        there.read().result()
 
 
 def test_each_read_has_counts_of_its_own(tmp_path, device):

@@ -77,8 +77,9 @@ V3_ARRAYS = [
     ("float64", "little", False, True),
     ("float64", "little", True, False),
     ("int4", "little", False, False),
+    ("uint32", "little", True, "nested"),
 ]
-"""Type, byte order, whether transposed, whether in shards."""
+"""Type, byte order, whether transposed, whether in shards, which may be nested."""
 
 SELECTIONS = {
     "whole": lambda store: store,
@@ -232,9 +233,13 @@ def test_v3(tmp_path, codec):
                 {"name": "crc32c"},
             ]
             codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+        if shard == "nested":
+            sharding = {**sharding, "chunk_shape": [8, 9], "codecs": codecs}
+            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+        grid = [24, 18] if shard == "nested" else [8, 9]
         metadata = {
             "shape": list(SHAPE),
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 9]}},
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": grid}},
             "data_type": dtype,
             "codecs": codecs,
         }
