@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MappingProxyType
@@ -35,13 +35,22 @@ LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
 """Shorter reads, and reads of shorter files, go through host memory: not measured. kvikio itself
 reads less than 16 KiB through host memory."""
 
+_FAILURES = 8
+"""So many failures in a row, and reads of that file system are not tried any more."""
+
 _Identity = tuple[int, int, int, int]
 
 
 def direct_refusal(
-    *, needs_bytes: bool, nbytes: int, file_nbytes: int, is_direct: bool
+    *,
+    needs_bytes: bool = False,
+    nbytes: int | None = None,
+    file_nbytes: int | None = None,
+    is_direct: bool = True,
 ) -> str | None:
     """Why a value is read through host memory; None if it goes straight to the device.
+
+    What is not given or not known yet is no obstacle.
 
     Parameters
     ----------
@@ -51,16 +60,16 @@ def direct_refusal(
     nbytes, file_nbytes : int
         Of the part of the file that is read, and of the file.
     is_direct : bool
-        As :class:`~gpustore.device.DeviceFile` says; True if nobody knows yet.
+        As :class:`~gpustore.device.DeviceFile` says.
 
-    >>> direct_refusal(needs_bytes=False, nbytes=1 << 20, file_nbytes=1 << 20, is_direct=True)
-    >>> direct_refusal(needs_bytes=False, nbytes=1 << 20, file_nbytes=1 << 20, is_direct=False)
+    >>> direct_refusal(nbytes=1 << 20, file_nbytes=1 << 30)
+    >>> direct_refusal(is_direct=False)
     'files cannot be read straight into device memory here'
     """
     if needs_bytes:
         return "the host looks at the encoded bytes"
     for what, found in (("read", nbytes), ("file", file_nbytes)):
-        if found < LEAST_NBYTES[what]:
+        if found is not None and found < LEAST_NBYTES[what]:
             return f"a {what} of less than {LEAST_NBYTES[what]} bytes"
     return None if is_direct else "files cannot be read straight into device memory here"
 
@@ -91,6 +100,11 @@ class Handle:
             os.close(self._descriptor)
             raise
         self.uses = 0
+
+    @property
+    def device_number(self) -> int:
+        """Of the file system."""
+        return self._identity[0]
 
     def is_unchanged(self) -> bool:
         """Whether nobody has written to the file since the kvstore looked at it."""
@@ -130,6 +144,7 @@ class Files:
         self._pid = os.getpid()
         self._handles: OrderedDict[_Identity, Handle] = OrderedDict()
         self._indirect: set[int] = set()
+        self._failures: Counter[int] = Counter()
         weakref.finalize(self, _close_at_exit, device, self._handles, self._pid)
 
     def take(
@@ -153,10 +168,10 @@ class Files:
         Handle or None
             None: read it through host memory; why is counted, unless the read is too short.
         """
-        size = status.st_size
-        if direct_refusal(needs_bytes=False, nbytes=nbytes, file_nbytes=size, is_direct=True):
+        if direct_refusal(nbytes=nbytes, file_nbytes=status.st_size) is not None:
             return None
-        if self.refusal is not None or status.st_dev in self._indirect:
+        is_direct = self.refusal is None and status.st_dev not in self._indirect
+        if direct_refusal(is_direct=is_direct) is not None:
             STATISTICS.add(direct_unavailable=1)
             return None
         self._forget_after_fork()
@@ -207,10 +222,14 @@ class Files:
             handle.close(self._device)
         return kept
 
-    def put(self, handle: Handle) -> None:
+    def put(self, handle: Handle, *, failed: bool = False) -> None:
         """Give a handle back, after the read has ended."""
+        number = handle.device_number
         with self._lock:
             handle.uses -= 1
+            self._failures[number] = self._failures[number] + 1 if failed else 0
+            if self._failures[number] == _FAILURES:
+                self._indirect.add(number)
 
     def close_idle(self) -> None:
         """Close all handles that nobody has."""

@@ -75,14 +75,15 @@ class _Read:
         """Wait for its end, and give its handle back."""
         if self.is_done:
             return
-        self.is_done = True
+        self.is_done = failed = True
         try:
             enough = self._read.result() >= self._wanted
+            failed = False
             self.succeeded = enough and self._handle.is_unchanged()
         except OSError:
             pass  # The host reads it again, and says what is wrong.
         finally:
-            self._files.put(self._handle)
+            self._files.put(self._handle, failed=failed)
 
 
 class Slot:

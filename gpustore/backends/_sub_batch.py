@@ -203,7 +203,6 @@ class SubBatch:
             return False
         if self._chain.device_refusal(self._device) is None:
             return True
-        self._slot.fetch_direct()
         count = 0
         for i, value in enumerate(self.values):
             if value is None:

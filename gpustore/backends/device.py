@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._files import Files
+from gpustore.backends._files import Files, direct_refusal
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
@@ -119,8 +119,7 @@ class Flight:
         self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
-        decodes = chain.is_raw or backend.refusal(chain) is None
-        self._files = backend.files if decodes and not chain.needs_bytes else None
+        self._files = backend.files if backend.direct_refusal(chain) is None else None
         pages = 0 if self._files is None else _PAGES_NBYTES
         row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows) + pages
         self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + row_nbytes) + pages
@@ -254,6 +253,13 @@ class DeviceBackend:
     def refusal(self, chain: CodecChain) -> str | None:
         """Why the host decodes chunks of this chain; None if the device does."""
         return chain.device_refusal(self.driven)
+
+    def direct_refusal(self, chain: CodecChain) -> str | None:
+        """Why no value is read from a file straight into device memory; None if large ones are.
+
+        ``files.refusal`` says why this device reads no files, once that is known.
+        """
+        return self.refusal(chain) or direct_refusal(needs_bytes=chain.needs_bytes)
 
     def flight(
         self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0

@@ -149,6 +149,7 @@ class FileKvStore(KvStoreDriver):
             for i in again:
                 result.state[i] = ReadState.UNSPECIFIED
                 result.value[i] = None
+                result.total[i] = -1
             self._read_rows(again, request, result, to_host=True)
         return result
 

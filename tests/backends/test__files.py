@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import _files
+from gpustore.backends import _files, _slot
+from gpustore.backends import device as backend_device
 from gpustore.backends._files import Files, direct_refusal
 from gpustore.backends._slot import Slot
 from gpustore.backends.selection import select_backend
@@ -42,6 +43,14 @@ def lazy():
         yield device
 
 
+@pytest.fixture
+def tight(monkeypatch):
+    """Slabs have room for values, hardly for tables, and none for pages."""
+    monkeypatch.setattr(_slot, "_SMALLEST_NBYTES", 1)
+    monkeypatch.setattr(backend_device, "_ROW_NBYTES", 0)
+    monkeypatch.setattr(backend_device, "_PAGES_NBYTES", 512)
+
+
 CRC32C = {"name": "crc32c"}
 TURNED = {"name": "transpose", "configuration": {"order": [1, 0]}}
 
@@ -51,11 +60,10 @@ def v2(**metadata):
 
 
 def v3(*codecs, dtype="uint32", endian="little", inner=None, index=()):
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
     chain = [*codecs[:-1], {"name": "bytes", "configuration": {"endian": endian}}, *codecs[-1:]]
     chain = [codec for codec in chain if codec is not None]
     if inner is not None:
-        sharding = {"chunk_shape": inner, "codecs": chain, "index_codecs": [little, *index]}
+        sharding = {"chunk_shape": inner, "codecs": chain, "index_codecs": [LITTLE, *index]}
         chain = [{"name": "sharding_indexed", "configuration": sharding}]
     return {
         "shape": list(SHAPE),
@@ -65,8 +73,25 @@ def v3(*codecs, dtype="uint32", endian="little", inner=None, index=()):
     }
 
 
+RECORD = [["a", "|u1"], ["b", ">f4"], ["c", "<i8", [3]]]
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def nested():
+    """Shards in shards, their indices at the start."""
+    metadata = v3(TURNED, None, inner=[5, 6], index=[CRC32C])
+    (inner,) = metadata["codecs"]
+    inner["configuration"] |= {"index_location": "start", "chunk_shape": [5, 3]}
+    outer = {"chunk_shape": [10, 15], "codecs": [inner], "index_codecs": [LITTLE]}
+    metadata["codecs"] = [{"name": "sharding_indexed", "configuration": outer}]
+    return metadata
+
+
 ARRAYS = {
     "raw": v2(dtype="<u4"),
+    "complex": v2(dtype=">c16", order="F"),
+    "field": {**v2(dtype=RECORD, fill_value=None), "field": "b"},
+    "inner-field": {**v2(dtype=RECORD, fill_value=None, order="F"), "field": "c"},
     "one-byte": v2(dtype="|u1"),
     "big-endian": v2(dtype=">f8"),
     "F-order": v2(dtype="<i2", order="F"),
@@ -78,6 +103,7 @@ ARRAYS = {
     "sharded": v3(None, inner=[5, 6]),
     "sharded-crc32c-index": v3(TURNED, None, inner=[10, 3], index=[CRC32C]),
     "sharded-crc32c": v3(CRC32C, inner=[5, 10], index=[CRC32C]),
+    "nested": nested(),
 }
 
 SELECTIONS = {
@@ -86,20 +112,25 @@ SELECTIONS = {
     "rows": lambda store: store[21:24],
     "steps": lambda store: store[70:2:-3, ::5],
     "indices": lambda store: store[[74, 2, 2, 17], :],
+    "points": lambda store: store.vindex[[36, 2, 74], [40, 0, 89]],
+    "outer": lambda store: store.oindex[[5, 36], [7, 0, 39]],
+    "turned": lambda store: store.T,
     "missing": lambda store: store[38:62, 50:],
 }
 
 
 def spec_of(path, metadata):
     driver = "zarr3" if "codecs" in metadata else "zarr"
-    return {"driver": driver, "kvstore": f"file://{path}", "metadata": metadata}
+    metadata = dict(metadata)
+    field = {"field": metadata.pop("field")} if "field" in metadata else {}
+    return {"driver": driver, "kvstore": f"file://{path}", "metadata": metadata, **field}
 
 
 def create(path, metadata, seed=0):
     """An array on disk whose rows 40 to 60 are missing chunks."""
     store = gpustore.open(spec_of(path, metadata), create=True, open=True).result()
     random = np.random.default_rng(seed)
-    elements = random.integers(1, 100, SHAPE).astype(store.dtype.numpy_dtype)
+    elements = random.integers(1, 100, store.shape).astype(store.dtype.numpy_dtype)
     store[:40] = elements[:40]
     store[60:] = elements[60:]
     return store
@@ -138,7 +169,7 @@ def test_reads_equal_those_of_the_host(tmp_path, name):
     ]
     for order, alignment, is_direct in settings:
         with emulated(order, seed=1, file_alignment=alignment, direct_files=is_direct) as device:
-            there = opened(tmp_path, device)
+            there = gpustore.open(spec_of(tmp_path, ARRAYS[name]), device=device.name).result()
             for selection, select in SELECTIONS.items():
                 for layout in ("C", "F") if selection == "crop" else ("C",):
                     before = device.counts["read_file"]
@@ -168,6 +199,42 @@ def test_crops_equal_those_of_the_host(tmp_path, lazy, name):
         expected = host.read_many(starts, shape).result()
         assert on_host(lazy, found).tobytes() == expected.tobytes()
         assert counts[0] > 0
+
+
+@pytest.mark.parametrize("name", ["raw", "crc32c", "sharded-crc32c"])
+def test_reads_with_little_room_equal_those_of_the_host(tmp_path, tight, name):
+    host = create(tmp_path, ARRAYS[name])
+    for order, alignment in zip(ORDERS, (512, 4096, 1), strict=True):
+        with emulated(order, seed=2, file_alignment=alignment) as device:
+            there = opened(tmp_path, device)
+            before = gpustore.statistics.snapshot().get("direct_reads", 0)
+            for select in SELECTIONS.values():
+                assert same(device, select(there), select(host))
+            assert gpustore.statistics.snapshot()["direct_reads"] > before
+            del there
+
+
+@pytest.mark.parametrize("name", ["raw", "sharded-crc32c"])
+def test_batches_equal_those_of_the_host(tmp_path, device, name):
+    host, there = create(tmp_path, ARRAYS[name]), opened(tmp_path, device)
+    starts = np.random.default_rng(1).integers(0, 60, (6, 2))
+    batch = gpustore.Batch()
+    parts = [(slice(i, i + 9), slice(j, None, 2)) for i, j in starts.tolist()]
+    futures = [there[part].read(batch=batch) for part in parts]
+    batch.submit()
+    for part, future in zip(parts, futures, strict=True):
+        assert np.array_equal(on_host(device, future.result()), host[part].read().result())
+
+
+def test_records_whole_and_missing(tmp_path, device):
+    """A missing chunk of records takes room for a whole chunk, so others have to move."""
+    spec = {**spec_of(tmp_path, v2(dtype=RECORD, fill_value=None)), "open_as_void": True}
+    host = gpustore.open(spec, create=True).result()
+    random = np.random.default_rng(3).integers(0, 256, host.shape, np.uint8)
+    host[:40] = random[:40]
+    there = gpustore.open(spec, device=device.name).result()
+    for part in (np.s_[:], np.s_[15:60, 20:35], np.s_[50:70]):
+        assert same(device, there[part], host[part])
 
 
 def test_nothing_is_uploaded_but_tables(tmp_path, lazy):
@@ -207,10 +274,10 @@ def test_what_goes_straight_to_the_device(monkeypatch):
     for change, reason in (
         ({"needs_bytes": True}, "the host looks at the encoded bytes"),
         ({"nbytes": 65535}, "a read of less than 65536 bytes"),
-        ({"nbytes": 65536, "file_nbytes": 65536}, "a file of less than 262144 bytes"),
+        ({"file_nbytes": 262143}, "a file of less than 262144 bytes"),
         ({"is_direct": False}, "files cannot be read straight into device memory here"),
     ):
-        assert direct_refusal(**{**good, **change}) == reason
+        assert direct_refusal(**{**good, **change}) == direct_refusal(**change) == reason
     assert min(_files.LEAST_NBYTES.values()) >= 16 << 10
 
 
@@ -258,6 +325,9 @@ def test_what_no_file_can_be_read_for_goes_through_the_host(tmp_path, lazy):
     lazy.faults.failed_reads = set(range(100))
     found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
     assert (found, counts) == (True, [0, 0, 9, 0])
+    # It is not tried for ever.
+    found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
+    assert (found, counts) == (True, [0, 0, 0, 9])
 
 
 def test_a_device_that_reads_no_files_is_asked_once(tmp_path, lazy):
@@ -380,21 +450,36 @@ def test_devices_get_the_file_that_the_kvstore_has_opened(tmp_path, lazy):
 
 @pytest.mark.parametrize("name", ["crc32c", "sharded-crc32c"])
 def test_checksums_are_compared_on_the_device(tmp_path, device, name):
-    create(tmp_path, ARRAYS[name])
+    host = create(tmp_path, ARRAYS[name])
     path = tmp_path / "c/0/1"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
     there = opened(tmp_path, device)
-    with pytest.raises(gpustore.CorruptChunkError, match="Digest mismatch") as caught:
-        there.read().result()
-    assert caught.value.key == str(path)
+    messages = []
+    for store in (host, there):
+        with pytest.raises(gpustore.CorruptChunkError, match="Digest mismatch") as caught:
+            store.read().result()
+        assert caught.value.key == str(path)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]  # The digests are of the bytes that the device has.
     _, counts = counted(lambda: there[20:40].read().result())
     assert counts[0] > 0
 
 
+@pytest.mark.parametrize(("trust", "reads"), [("verified", 9), ("never", 0)])
+def test_distrust_is_heeded(tmp_path, lazy, trust, reads):
+    """What is not to be decoded on the device at all goes through the host."""
+    host = create(tmp_path, ARRAYS["crc32c"])
+    there = opened(tmp_path, lazy, context=gpustore.Context({"gpu_decode_trust": trust}))
+    before = gpustore.statistics.snapshot().get("host_fallbacks", 0)
+    found, counts = counted(lambda: same(lazy, there, host))
+    assert (found, counts[0]) == (True, reads)
+    assert gpustore.statistics.snapshot().get("host_fallbacks", 0) - before == 9 - reads
+
+
 @pytest.mark.parametrize("fails", [{1}, {2}, {2, 3}])
-def test_little_memory_brings_values_back_to_the_host(tmp_path, lazy, fails):
+def test_little_memory_brings_values_back_to_the_host(tmp_path, lazy, tight, fails):
     """Index arrays have tables that are larger than the values: these get memory of their own."""
     host = create(tmp_path, ARRAYS["crc32c"])
     lines = np.random.default_rng(3).integers(0, 75, 2000)
@@ -425,6 +510,24 @@ def test_cancelled_reads_leave_nothing_behind(tmp_path, device):
     assert np.array_equal(on_host(device, kept.result()), host.read().result())
 
 
+def test_reads_that_cannot_all_begin_are_waited_for(tmp_path, device):
+    """Else their handles stayed in use, and the memory they are read into was given to others."""
+
+    def interrupted(*args):
+        if device.counts["read_file"] == 3:
+            raise RuntimeError("interrupted")
+        return read_file(*args)
+
+    host = create(tmp_path, ARRAYS["raw"])
+    there = opened(tmp_path, device)
+    read_file, device.read_file = device.read_file, interrupted
+    with pytest.raises(RuntimeError, match="interrupted"):
+        there.read().result()
+    assert not any(file.reads for file in device.files)
+    device.read_file = read_file
+    assert same(device, there, host)
+
+
 def test_a_device_that_is_lost_says_so(tmp_path, lazy):
     create(tmp_path, ARRAYS["crc32c"])
     there = opened(tmp_path, lazy)
@@ -453,6 +556,10 @@ def test_few_handles_are_open_at_once(tmp_path, device, monkeypatch):
     found, counts = counted(lambda: same(device, there, host))
     assert (found, counts[0]) == (True, 9)
     assert max(most) == 3
+    futures = [there.read() for _ in range(6)]
+    expected = host.read().result()
+    for future in futures:
+        assert np.array_equal(on_host(device, future.result()), expected)
     select_backend(parse_device(device.name)).release()
     assert device.files == []
 
@@ -609,6 +716,26 @@ def test_launching_before_reads_have_ended_is_a_breach(slot, tmp_path):
     assert slot.end_reads() == []
     slot.fetch_direct()
     assert bytes(value) == (bytes(range(256)) * 32)[100:5100]
+
+
+def test_what_is_read_and_what_is_uploaded_share_the_slab(slot, tmp_path):
+    path = write(tmp_path / "a")
+    room = slot.nbytes // 8192
+    found = [begin(slot, path, row) for row in range(room - 2)]
+    assert None not in found
+    assert slot.end_reads() == []
+    left = slot._top
+    assert left >= 8192
+    assert slot.lacks([bytes(100)], left - 300) == 0
+    assert slot.lacks([bytes(100)], left) > 0
+    assert slot.reserve(left + 1) is None
+    assert slot.reserve(left - 8191) == 0
+    value, counts = counted(lambda: begin(slot, path))
+    assert value is None
+    assert counts == [0, 0, 1, 0]
+    slot.forget()
+    assert begin(slot, path) is not None
+    assert slot.end_reads() == []
 
 
 def test_closing_a_file_that_is_read_is_a_breach(slot, tmp_path):

@@ -18,7 +18,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores.base import ABSENT, ReadRequest, WriteRequest
+from gpustore.kvstores.base import ABSENT, Arena, ReadRequest, ReadState, WriteRequest
 from tests.kvstores.contract import *
 
 
@@ -404,6 +404,67 @@ def test_locate_many_gives_files(tmp_path):
     assert columns.offset == [0, -1]
     assert columns.nbytes == [4, -1]
     assert columns.generation == [generation, ABSENT]
+
+
+class _Past(Arena):
+    """Says of each read that it has begun past the host, and in the end that some have failed."""
+
+    def __init__(self, failed=(), meanwhile=lambda: None):
+        super().__init__()
+        self.begun = []
+        self.failed = failed
+        self.meanwhile = meanwhile
+
+    def begin_read(self, row, fd, status, start, nbytes):
+        self.begun.append((row, os.pread(fd, nbytes, start), status.st_size))
+        return memoryview(bytes(nbytes))
+
+    def end_reads(self):
+        self.meanwhile()
+        return self.failed
+
+
+def test_arenas_may_read_files_themselves(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    for key, value in {"a": b"first", "b": b"second", "c": b"third"}.items():
+        put(store, key, value)
+    arena = _Past(failed=[1])
+    keys = ["a", "b", "none", "c"]
+    columns = store.read_many(
+        ReadRequest(keys, start=[0, 1, 0, 2], stop=[None, 4, None, 2], into=arena)
+    )
+    assert arena.begun == [(0, b"first", 5), (1, b"eco", 6), (3, b"", 5)]
+    assert [value and bytes(value) for value in columns.value] == [bytes(5), b"eco", None, b""]
+    assert columns.total == [5, 6, -1, 5]
+    assert columns.error == {}
+
+
+def test_what_arenas_fail_to_read_is_as_it_is_now(tmp_path):
+    store = open_file(f"{tmp_path}/")
+    keys = ["a", "b", "c", "d"]
+    before = [put(store, key, b"value of " + key.encode()) for key in keys]
+
+    def meanwhile():
+        put(store, "a", b"new")
+        put(store, "c", b"newer")
+        (tmp_path / "b").unlink()
+        (tmp_path / "d").unlink()
+        (tmp_path / "d").mkdir()
+
+    conditions = [b"", b"", before[2], b""]
+    arena = _Past(range(4), meanwhile)
+    columns = store.read_many(ReadRequest(keys, if_equal=conditions, into=arena))
+    assert columns.state == [
+        ReadState.VALUE,
+        ReadState.MISSING,
+        ReadState.UNSPECIFIED,
+        ReadState.UNSPECIFIED,
+    ]
+    assert [value and bytes(value) for value in columns.value] == [b"new", None, None, None]
+    assert columns.generation[1] == ABSENT
+    assert columns.total[:3] == [3, -1, 5]
+    assert list(columns.error) == [3]
+    assert "not a regular file but a directory" in str(columns.error[3])
 
 
 # --------------------------------------------------------------------------- spec
