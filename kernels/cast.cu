@@ -5,16 +5,20 @@
 // becomes bfloat16 goes through float32. A NaN becomes some NaN, what is too large infinity.
 // Floats are converted as integers, because CuPy's compiler options flush denormal numbers to zero.
 //
-// Grid: one block for each ITEMS_PER_TILE items of a run. Block: THREADS_PER_BLOCK threads. An item is
-// V neighbouring elements.
+// cast_strided  one item after the other, V neighbouring elements each
+// cast_tiled    for runs whose neighbours in src are not neighbours in dst: see copy_tiled
+//
+// Grid: cast_strided: one block for each ITEMS_PER_TILE items of a run.
+//       cast_tiled: one block for each TILE x TILE elements of the last two dimensions.
+// Block: THREADS_PER_BLOCK threads.
 //
 // runs     device pointer, `count` descriptors ordered by first_tile
 // count    number of runs, at least 1
 // unit     bytes of a source element whose byte order is changed: sizeof(In), or 1: none
-// bytewise  whether elements are not aligned (V == 1 only)
+// bytewise  whether elements are not aligned (cast_strided with V == 1 only)
 //
 // Alignment unless bytewise: src and its strides to V * sizeof(In), dst and its strides to
-// V * sizeof(Out), both at most to 16. No place of dst is met twice, and no dst overlaps a src.
+// V * sizeof(Out), both at most to 16 (V is 1 in cast_tiled). No place of dst is met twice, and no dst overlaps a src.
 #include "gs_common.cuh"
 
 namespace gs {
@@ -165,6 +169,38 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
       out.at[i] = converted(with_bits<In>(swapped(in.at[i], unit)), (Out*)nullptr);
     }
     *(Vector<Out, V>*)dst = out;
+  }
+}
+
+template <class In, class Out, int R>
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    cast_tiled(const Run<R>* runs, u32 count, u32 unit) {
+  typedef typename Unsigned<sizeof(In)>::type Bits;
+  typedef typename Unsigned<sizeof(Out)>::type OutBits;
+  constexpr u32 SIDE = TILE<OutBits>;
+  GS_SHARED(OutBits, tile, SIDE * PITCH<OutBits>);
+  const Run<R>& run = owner_of(runs, count, blockIdx.x);
+  const Tile at = tile_of<R>(run, blockIdx.x - run.first_tile, SIDE);
+  const u32 column = threadIdx.x % 32;
+  const u32 row = threadIdx.x / 32;
+  for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
+    for (u32 j = column; j < SIDE; j += 32) {
+      if (i < at.x.extent && j < at.y.extent) {
+        const i64 from = (i64)i * at.x.src_stride + (i64)j * at.y.src_stride;
+        const Bits bits = swapped(__ldcs((const Bits*)(at.src + from)), unit);
+        tile[i * PITCH<OutBits> + j] =
+            with_bits<OutBits>(converted(with_bits<In>(bits), (Out*)nullptr));
+      }
+    }
+  }
+  __syncthreads();
+  for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
+    for (u32 j = column; j < SIDE; j += 32) {
+      if (j < at.x.extent && i < at.y.extent) {
+        const i64 to = (i64)j * at.x.dst_stride + (i64)i * at.y.dst_stride;
+        *(OutBits*)(at.dst + to) = tile[j * PITCH<OutBits> + i];
+      }
+    }
   }
 }
 

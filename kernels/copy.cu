@@ -47,57 +47,29 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   }
 }
 
-// Items along one side of a tile.
-template <class T>
-constexpr u32 TILE = sizeof(T) <= 2 ? 64 : 32;
-
-// dim[R - 1] has the neighbours of dst, dim[R - 2] those of src. Their magic and shift divide by the
-// number of tiles along them.
 template <class T, int R>
 __global__ void __launch_bounds__(THREADS_PER_BLOCK)
     copy_tiled(const Run<R>* runs, u32 count, u32 unit) {
   constexpr u32 SIDE = TILE<T>;
-  constexpr u32 PITCH = SIDE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);  // keeps columns off one bank
-  GS_SHARED(T, tile, SIDE * PITCH);
+  GS_SHARED(T, tile, SIDE * PITCH<T>);
   const Run<R>& run = owner_of(runs, count, blockIdx.x);
-  const Dim& x = run.dim[R - 1];
-  const Dim& y = run.dim[R - 2];
-  u32 number = blockIdx.x - run.first_tile;
-  const u32 tiles_x = (x.extent + SIDE - 1) / SIDE;
-  const u32 tiles_y = (y.extent + SIDE - 1) / SIDE;
-  u32 rest = quotient(number, tiles_x, x.magic, x.shift);
-  const u32 x0 = (number - rest * tiles_x) * SIDE;
-  number = rest;
-  rest = quotient(number, tiles_y, y.magic, y.shift);
-  const u32 y0 = (number - rest * tiles_y) * SIDE;
-  number = rest;
-  const char* src = (const char*)run.src;
-  char* dst = (char*)run.dst;
-#pragma unroll
-  for (int k = R - 3; k >= 0; k--) {
-    const Dim& dim = run.dim[k];
-    rest = quotient(number, dim.extent, dim.magic, dim.shift);
-    const i64 index = number - rest * dim.extent;
-    src += index * dim.src_stride;
-    dst += index * dim.dst_stride;
-    number = rest;
-  }
+  const Tile at = tile_of<R>(run, blockIdx.x - run.first_tile, SIDE);
   const u32 column = threadIdx.x % 32;
   const u32 row = threadIdx.x / 32;
   for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
     for (u32 j = column; j < SIDE; j += 32) {
-      if (x0 + i < x.extent && y0 + j < y.extent) {
-        const i64 from = (i64)(x0 + i) * x.src_stride + (i64)(y0 + j) * y.src_stride;
-        tile[i * PITCH + j] = __ldcs((const T*)(src + from));
+      if (i < at.x.extent && j < at.y.extent) {
+        const i64 from = (i64)i * at.x.src_stride + (i64)j * at.y.src_stride;
+        tile[i * PITCH<T> + j] = __ldcs((const T*)(at.src + from));
       }
     }
   }
   __syncthreads();
   for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
     for (u32 j = column; j < SIDE; j += 32) {
-      if (x0 + j < x.extent && y0 + i < y.extent) {
-        const i64 to = (i64)(x0 + j) * x.dst_stride + (i64)(y0 + i) * y.dst_stride;
-        *(T*)(dst + to) = swapped(tile[j * PITCH + i], unit);
+      if (j < at.x.extent && i < at.y.extent) {
+        const i64 to = (i64)j * at.x.dst_stride + (i64)i * at.y.dst_stride;
+        *(T*)(at.dst + to) = swapped(tile[j * PITCH<T> + i], unit);
       }
     }
   }

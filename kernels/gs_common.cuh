@@ -83,6 +83,50 @@ __device__ __forceinline__ Offsets offsets_of(const Run<R>& run, u32 item) {
   return sum;
 }
 
+// Items along one side of a square tile, and how far its rows are apart in shared memory: so that
+// columns are not in one bank.
+template <class T>
+constexpr u32 TILE = sizeof(T) <= 2 ? 64 : 32;
+template <class T>
+constexpr u32 PITCH = TILE<T> + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);
+
+// One side of a tile: items from its first one to the end of the run, and their distances.
+struct Side {
+  u32 extent;
+  i64 src_stride;
+  i64 dst_stride;
+};
+
+struct Tile {
+  const u8* src;
+  u8* dst;
+  Side x;
+  Side y;
+};
+
+// Tile number `number` of a run: dim[R - 1] has the neighbours of dst, dim[R - 2] those of src. Their
+// magic and shift divide by the number of tiles along them.
+template <int R>
+__device__ __forceinline__ Tile tile_of(const Run<R>& run, u32 number, u32 side) {
+  Tile tile = {(const u8*)run.src, (u8*)run.dst, {0, 0, 0}, {0, 0, 0}};
+#pragma unroll
+  for (int k = R - 1; k >= 0; k--) {
+    const Dim& dim = run.dim[k];
+    const bool is_side = k >= R - 2;
+    const u32 steps = is_side ? (dim.extent + side - 1) / side : dim.extent;
+    const u32 rest = quotient(number, steps, dim.magic, dim.shift);
+    const u32 step = number - rest * steps;
+    const i64 index = is_side ? (i64)step * side : step;
+    tile.src += index * dim.src_stride;
+    tile.dst += index * dim.dst_stride;
+    if (is_side) {
+      (k == R - 1 ? tile.x : tile.y) = {dim.extent - step * side, dim.src_stride, dim.dst_stride};
+    }
+    number = rest;
+  }
+  return tile;
+}
+
 // The descriptor that owns tile number `tile`: the last one whose first_tile is not larger.
 template <class D>
 __device__ __forceinline__ const D& owner_of(const D* descriptors, u32 count, u32 tile) {

@@ -45,11 +45,19 @@ RANKS = (1, 2, 3, 4, 8, 32)
 _TILED_RANKS = (2, 3, 4, 8, 32)
 _INDEXED_RANKS = (2, 4, 32)
 _CAST_RANKS = (2, 4, 32)
+_CAST_TILED_RANKS = (3, 32)
 
 
 def _expressions(kernel: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"gs::{kernel}<{width}, {rank}>" for width in WIDTHS.values() for rank in ranks)
 
+
+_CAST_PAIRS = tuple(
+    f"{source}, {target}"
+    for source in sorted(set(CASTS.values()))
+    for target in CAST_TARGETS
+    if source != target
+)
 
 INSTANCES: dict[str, tuple[str, ...]] = {
     "copy": (
@@ -57,13 +65,14 @@ INSTANCES: dict[str, tuple[str, ...]] = {
         *_expressions("copy_tiled", _TILED_RANKS),
         *_expressions("copy_indexed", _INDEXED_RANKS),
     ),
-    "cast": tuple(
-        f"gs::cast_strided<{source}, {target}, {neighbours}, {rank}>"
-        for source in sorted(set(CASTS.values()))
-        for target in CAST_TARGETS
-        if source != target
-        for neighbours in (1, 4)
-        for rank in _CAST_RANKS
+    "cast": (
+        *(
+            f"gs::cast_strided<{pair}, {neighbours}, {rank}>"
+            for pair in _CAST_PAIRS
+            for neighbours in (1, 4)
+            for rank in _CAST_RANKS
+        ),
+        *(f"gs::cast_tiled<{pair}, {rank}>" for pair in _CAST_PAIRS for rank in _CAST_TILED_RANKS),
     ),
     "fill": _expressions("fill_strided", RANKS),
     "stream": ("gs::copy_stream",),
@@ -84,6 +93,7 @@ _OF_KERNEL = {
     "copy_tiled": _TILED_RANKS,
     "copy_indexed": _INDEXED_RANKS,
     "cast_strided": _CAST_RANKS,
+    "cast_tiled": _CAST_TILED_RANKS,
 }
 
 

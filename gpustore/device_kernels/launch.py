@@ -80,12 +80,16 @@ def _copy_launches(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch]:
     launches = []
     for size, swapped, _, part in _by_width(merged(ordered(rows), itemsize), unit, 0):
         part = packed(cut(part))
-        tiled = _is_tiled(part, size)
-        for kernel, mask in (("copy_tiled", tiled), ("copy_strided", ~tiled)):
-            if mask.any():
-                launches.append(
-                    _launch("copy", kernel, WIDTHS[size], part.take(mask), (np.uint32(swapped),))
-                )
+        tiled = _is_tiled(part, size, size)
+        arguments = (np.uint32(swapped),)
+        if tiled.any():
+            launches.append(
+                _launch("copy", "copy_tiled", WIDTHS[size], part.take(tiled), arguments, tile=size)
+            )
+        if not tiled.all():
+            launches.append(
+                _launch("copy", "copy_strided", WIDTHS[size], part.take(~tiled), arguments)
+            )
     return launches
 
 
@@ -170,15 +174,17 @@ def _cast_launches(
         part.extent[0] //= neighbours
         part.src_stride[0] *= neighbours
         part.dst_stride[0] *= neighbours
-        launches.append(
-            _launch(
-                "cast",
-                "cast_strided",
-                f"{source}, {target}, {neighbours}",
-                packed(cut(part)),
-                (unit, np.uint32(unaligned)),
+        part = packed(cut(part))
+        types = f"{source}, {target}"
+        tiled = _is_tiled(part, *sizes) & (neighbours == 1) & (not unaligned)
+        if tiled.any():
+            launches.append(
+                _launch("cast", "cast_tiled", types, part.take(tiled), (unit,), tile=sizes[1])
             )
-        )
+        if not tiled.all():
+            arguments = (unit, np.uint32(unaligned))
+            types = f"{types}, {neighbours}"
+            launches.append(_launch("cast", "cast_strided", types, part.take(~tiled), arguments))
     return launches
 
 
@@ -374,10 +380,10 @@ def _repeated(
     return replace(launch, table=table, blocks=blocks)
 
 
-def _is_tiled(runs: Runs, size: int) -> NDArray[np.bool_]:
+def _is_tiled(runs: Runs, src_size: int, dst_size: int) -> NDArray[np.bool_]:
     """Rows whose neighbours in dst are far apart in src but have near ones across.
 
-    Makes the dimension of these the second one.
+    Makes the dimension of these the second one. Items have so many bytes on both sides.
     """
     rank, n = runs.extent.shape
     if rank < 2:
@@ -386,9 +392,9 @@ def _is_tiled(runs: Runs, size: int) -> NDArray[np.bool_]:
     nearest = np.argmin(apart, axis=0)
     every = np.arange(n)
     tiled: NDArray[np.bool_] = (
-        (nearest > 0) & (runs.extent[0] >= _TILED_EXTENT) & (runs.dst_stride[0] == size)
+        (nearest > 0) & (runs.extent[0] >= _TILED_EXTENT) & (runs.dst_stride[0] == dst_size)
     )
-    tiled &= apart[nearest, every] == size
+    tiled &= apart[nearest, every] == src_size
     chosen = every[tiled]
     other = nearest[tiled], chosen
     for column in (runs.extent, runs.src_stride, runs.dst_stride):
@@ -403,10 +409,12 @@ def _launch(
     runs: Runs,
     arguments: tuple[np.generic | NDArray[np.uint8], ...],
     offsets: Integers | None = None,
+    *,
+    tile: int = 0,
 ) -> KernelLaunch:
+    """`tile` is the bytes of what tiles consist of, 0 if there are none."""
     used, n = runs.extent.shape
-    is_tiled = kernel == "copy_tiled"
-    side = 64 if types in (WIDTHS[1], WIDTHS[2]) else 32
+    side = 64 if tile <= 2 else 32
     rank = rank_for(kernel, used)
     table = np.zeros(n, run_dtype(rank))
     table["src"], table["dst"] = runs.src, runs.dst
@@ -417,13 +425,13 @@ def _launch(
     for k in range(used):
         column = dim[:, rank - 1 - k]
         extent = runs.extent[k]
-        steps = -(-extent // side) if is_tiled and k < 2 else extent
+        steps = -(-extent // side) if tile and k < 2 else extent
         tiles *= steps
         column["extent"] = extent
         column["magic"], column["shift"] = division(steps)
         column["indexed"] = runs.indexed[k]
         column["src_stride"], column["dst_stride"] = runs.src_stride[k], runs.dst_stride[k]
-    if not is_tiled:
+    if not tile:
         tiles = -(-tiles // ITEMS_PER_TILE)
     table["first_tile"], blocks = first_tiles(tiles)
     expression = f"gs::{kernel}<{types}, {rank}>"

@@ -1,6 +1,7 @@
 """Launches by themselves: descriptors replayed in NumPy, every access checked."""
 
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from gpustore.device_kernels import instance
 from gpustore.device_kernels.launch import (
     Listed,
+    cast_launches,
     copy_launches,
     fill_launches,
     indexed_launches,
@@ -39,6 +41,38 @@ def test_copies_equal_numpy_and_write_each_byte_once(case, seed, offset):
     memory.add(dst, DST)
     launches = copy_launches(case.rows(SRC + offset, DST), case.itemsize, unit=case.unit)
     check_instances(launches)
+    reference.replay(launches, memory)
+    assert dst.tobytes() == expected.tobytes()
+
+
+PAIRS = [
+    (np.dtype(source), np.dtype(target))
+    for source in ("u1", ">i2", "<u4", ">i8", "<f2", ml_dtypes.bfloat16, ">f4", "<f8")
+    for target in ("f2", ml_dtypes.bfloat16, "f4")
+    if np.dtype(source).newbyteorder("=") != target
+]
+
+
+@settings(max_examples=400)
+@given(st.data(), st.sampled_from(PAIRS), st.sampled_from([0, 0, 0, 1, 4, 8]))
+def test_casts_equal_numpy_and_write_each_byte_once(data, pair, offset):
+    source, target = pair
+    case = data.draw(views.cases(units=False, sizes=(source.itemsize, target.itemsize)))
+    rng = np.random.default_rng(case.src_nbytes)
+    src = rng.integers(0, 60, case.src_nbytes, np.uint8)  # No bytes of a NaN, of which some differ.
+    dst = rng.integers(0, 256, case.dst_nbytes, np.uint8)
+    expected = dst.copy()
+    for (start, shape, strides), (first, _, steps) in zip(case.dst, case.src, strict=True):
+        to = np.ndarray(shape, target, expected, start, strides)
+        with np.errstate(all="ignore"):
+            to[...] = np.ndarray(shape, source, src, first, steps).astype(target)
+    memory = reference.Memory()
+    memory.add(src, SRC + offset)
+    memory.add(dst, DST)
+    launches = cast_launches(case.rows(SRC + offset, DST), source, target)
+    aligned = [launch for launch in launches if launch.arguments[1:] != (1,)]
+    check_instances(aligned)
+    check_instances([launch for launch in launches if launch.arguments[1:] == (1,)])
     reference.replay(launches, memory)
     assert dst.tobytes() == expected.tobytes()
 
@@ -122,6 +156,15 @@ def test_a_transpose_goes_through_tiles():
     (launch,) = copy_launches(rows_of(a, b), 4)
     assert launch.expression == "gs::copy_tiled<gs::u32, 2>"
     assert launch.blocks == 4
+
+
+def test_a_transpose_that_converts_goes_through_tiles():
+    a, b = np.zeros((40, 50), np.uint8), np.zeros((50, 40), np.float32).T
+    (launch,) = cast_launches(rows_of(a, b), a.dtype, b.dtype)
+    assert launch.expression == "gs::cast_tiled<gs::u8, gs::f32, 3>"
+    assert launch.blocks == 4
+    (launch,) = cast_launches(rows_of(a, b), a.dtype, np.dtype("f2").newbyteorder("="))
+    assert "cast_strided" in launch.expression  # dst is not of neighbours.
 
 
 def test_rows_of_all_strides_are_as_many_launches_as_instances():

@@ -6,7 +6,10 @@ aligned as the kernel requires, and no byte written twice in a launch.
 
 import re
 
+import ml_dtypes
 import numpy as np
+
+from gpustore.device_kernels import instance
 
 
 class Memory:
@@ -109,6 +112,50 @@ def copy_strided(launch, memory):
 
 copy_tiled = copy_strided
 copy_indexed = copy_strided
+
+
+def _dtype(name):
+    """The NumPy dtype of a type of kernels/cast.cu."""
+    named = (text for text, found in instance.CASTS.items() if found == name)
+    text = next(text for text in named if text != "|b1")  # Converted as what it is stored as.
+    return np.dtype(ml_dtypes.bfloat16 if text == "bfloat16" else text)
+
+
+def cast_strided(launch, memory):
+    names = re.findall(r"gs::(?!cast)\w+", launch.expression)
+    source, target = map(_dtype, names)
+    tiled = "tiled" in launch.expression
+    neighbours = 1 if tiled else int(re.search(r", (\d+), \d+>", launch.expression)[1])
+    unit, *flags = map(int, launch.arguments)
+    assert unit in (1, source.itemsize)
+    bytewise = flags == [1]
+    assert not (bytewise and neighbours > 1)
+    table = launch.table
+    items = np.prod(table["dim"]["extent"].astype(np.int64), axis=1)
+    assert (items == table["items"]).all()
+    steps = table["dim"]["extent"].astype(np.int64)
+    if tiled:
+        steps[:, -2:] = -(-steps[:, -2:] // (64 if target.itemsize == 2 else 32))
+        _check_table(launch, np.prod(steps, axis=1))
+    else:
+        _check_table(launch, -(-items // 1024))
+    for run, divisors in zip(table, steps, strict=True):
+        for dim, divisor in zip(run["dim"], divisors, strict=True):
+            _check_divisions(dim, int(divisor))
+        src, dst = addresses(run)
+        sides = []
+        for places, dtype in ((src, source), (dst, target)):
+            nbytes = neighbours * dtype.itemsize
+            assert bytewise or not (places % min(nbytes, 16)).any()
+            sides.append(places[:, None] + np.arange(nbytes))
+        values = memory.read(sides[0]).reshape(-1, unit)[:, ::-1]
+        values = np.ascontiguousarray(values).view(np.uint8).reshape(-1).view(source)
+        with np.errstate(all="ignore"):
+            found = np.ascontiguousarray(values.astype(target))
+        memory.write(sides[1], found.view(np.uint8).reshape(sides[1].shape))
+
+
+cast_tiled = cast_strided
 
 
 def fill_strided(launch, memory):

@@ -159,6 +159,42 @@ def test_swapped_strided_and_unaligned_elements_are_converted(source, target, or
     assert_equal(unaligned, expected)
 
 
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=name)
+def test_tiles_are_converted(source, target, order):
+    rng = np.random.default_rng(1)
+    values = rng.choice(values_of(source, target), (2, 67, 70)).swapaxes(1, 2)
+    expected = numpy_cast(values, target)
+    for dtype in (source, source.newbyteorder()):
+        whole = np.zeros((2, 72, 69), target)
+        stored = np.zeros((2, 67, 70), dtype).swapaxes(1, 2)
+        stored[...] = values.astype(dtype)
+        (expression,) = cast(stored, whole[:, 1:-1, 1:-1], order)
+        assert "cast_tiled" in expression
+        assert_equal(whole[:, 1:-1, 1:-1], expected)
+        whole[:, 1:-1, 1:-1] = 0
+        assert not whole.any()
+
+
+@pytest.mark.parametrize("nitems", [1, 1023, 1024, 1025])
+def test_runs_end_exactly_at_their_edges(nitems):
+    values = np.arange(nitems).astype("u2")
+    got = np.zeros(nitems + 2, "f4")
+    cast(values[::-1], got[1:-1], "shuffled")
+    assert (got == [0, *values[::-1], 0]).all()
+
+
+@pytest.mark.parametrize("rank", [4, 9])
+def test_tiles_of_every_rank(rank):
+    shape = (*[3] * (rank - 2), 9, 8)
+    values = np.arange(np.prod(shape)).astype("u2").reshape(shape).swapaxes(-1, -2)
+    cut = (*[slice(0, 2)] * (rank - 2), slice(None), slice(None))
+    got = np.zeros(values[cut].shape, "f4")
+    (expression,) = cast(values[cut], got)
+    assert expression == "gs::cast_tiled<gs::u16, gs::f32, 32>"
+    assert (got == values[cut]).all()
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 9])
 def test_casts_of_every_rank(rank):
     values = np.arange(4 * 3 ** (rank - 1)).astype("u2").reshape(*[3] * (rank - 1), 4)

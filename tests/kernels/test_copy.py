@@ -1,5 +1,7 @@
 """kernels/copy.cu against NumPy, run on the host in three orders of threads."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -154,6 +156,41 @@ def test_strided_runs_of_every_rank(itemsize, rank):
     dst = np.zeros(extents, src.dtype)
     copy_view(src, dst, "backward", kernel="copy_strided")
     assert dst.tobytes() == src.tobytes()
+
+
+@pytest.mark.parametrize("kernel", ["copy_strided", "copy_tiled", "copy_indexed"])
+def test_all_32_dimensions_of_a_run_count(kernel):
+    """Twelve dimensions of two elements at random places among twenty of one."""
+    rng = np.random.default_rng(len(kernel))
+    tiled, indexed = kernel == "copy_tiled", kernel == "copy_indexed"
+    src = element(2, rng, (3,) * 10 + ((9, 8) if tiled else (3, 3)))
+    src = src.swapaxes(-1, -2) if tiled else src[..., ::-1]
+    cut = (slice(0, 2),) * 10
+    dst = np.zeros(src[cut].shape, src.dtype)
+    rows = Rows(
+        [execution.address(src[cut])],
+        [execution.address(dst)],
+        np.array(dst.shape[indexed:])[:, None],
+        src.strides[indexed:],
+        dst.strides[indexed:],
+    )
+    if indexed:
+        offsets = ([np.arange(2) * strides[0]] for strides in (src.strides, dst.strides))
+        (launch,) = indexed_launches(rows, [Listed([2], *offsets)], 2)
+    else:
+        (launch,) = copy_launches(rows, 2)
+    assert launch.expression == f"gs::{kernel}<gs::u16, 32>"
+    for _ in range(6):
+        order = np.sort(rng.permutation(32 - 2 * tiled)[: 12 - 2 * tiled])
+        order = np.concatenate((order, np.arange(30, 32)[: 2 * tiled])).astype(int)
+        table = launch.table.copy()
+        moved = np.zeros(32, table["dim"].dtype)
+        moved["extent"] = 1
+        moved[order] = launch.table["dim"][0, -12:]
+        table["dim"][0] = moved
+        dst[...] = np.zeros((), dst.dtype)
+        execution.run([dataclasses.replace(launch, table=table)], "shuffled")
+        assert dst.tobytes() == src[cut].tobytes()
 
 
 @pytest.mark.parametrize("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])

@@ -48,6 +48,16 @@ def test_tiles(dtype, order):
     assert dst.tobytes() == src.tobytes()
 
 
+@pytest.mark.parametrize(("source", "target"), [("u1", "f4"), ("f8", "f2")])
+def test_tiles_that_are_converted(source, target, order):
+    src = RNG.integers(0, 99, (35, 66)).astype(source).T
+    dst = np.zeros(src.shape, target)
+    (launch,) = cast_launches(rows(src, dst), src.dtype, dst.dtype)
+    assert "cast_tiled" in launch.expression
+    execution.run([launch], order)
+    assert (dst == src).all()
+
+
 def test_strided_items(order):
     src = RNG.integers(0, 256, (40, 60), np.uint8)[:, ::2]
     dst = np.zeros(src.shape, "u1")

@@ -9,7 +9,7 @@ import numpy as np
 from gpustore.device_kernels.launch import Listed
 from gpustore.device_kernels.run import Rows
 
-ITEMSIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
+ITEMSIZES = (*range(1, 17), 24)
 
 
 @dataclasses.dataclass
@@ -79,9 +79,10 @@ def _place(draw, full, item, shape, perm, step, negative):
 
 
 @st.composite
-def cases(draw, max_items=2000, max_rank=5, units=True):
+def cases(draw, max_items=2000, max_rank=5, units=True, sizes=None):
+    """`sizes`: bytes of an element in src and in dst, where they differ."""
     rank = draw(st.integers(0, max_rank))
-    itemsize = draw(st.sampled_from(ITEMSIZES))
+    itemsize = sizes[0] if sizes else draw(st.sampled_from(ITEMSIZES))
     unit = draw(st.sampled_from([u for u in (1, 2, 4, 8) if itemsize % u == 0])) if units else 1
     n = draw(st.integers(1, 4))
     longest = max(1, min(70, math.floor(max_items ** (1 / max(rank, 1)))))
@@ -97,13 +98,14 @@ def cases(draw, max_items=2000, max_rank=5, units=True):
         for row in range(n):
             if row == 0 or per_row:
                 extra = tuple(draw(st.integers(0, 2)) for _ in range(rank))
-                layout = (itemsize + pad, draw(order), draw(steps), draw(booleans), extra)
+                item = (sizes[side] if sizes else itemsize) + pad
+                layout = (item, draw(order), draw(steps), draw(booleans), extra)
             layouts[side].append(layout)
     shapes = [
         tuple(draw(st.integers(1, size)) if draw(st.booleans()) else size for size in chunk)
         for _ in range(n)
     ]
-    sides, sizes = [], []
+    sides, ends = [], []
     for side in range(2):
         places = []
         end = draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8]))
@@ -115,8 +117,8 @@ def cases(draw, max_items=2000, max_rank=5, units=True):
             if draw(st.booleans()):
                 end += -end % 16
         sides.append(places)
-        sizes.append(end)
-    return Case(itemsize, unit, sizes[0], sizes[1], sides[0], sides[1], per_row)
+        ends.append(end)
+    return Case(itemsize, unit, ends[0], ends[1], sides[0], sides[1], per_row)
 
 
 @dataclasses.dataclass
