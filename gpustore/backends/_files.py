@@ -26,7 +26,7 @@ from gpustore.device import Device, DeviceFile
 from gpustore.errors import DeviceError, UnsupportedError
 from gpustore.statistics import STATISTICS
 
-__all__ = ["HANDLES", "LEAST_NBYTES", "Files", "Handle", "direct_refusal"]
+__all__ = ["HANDLES", "LEAST_NBYTES", "Files", "Handle", "direct_refusal", "pages_nbytes"]
 
 HANDLES = 64
 """Most handles that are kept; each is about three descriptors of the process."""
@@ -34,6 +34,9 @@ HANDLES = 64
 LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
 """Shorter reads, and reads of shorter files, go through host memory: not measured. kvikio itself
 reads less than 16 KiB through host memory."""
+
+_PAGES_NBYTES = 2 * 4096
+"""What a read may bring beyond the bytes wanted, if pages are as large as they are here."""
 
 _FAILURES = 8
 """So many failures in a row, and reads of that file system are not tried any more."""
@@ -72,6 +75,16 @@ def direct_refusal(
         if found is not None and found < LEAST_NBYTES[what]:
             return f"a {what} of less than {LEAST_NBYTES[what]} bytes"
     return None if is_direct else "files cannot be read straight into device memory here"
+
+
+def pages_nbytes(count: int, nbytes: int) -> int:
+    """Room for what is read before and behind `count` values, of `nbytes` together, to whole pages.
+
+    >>> pages_nbytes(3, 2 << 20), pages_nbytes(3, 1000)
+    (32768, 0)
+    """
+    reads = min(count, nbytes // LEAST_NBYTES["read"])
+    return (reads + 1) * _PAGES_NBYTES if reads else 0
 
 
 class Handle:
@@ -202,6 +215,7 @@ class Files:
             handle = Handle(self._device, fd, identity)
         except OSError:
             STATISTICS.add(direct_fallbacks=1)
+            self._note(identity[0], failed=True)
             self.close_idle()  # There may be too many open files.
             return None
         except UnsupportedError as error:
@@ -224,12 +238,16 @@ class Files:
 
     def put(self, handle: Handle, *, failed: bool = False) -> None:
         """Give a handle back, after the read has ended."""
-        number = handle.device_number
         with self._lock:
             handle.uses -= 1
-            self._failures[number] = self._failures[number] + 1 if failed else 0
-            if self._failures[number] == _FAILURES:
-                self._indirect.add(number)
+        self._note(handle.device_number, failed=failed)
+
+    def _note(self, device_number: int, *, failed: bool) -> None:
+        """Count failures in a row on one file system."""
+        with self._lock:
+            self._failures[device_number] = self._failures[device_number] + 1 if failed else 0
+            if self._failures[device_number] == _FAILURES:
+                self._indirect.add(device_number)
 
     def close_idle(self) -> None:
         """Close all handles that nobody has."""

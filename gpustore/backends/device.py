@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._files import Files, direct_refusal
+from gpustore.backends._files import Files, direct_refusal, pages_nbytes
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
@@ -53,9 +53,6 @@ _PIECE_NBYTES = 160
 """Room in a slab for tables, for each row and for each piece that is cut from it."""
 
 _MOST_ROWS = 4096
-
-_PAGES_NBYTES = 2 * 4096
-"""Room in a slab for what is read before and behind a value so that reads are of whole pages."""
 
 Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
 
@@ -119,10 +116,12 @@ class Flight:
         self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
+        values_nbytes = count * min(chunk, chain.encoded_bound)
+        row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows)
+        self._slab_nbytes = values_nbytes + count * row_nbytes
         self._files = backend.files if backend.direct_refusal(chain) is None else None
-        pages = 0 if self._files is None else _PAGES_NBYTES
-        row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows) + pages
-        self._slab_nbytes = count * (min(chunk, chain.encoded_bound) + row_nbytes) + pages
+        if self._files is not None:
+            self._slab_nbytes += pages_nbytes(count, values_nbytes)
 
     def __enter__(self) -> Self:
         return self

@@ -55,6 +55,7 @@ class _Shuffle(BytesCodec):
     decode_ns = 0.5
     overhead = 0
     is_view = False
+    needs_bytes = False
     element_nbytes: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:

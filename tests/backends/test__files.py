@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import threading
 from functools import partial
 
 import numpy as np
@@ -48,7 +49,7 @@ def tight(monkeypatch):
     """Slabs have room for values, hardly for tables, and none for pages."""
     monkeypatch.setattr(_slot, "_SMALLEST_NBYTES", 1)
     monkeypatch.setattr(backend_device, "_ROW_NBYTES", 0)
-    monkeypatch.setattr(backend_device, "_PAGES_NBYTES", 512)
+    monkeypatch.setattr(_files, "_PAGES_NBYTES", 512)
 
 
 CRC32C = {"name": "crc32c"}
@@ -89,6 +90,7 @@ def nested():
 
 ARRAYS = {
     "raw": v2(dtype="<u4"),
+    "shuffle": v2(dtype="<u4", filters=[{"id": "shuffle", "elementsize": 4}]),
     "complex": v2(dtype=">c16", order="F"),
     "field": {**v2(dtype=RECORD, fill_value=None), "field": "b"},
     "inner-field": {**v2(dtype=RECORD, fill_value=None, order="F"), "field": "c"},
@@ -304,7 +306,7 @@ def test_short_values_pass_the_host(tmp_path, monkeypatch, lazy):
     [
         {"short_reads": {0: 4000, 4: 1 << 12}},
         {"failed_reads": {0, 3, 5}},
-        {"failed_opens": {0, 2}},
+        {"failed_opens": {0, 2, 3}},
     ],
     ids=lambda faults: next(iter(faults)),
 )
@@ -328,6 +330,14 @@ def test_what_no_file_can_be_read_for_goes_through_the_host(tmp_path, lazy):
     # It is not tried for ever.
     found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
     assert (found, counts) == (True, [0, 0, 0, 9])
+
+
+def test_files_that_cannot_be_opened_are_not_tried_for_ever(tmp_path, lazy):
+    host = create(tmp_path, ARRAYS["raw"])
+    lazy.faults.failed_opens = set(range(100))
+    found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
+    assert (found, counts) == (True, [0, 0, 8, 1])
+    assert lazy.counts["open_file"] == 8
 
 
 def test_a_device_that_reads_no_files_is_asked_once(tmp_path, lazy):
@@ -401,6 +411,35 @@ def test_values_replaced_meanwhile_are_the_old_or_the_new_ones(tmp_path, device,
     assert np.array_equal(found, new if in_place else old)
     assert (counts[2] > 0) == in_place
     assert np.array_equal(on_host(device, there.read().result()), new)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["crc32c", "sharded-crc32c"])
+def test_chunks_are_whole_while_a_writer_replaces_them(tmp_path, device, name, monkeypatch):
+    """Each chunk, or shard, always is of one value; few handles, so that they come and go."""
+    monkeypatch.setattr(_files, "HANDLES", 3)
+    host = create(tmp_path, ARRAYS[name])
+    host[:60] = 1
+    there = opened(tmp_path, device)
+    versions, found = [], []
+
+    def write():
+        while len(found) < 2 * 15:
+            versions.append(2 + len(versions))
+            host[20:60, 30:60] = versions[-1]
+
+    def read():
+        for _ in range(15):
+            values = on_host(device, there[:60].read().result()).reshape(3, 20, 3, 30)
+            found.append(values.min((1, 3)).tolist() == values.max((1, 3)).tolist())
+
+    threads = [threading.Thread(target=task) for task in (write, read, read)]
+    _, counts = counted(lambda: [thread.start() for thread in threads] and threads[1].join())
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 30
+    assert counts[0] > 100
+    assert len(versions) > 1
 
 
 def test_a_replaced_file_is_never_read_through_the_old_handle(tmp_path, lazy):
