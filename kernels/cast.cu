@@ -180,13 +180,15 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   constexpr u32 SIDE = TILE<OutBits>;
   GS_SHARED(OutBits, tile, SIDE * PITCH<OutBits>);
   const Run<R>& run = owner_of(runs, count, blockIdx.x);
+  const Dim& x = run.dim[R - 1];
+  const Dim& y = run.dim[R - 2];
   const Tile at = tile_of<R>(run, blockIdx.x - run.first_tile, SIDE);
   const u32 column = threadIdx.x % 32;
   const u32 row = threadIdx.x / 32;
   for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
     for (u32 j = column; j < SIDE; j += 32) {
-      if (i < at.x.extent && j < at.y.extent) {
-        const i64 from = (i64)i * at.x.src_stride + (i64)j * at.y.src_stride;
+      if (at.x0 + i < x.extent && at.y0 + j < y.extent) {
+        const i64 from = (i64)(at.x0 + i) * x.src_stride + (i64)(at.y0 + j) * y.src_stride;
         const Bits bits = swapped(__ldcs((const Bits*)(at.src + from)), unit);
         tile[i * PITCH<OutBits> + j] =
             with_bits<OutBits>(converted(with_bits<In>(bits), (Out*)nullptr));
@@ -196,8 +198,8 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   __syncthreads();
   for (u32 i = row; i < SIDE; i += THREADS_PER_BLOCK / 32) {
     for (u32 j = column; j < SIDE; j += 32) {
-      if (j < at.x.extent && i < at.y.extent) {
-        const i64 to = (i64)j * at.x.dst_stride + (i64)i * at.y.dst_stride;
+      if (at.x0 + j < x.extent && at.y0 + i < y.extent) {
+        const i64 to = (i64)(at.x0 + j) * x.dst_stride + (i64)(at.y0 + i) * y.dst_stride;
         *(OutBits*)(at.dst + to) = tile[j * PITCH<OutBits> + i];
       }
     }

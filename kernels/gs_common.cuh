@@ -90,38 +90,37 @@ constexpr u32 TILE = sizeof(T) <= 2 ? 64 : 32;
 template <class T>
 constexpr u32 PITCH = TILE<T> + (sizeof(T) < 4 ? 4 / sizeof(T) : 1);
 
-// One side of a tile: items from its first one to the end of the run, and their distances.
-struct Side {
-  u32 extent;
-  i64 src_stride;
-  i64 dst_stride;
-};
-
+// One tile of a run: dim[R - 1] has the neighbours of dst, dim[R - 2] those of src. Their magic and
+// shift divide by the number of tiles along them.
 struct Tile {
-  const u8* src;
+  const u8* src;  // Where the two dimensions begin.
   u8* dst;
-  Side x;
-  Side y;
+  u32 x0;  // The first item along dim[R - 1],
+  u32 y0;  // and along dim[R - 2].
 };
 
-// Tile number `number` of a run: dim[R - 1] has the neighbours of dst, dim[R - 2] those of src. Their
-// magic and shift divide by the number of tiles along them.
 template <int R>
 __device__ __forceinline__ Tile tile_of(const Run<R>& run, u32 number, u32 side) {
-  Tile tile = {(const u8*)run.src, (u8*)run.dst, {0, 0, 0}, {0, 0, 0}};
+  const Dim& x = run.dim[R - 1];
+  const Dim& y = run.dim[R - 2];
+  const u32 tiles_x = (x.extent + side - 1) / side;
+  const u32 tiles_y = (y.extent + side - 1) / side;
+  u32 rest = quotient(number, tiles_x, x.magic, x.shift);
+  Tile tile;
+  tile.x0 = (number - rest * tiles_x) * side;
+  number = rest;
+  rest = quotient(number, tiles_y, y.magic, y.shift);
+  tile.y0 = (number - rest * tiles_y) * side;
+  number = rest;
+  tile.src = (const u8*)run.src;
+  tile.dst = (u8*)run.dst;
 #pragma unroll
-  for (int k = R - 1; k >= 0; k--) {
+  for (int k = R - 3; k >= 0; k--) {
     const Dim& dim = run.dim[k];
-    const bool is_side = k >= R - 2;
-    const u32 steps = is_side ? (dim.extent + side - 1) / side : dim.extent;
-    const u32 rest = quotient(number, steps, dim.magic, dim.shift);
-    const u32 step = number - rest * steps;
-    const i64 index = is_side ? (i64)step * side : step;
+    rest = quotient(number, dim.extent, dim.magic, dim.shift);
+    const i64 index = number - rest * dim.extent;
     tile.src += index * dim.src_stride;
     tile.dst += index * dim.dst_stride;
-    if (is_side) {
-      (k == R - 1 ? tile.x : tile.y) = {dim.extent - step * side, dim.src_stride, dim.dst_stride};
-    }
     number = rest;
   }
   return tile;
