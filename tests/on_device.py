@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from gpustore.backends import selection
 from gpustore.backends.selection import select_backend
 from gpustore.resources.device import DEVICES, parse_device
 from tests.emulator.device import EmulatedDevice
@@ -31,6 +32,8 @@ def emulated(order="lazy", **settings):
         device.close()
     finally:
         del _devices[number]
+        # Numbers come again, and the backend of a lost device would keep its memory.
+        selection._backends.pop(("emulated", number), None)
 
 
 def _settle(device):

@@ -319,14 +319,18 @@ class Slots:
         with self._changed:
             while not self._idle:
                 if self._left:
-                    self._left -= 1
                     self._idle.append(Slot(self._device))
+                    self._left -= 1
                 elif not wait:
                     return None
                 else:
                     self._changed.wait()
             slot = self._idle.pop()
-        slot.arena.reset()
+        try:
+            slot.arena.reset()
+        except BaseException:
+            self.put(slot)
+            raise
         return slot
 
     def put(self, slot: Slot) -> None:

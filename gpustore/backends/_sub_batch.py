@@ -259,7 +259,7 @@ class SubBatch:
             pinned = device.allocate_pinned(own)
             try:
                 allocation = device.allocate(own, stream)
-            except MemoryError:
+            except BaseException:
                 device.free_pinned(pinned)
                 raise
             self._own = pinned, allocation

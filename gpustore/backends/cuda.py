@@ -49,7 +49,8 @@ def _on_device(operation: _Operation) -> _Operation:
     @wraps(operation)
     def guarded(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
         if self.failure is not None:
-            raise self.failure
+            # A new one each time: its frames hold what the caller held.
+            raise DeviceError(self.failure)
         if os.getpid() != self.pid:
             raise ForkError(f"{self.name} was used before this process was forked; start it anew")
         try:
@@ -58,13 +59,11 @@ def _on_device(operation: _Operation) -> _Operation:
         except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
             if error.status == _OUT_OF_MEMORY:
                 raise MemoryError(f"{self.name}: {error}") from error
-            failure = DeviceError(f"{self.name}: {operation.__name__}: {error}")
+            failure = f"{self.name}: {operation.__name__}: {error}"
             if error.status in _STICKY:
-                failure = DeviceError(
-                    f"{failure.text}; this process cannot use the device any more: start it anew"
-                )
+                failure += "; this process cannot use the device any more: start it anew"
                 self.failure = failure
-            raise failure from error
+            raise DeviceError(failure) from error
 
     return cast(_Operation, guarded)
 
@@ -110,7 +109,7 @@ class CudaDevice:
         self.ordinal: int = cupy.cuda.Device().id if ordinal is None else ordinal
         self.name = f"cuda:{self.ordinal}"
         self.pid = os.getpid()
-        self.failure: DeviceError | None = None
+        self.failure: str | None = None
         self._nvcomp = _nvcomp.engine()
         self.decoder = "own kernels alone" if self._nvcomp is None else self._nvcomp.name
         self._kernels: dict[str, _Kernel] = {}

@@ -32,7 +32,7 @@ from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import copy_launches
 from gpustore.device_kernels.run import Rows
-from gpustore.errors import GpustoreError, LimitError, MismatchError, UnsupportedError
+from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena, Buffer
 from gpustore.limits import Limits
@@ -358,6 +358,10 @@ class DeviceBackend:
             array.reshape(-1).view(np.uint8)[:] = np.frombuffer(pinned.view, np.uint8)[
                 : array.nbytes
             ]
+        except DeviceError:
+            # The copy may still be on its way.
+            device.synchronize(device.record(stream))
+            raise
         finally:
             device.free_pinned(pinned)
         return array
@@ -404,8 +408,8 @@ class DeviceBackend:
         assert slot is not None
         none = np.zeros(0, np.uint64)
         batch = DeviceBatch(device, slot.stream, np.zeros(0, np.int64), Spans(none, none))
-        batch.launch_tables(launches)
         try:
+            batch.launch_tables(launches)
             slot.resize(batch.table_nbytes)
             start = slot.reserve(batch.table_nbytes)
             assert start is not None
@@ -423,6 +427,10 @@ class DeviceBackend:
                 f"Tables of {batch.table_nbytes} bytes do not fit the memory of device "
                 f"{self.device}; read fewer elements at once"
             ) from error
+        except DeviceError:
+            # What was asked before may still run.
+            device.synchronize(device.record(slot.stream))
+            raise
         finally:
             self.slots.put(slot)
 

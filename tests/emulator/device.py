@@ -41,6 +41,8 @@ class Faults:
     ----------
     allocations : set of int
         Calls of ``allocate`` and ``empty`` that find no memory.
+    pinned : set of int
+        Calls of ``allocate_pinned`` that find no memory.
     statuses : dict of (int, int) to int
         Status of a stream, by number of the call of ``decompress`` and of the stream in it.
     nonsense : set of (int, int)
@@ -57,11 +59,14 @@ class Faults:
         Called when a ``read_file`` runs, before it reads, with its number.
     lost_at : int or None
         Launch or codec call that loses the device, with everything in its memory.
+    failing : dict of (str, int) to bool
+        Calls of operations, by name and number, that fail with a DeviceError; true: for ever.
     polls : int
         How often ``is_done`` says no before anything happens: how slow streams are.
     """
 
     allocations: set = field(default_factory=set)
+    pinned: set = field(default_factory=set)
     statuses: dict = field(default_factory=dict)
     nonsense: set = field(default_factory=set)
     sizes: dict = field(default_factory=dict)
@@ -70,6 +75,7 @@ class Faults:
     failed_opens: set = field(default_factory=set)
     meanwhile: object = None
     lost_at: int | None = None
+    failing: dict = field(default_factory=dict)
     polls: int = 1
 
 
@@ -246,6 +252,8 @@ class EmulatedDevice:
 
     def allocate_pinned(self, nbytes):
         with self._asked("allocate_pinned"):
+            if self.counts["allocate_pinned"] - 1 in self.faults.pinned:
+                raise MemoryError(f"{nbytes} bytes of pinned memory: injected")
             pinned = EmulatedPinned(nbytes)
             self._pinned.append(pinned)
             return pinned
@@ -641,7 +649,13 @@ class _Asked:
         try:
             device.counts[self._operation] += 1
             if device._lost is not None:
-                raise device._lost
+                raise DeviceError(device._lost.text)
+            call = (self._operation, device.counts[self._operation] - 1)
+            if call in device.faults.failing:
+                error = DeviceError(f"device {device.name}: {call[0]} failed: injected")
+                if device.faults.failing[call]:
+                    device._lost = error
+                raise error
             device._free_dropped()
         except BaseException as error:
             if isinstance(error, Breach):
