@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from gpustore.array import array
+from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
@@ -34,6 +35,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.future import Future, Promise, WriteFutures
+from gpustore.group import Group
 from gpustore.index_space import (
     Dim,
     IndexDomain,
@@ -45,7 +47,9 @@ from gpustore.index_space import (
     newaxis,
 )
 from gpustore.kvstore import KvStore
+from gpustore.metadata.node import Node
 from gpustore.open import open
+from gpustore.open_group import open_group
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -89,6 +93,7 @@ json = _DTYPES["json"]
 
 __all__ = [
     "AlreadyExistsError",
+    "Attributes",
     "Batch",
     "ChunkLayout",
     "CodecSpec",
@@ -100,6 +105,7 @@ __all__ = [
     "ForkError",
     "Future",
     "GpustoreError",
+    "Group",
     "IndexDomain",
     "IndexTransform",
     "InvalidKeyError",
@@ -107,6 +113,7 @@ __all__ = [
     "LimitError",
     "MetadataError",
     "MismatchError",
+    "Node",
     "NotFoundError",
     "OpenMode",
     "OutOfBoundsError",
@@ -150,6 +157,7 @@ __all__ = [
     "json",
     "newaxis",
     "open",
+    "open_group",
     "statistics",
     "string",
     "uint16",

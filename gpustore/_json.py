@@ -58,6 +58,7 @@ def parse(
     max_nbytes: int = 16 << 20,
     max_depth: int = 64,
     status: str = "",
+    non_finite: bool = False,
 ) -> JsonValue:
     """Parse one JSON document strictly.
 
@@ -73,6 +74,8 @@ def parse(
         Deepest nesting of arrays and objects accepted.
     status : str
         Status name of the error; TensorStore has one for each format.
+    non_finite : bool
+        Whether ``NaN``, ``Infinity`` and ``-Infinity`` are numbers, as zarr-python has it.
 
     Raises
     ------
@@ -80,7 +83,7 @@ def parse(
         For everything :rfc:`8259` does not allow, and for what is listed above.
     """
     try:
-        return _parse(bytes(data), max_nbytes, max_depth)
+        return _parse(bytes(data), max_nbytes, max_depth, _LENIENT if non_finite else _DECODER)
     except _InvalidJsonError as error:
         raise MetadataError(f"Invalid JSON: {error} (in {where})", status=status) from None
 
@@ -89,7 +92,7 @@ class _InvalidJsonError(Exception):
     """The reason, before :func:`parse` says where."""
 
 
-def _parse(data: bytes, max_nbytes: int, max_depth: int) -> JsonValue:
+def _parse(data: bytes, max_nbytes: int, max_depth: int, decoder: json.JSONDecoder) -> JsonValue:
     if len(data) > max_nbytes:
         raise _InvalidJsonError(f"{len(data)} bytes, the limit is {max_nbytes} bytes")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -100,7 +103,7 @@ def _parse(data: bytes, max_nbytes: int, max_depth: int) -> JsonValue:
         raise _InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
     _check_depth(data, max_depth)
     try:
-        value = _DECODER.decode(document)
+        value = decoder.decode(document)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise _InvalidJsonError(f"{error.msg} at {place}") from None
@@ -153,19 +156,27 @@ def _float(digits: str) -> float:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float
 )
+_LENIENT = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float)
 
 
-def dump(value: JsonValue, *, indent: int | None = None, sort_keys: bool = False) -> bytes:
+def dump(
+    value: JsonValue,
+    *,
+    indent: int | None = None,
+    sort_keys: bool = False,
+    non_finite: bool = False,
+) -> bytes:
     """Encode `value` as UTF-8 JSON, compact unless `indent` (spaces a level) is given.
 
-    NaN, infinities, strings that are not Unicode and other objects raise MetadataError.
+    NaN and infinities (unless `non_finite`: other readers may refuse them), strings that are not
+    Unicode and other objects raise MetadataError.
 
     >>> dump({"b": [1, 2], "a": None}, sort_keys=True)
     b'{"a":null,"b":[1,2]}'
     """
     encoder = json.JSONEncoder(
         ensure_ascii=False,
-        allow_nan=False,
+        allow_nan=non_finite,
         indent=indent,
         separators=(",", ":" if indent is None else ": "),
         sort_keys=sort_keys,

@@ -30,6 +30,8 @@ class Limits:
     ----------
     metadata_nbytes : int
         A metadata document.
+    hierarchy_nbytes : int
+        The consolidated metadata of a hierarchy, and the document of a group.
     metadata_depth : int
         Nesting of arrays and objects in a metadata document.
     rank : int
@@ -57,6 +59,7 @@ class Limits:
     """
 
     metadata_nbytes: int = 16 << 20
+    hierarchy_nbytes: int = 256 << 20
     metadata_depth: int = 64
     rank: int = _MAX_RANK
     codecs: int = 32

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, pretty
+from gpustore.attributes import Attributes
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.crop_plan import crop_shape
@@ -127,6 +128,22 @@ class TensorStore(IndexedView):
     def kvstore(self) -> KvStore | None:
         """Where its bytes lie; None for an array in memory."""
         return self._driver.kvstore
+
+    @property
+    def attrs(self) -> Attributes:
+        """The attributes of the stored array, as a mapping; see :class:`gpustore.Attributes`.
+
+        Those of Zarr v2 are read when they are first looked at.
+
+        Raises
+        ------
+        UnsupportedError
+            If it is no Zarr array.
+        """
+        attributes = self._driver.attributes
+        if attributes is None:
+            raise UnsupportedError(f'driver "{self._driver.id}" has no attributes')
+        return attributes
 
     @property
     def url(self) -> str:

@@ -73,6 +73,7 @@ class ArrayDriver:
     fill_value = None
     device = "cpu"
     open_mode = OpenMode()
+    attributes = None
 
     @property
     def domain(self) -> IndexDomain:

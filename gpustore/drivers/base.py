@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
 from gpustore._json import JsonValue, Members
+from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
@@ -204,6 +205,10 @@ class Driver(Protocol):
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]: ...
+
+    @property
+    def attributes(self) -> Attributes | None:
+        """The user's attributes; None if its format has none."""
 
     @property
     def readable(self) -> bool: ...

@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
+from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.cache import Cache, Entry, Space
 from gpustore.context import Context
@@ -29,11 +30,14 @@ from gpustore.errors import (
 )
 from gpustore.executor import CancelToken, Executor
 from gpustore.future import Future, Promise, WriteFutures
+from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.json_file import JsonFile
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
 from gpustore.limits import Limits
+from gpustore.metadata.logical_path import ancestors
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
@@ -200,6 +204,8 @@ class ChunkedDriver:
         Metadata read before this time are read again by each operation; infinite for all.
     read_at : float
         Time at which the metadata were read or assumed, in seconds since the epoch.
+    hierarchy : Hierarchy or None
+        That it is known to lie in: changes of attributes take its consolidated metadata away.
     """
 
     file: MetadataFile
@@ -215,6 +221,7 @@ class ChunkedDriver:
     assumed: bool
     recheck: float
     read_at: float
+    hierarchy: Hierarchy | None = None
 
     @property
     def id(self) -> str:
@@ -247,6 +254,27 @@ class ChunkedDriver:
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:
         return self.description.units
+
+    @cached_property
+    def attributes(self) -> Attributes:
+        """Those in the metadata, or of Zarr v2 in the document beside them."""
+        file, values = self.file, None
+        member = None if file.format.zarr_format == 2 else "attributes"
+        if member is not None:
+            values = self.metadata.attributes
+        key = file.key if member else self.kvstore.path + ".zattrs"
+        before = None
+        if self.hierarchy is not None:
+            above = ancestors(self.hierarchy.path_of(self.kvstore.path))
+            before = partial(self.hierarchy.invalidate, above)
+        return Attributes(
+            JsonFile(file.store, key, file.limits, file.cache),
+            member,
+            self.executor,
+            values=values,
+            writable=self.writable and not self.assumed,
+            before=before,
+        )
 
     @property
     def open_mode(self) -> OpenMode:
@@ -382,8 +410,7 @@ class ChunkedDriver:
                 key=self.file.key,
                 status="FAILED_PRECONDITION",
             )
-        shape = self.metadata.shape
-        if len(metadata.shape) != len(shape) or metadata.with_shape(shape) != self.metadata:
+        if not self.metadata.same_array(metadata):
             raise MismatchError(
                 f"Updated zarr metadata {metadata.encode().decode()} is incompatible with existing "
                 f"metadata {self.metadata.encode().decode()} of the array opened from "

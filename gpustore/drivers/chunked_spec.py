@@ -46,9 +46,11 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.executor import Executor
+from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
+from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner
 from gpustore.resources.gpu_decode_trust import distrust_of
@@ -83,6 +85,9 @@ class ChunkedSpec:
         What the caller said in terms of the format's metadata.
     options : mapping
         Other members, as written: only those that differ from their default.
+    node_path : str
+        The end of the array's path that lies in a hierarchy whose root is known: groups are
+        created there with the array. No part of JSON or URL.
     """
 
     format: Format
@@ -90,6 +95,7 @@ class ChunkedSpec:
     constraints: Schema
     metadata: Any
     options: Mapping[str, JsonValue] = field(default_factory=dict)
+    node_path: str = ""
 
     @property
     def id(self) -> str:
@@ -206,6 +212,12 @@ class _Steps:
             cache_of(metadata_pool.value),
         )
         self.cache = cache_of(self.resources["cache_pool"].value)
+        self.hierarchy = None
+        if spec.node_path:
+            root = self.store.path[: -len(spec.node_path) - 1]
+            self.hierarchy = Hierarchy(
+                self.store.driver, root, self.format.zarr_format, self.limits, self.file.cache
+            )
 
     def run(self) -> tuple[Driver, IndexTransform]:
         self.read_at = time.time()
@@ -252,6 +264,10 @@ class _Steps:
             elif self.file.load()[0] is not None:
                 raise self._already_exists()
             metadata, description = self._new_metadata(f"Error writing {self.file.name}: {_CREATE}")
+            if self.hierarchy is not None:
+                check_node_names(self.spec.node_path, self.hierarchy.zarr_format)
+                self.hierarchy.create_groups(ancestors(self.spec.node_path))
+                self.hierarchy.invalidate(ancestors(self.spec.node_path))
             if self.file.save(metadata, ABSENT):
                 return metadata, description
             if not self.mode.open:
@@ -344,6 +360,7 @@ class _Steps:
             assumed=self.mode.assume_metadata,
             recheck=_bound(options.get("recheck_cached_metadata", "open"), -math.inf),
             read_at=self.read_at,
+            hierarchy=self.hierarchy,
         )
 
     def _cache_use(self, metadata: Any, nbytes: int) -> CacheUse | None:
@@ -455,9 +472,11 @@ class ChunkedKind:
         return ChunkedSpec(format_, spec, schema, constraints, options)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
-        """``<base>|<id>:path``."""
-        spec = _directory(base / path if path else base)
-        return ChunkedSpec(self.format, spec, Schema(), self.format.no_constraints)
+        """``<base>|<id>:path``: the path is a logical one in a hierarchy whose root is `base`."""
+        node_path = logical_path(path)
+        spec = _directory(_directory(base) + node_path)
+        format_ = self.format
+        return ChunkedSpec(format_, spec, Schema(), format_.no_constraints, node_path=node_path)
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Merge the JSON of two codec specs of this driver."""

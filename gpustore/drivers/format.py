@@ -397,6 +397,9 @@ class Format(Protocol):
     json_id: str
     """Name specs and messages print."""
 
+    zarr_format: int
+    """Version of Zarr that its hierarchies have."""
+
     words: SchemaWords
     """How it words mismatches."""
 

@@ -73,6 +73,7 @@ class JsonDriver:
     dimension_units = ()
     device = "cpu"
     open_mode = OpenMode()
+    attributes = None
 
     @property
     def domain(self) -> IndexDomain:

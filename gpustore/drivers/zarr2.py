@@ -70,6 +70,7 @@ class Zarr2Format:
     selection: Selection = NO_SELECTION
 
     id = "zarr2"
+    zarr_format = 2
     json_id = "zarr"
     words = SchemaWords(
         dtype="dtype",

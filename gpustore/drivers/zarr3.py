@@ -69,6 +69,7 @@ class Zarr3Format:
     selection: Selection = NO_SELECTION
 
     id = "zarr3"
+    zarr_format = 3
     json_id = "zarr3"
     words = SchemaWords(
         dtype="data_type",

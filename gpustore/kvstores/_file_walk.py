@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpustore.kvstores._file_root import Root
 
-__all__ = ["walk", "within"]
+__all__ = ["scan", "walk", "within"]
 
 
 def walk(
@@ -37,7 +37,7 @@ def walk(
     while pending:
         directory = pending.pop()
         keys = []
-        for name, is_directory in _scan(root, directory):
+        for name, is_directory in scan(root, directory):
             path = directory + name
             if is_directory:
                 path += "/"
@@ -49,7 +49,7 @@ def walk(
         yield directory, keys
 
 
-def _scan(root: Root, directory: str) -> list[tuple[str, bool]]:
+def scan(root: Root, directory: str) -> list[tuple[str, bool]]:
     """Names in a directory that are not hidden, and whether each is a directory itself."""
     fd = root.open(directory, DIRECTORY_FLAGS)
     if fd < 0:

@@ -34,6 +34,7 @@ from gpustore.kvstores._columns import (
 )
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Hashable, Mapping, Sequence
 
     from gpustore._json import JsonValue, Members
@@ -72,7 +73,7 @@ class KvStoreDriver(abc.ABC):
     id : str
         Name under which it is registered.
     can_write, can_list : bool
-        Whether :meth:`write_many` and :meth:`list` work at all.
+        Whether :meth:`write_many` and :meth:`list` (:meth:`list_directories`) work at all.
     atomic_single_key : bool
         Whether a conditional write compares and writes without another writer in between, also
         one in another process.
@@ -111,6 +112,16 @@ class KvStoreDriver(abc.ABC):
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> list[str]:
         """All keys in a range, in ascending order of their code points."""
         raise self._unsupported("listing")
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        """Names of the directories directly below `prefix`, sorted.
+
+        That is: of all keys that begin with `prefix` and have a slash behind it, what stands in
+        between. `prefix` ends with a slash or is empty.
+        """
+        keys = self.list(prefix, prefix_end(prefix))
+        below = (key[len(prefix) :].partition("/") for key in keys)
+        return sorted({name for name, slash, _ in below if slash})
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Where the values lie, without reading them."""

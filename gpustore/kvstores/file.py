@@ -27,7 +27,7 @@ from gpustore.kvstores._file_directory import parent_of
 from gpustore.kvstores._file_key import check_path, check_tail, path_from_url
 from gpustore.kvstores._file_options import RESOURCES, FileOptions
 from gpustore.kvstores._file_root import READ_FLAGS, Root, io_error
-from gpustore.kvstores._file_walk import walk, within
+from gpustore.kvstores._file_walk import scan, walk, within
 from gpustore.kvstores.base import (
     ABSENT,
     KvStoreDriver,
@@ -322,6 +322,11 @@ class FileKvStore(KvStoreDriver):
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
         found = walk(self._root, inclusive_min, exclusive_max)
         return sorted(key for _, keys in found for key in keys)
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        # One directory is read; an empty one below it is named too.
+        found = scan(self._root, prefix)
+        return sorted(name for name, is_directory in found if is_directory)
 
 
 def _read_range(fd: int, begin: int, nbytes: int, into: Arena | None, key: str) -> Buffer:

@@ -167,6 +167,15 @@ class Zarr2Metadata:
         """Return the metadata of the array resized to `shape`, of the same rank."""
         return dataclasses.replace(self, shape=tuple(shape))
 
+    def same_array(self, other: Self) -> bool:
+        """Whether `other` may take the place of this in an opened array: as in TensorStore, that
+        is if they differ in nothing but extents and unknown members.
+        """
+        if len(other.shape) != len(self.shape):
+            return False
+        ours = dataclasses.replace(self, extra={})
+        return ours == dataclasses.replace(other, shape=self.shape, extra={})
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document."""
         value: dict[str, JsonValue] = {

@@ -166,6 +166,15 @@ class Zarr3Metadata:
         """Return the metadata of the array resized to `shape`, of the same rank."""
         return dataclasses.replace(self, shape=tuple(shape))
 
+    def same_array(self, other: Self) -> bool:
+        """Whether `other` may take the place of this in an opened array: as in TensorStore, that
+        is if they differ in nothing but extents and attributes.
+        """
+        if len(other.shape) != len(self.shape):
+            return False
+        ours = dataclasses.replace(self, attributes={})
+        return ours == dataclasses.replace(other, shape=self.shape, attributes={})
+
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document."""
         value: dict[str, JsonValue] = {

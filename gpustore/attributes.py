@@ -1,0 +1,212 @@
+"""Attributes of an array or a group: :class:`Attributes`.
+
+Source: Zarr v2 specification, "Attributes" (``.zattrs``); Zarr v3 core specification, the member
+``attributes`` of ``zarr.json``. The words are zarr-python's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpustore._json import JsonValue, dump, expect_object, from_python, in_member, quote
+from gpustore.errors import MetadataError, NotFoundError, prefixing
+from gpustore.executor import Executor
+from gpustore.future import Future, failed
+from gpustore.json_file import JsonFile
+
+__all__ = ["Attributes"]
+
+
+class Attributes(Mapping[str, JsonValue]):
+    """What the user noted about an array or a group, by name.
+
+    Looking costs nothing: it shows what was stored when they were read, or after the last change
+    made here. Every change is atomic: it is made to what is stored at that moment, under its
+    generation, so that writers of different attributes do not undo each other.
+
+    Parameters
+    ----------
+    file : JsonFile
+        The document.
+    member : str or None
+        Which member of it; None if the document is nothing else, and then need not exist.
+    executor : Executor
+        Whose threads do the writing.
+    values : mapping, optional
+        What was read already.
+    writable : bool
+    before : callable, optional
+        Called before each change is stored.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> group = gpustore.open_group("memory://a", create=True, attributes={"unit": "mm"}).result()
+    >>> group.attrs["n"] = 3
+    >>> group.attrs.update({"unit": "m"}, author="me").result()
+    >>> group.attrs
+    Attributes({'author': 'me', 'n': 3, 'unit': 'm'})
+    """
+
+    __slots__ = ("_before", "_executor", "_file", "_member", "_values", "_writable")
+
+    def __init__(
+        self,
+        file: JsonFile,
+        member: str | None,
+        executor: Executor,
+        *,
+        values: Mapping[str, JsonValue] | None = None,
+        writable: bool = True,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self._file = file
+        self._member = member
+        self._executor = executor
+        self._values = values
+        self._writable = writable
+        self._before = before
+
+    # ---- looking
+
+    def _known(self) -> Mapping[str, JsonValue]:
+        if self._values is None:
+            self._values = self._part(self._file.read()[0])
+        return self._values
+
+    def __getitem__(self, name: str) -> JsonValue:
+        # A copy: what is changed in it would be stored nowhere.
+        return copy.deepcopy(self._known()[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known()
+
+    def asdict(self) -> dict[str, JsonValue]:
+        """All of them, as a dict of one's own."""
+        return copy.deepcopy(dict(self._known()))
+
+    def read(self) -> Future[dict[str, JsonValue]]:
+        """Read them again, and return them as :meth:`asdict` does.
+
+        Raises
+        ------
+        NotFoundError, MetadataError, StoreIOError
+            Through the Future.
+        """
+
+        def run() -> dict[str, JsonValue]:
+            self._values = self._part(self._file.read()[0])
+            return self.asdict()
+
+        if self._file.store.is_local:
+            return Future.deferred(run, self._executor)
+        return self._executor.submit(run)
+
+    # ---- changing
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set one and wait until it is stored."""
+        self.update({name: value}).result()
+
+    def __delitem__(self, name: str) -> None:
+        """Remove one and wait; KeyError if it is not stored."""
+
+        def without(stored: dict[str, JsonValue]) -> dict[str, JsonValue]:
+            if name not in stored:
+                raise NotFoundError(f"attribute {quote(name)} is not in {self._file.where}")
+            return {other: value for other, value in stored.items() if other != name}
+
+        self._change(without).result()
+
+    def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Future[None]:
+        """Set some and keep the others.
+
+        Parameters
+        ----------
+        values, **more : mapping of str to JSON values
+            NumPy scalars count as numbers.
+
+        Returns
+        -------
+        Future
+            Done when they are stored.
+
+        Raises
+        ------
+        MetadataError
+            Through the Future: at once, if a value is not JSON (NaN and infinities are not) or
+            they are read-only.
+        NotFoundError, ConflictError, StoreIOError
+            Through the Future.
+        """
+        return self._set({**(values or {}), **more}, keep=True)
+
+    def put(self, values: Mapping[str, Any]) -> Future[None]:
+        """Set these and remove all others; otherwise as :meth:`update`."""
+        return self._set(values, keep=False)
+
+    def _set(self, values: Mapping[str, Any], *, keep: bool) -> Future[None]:
+        try:
+            given = json_attributes(values)
+        except MetadataError as error:
+            return failed(error)
+        return self._change(lambda stored: {**stored, **given} if keep else given)
+
+    def _change(
+        self, changed: Callable[[dict[str, JsonValue]], dict[str, JsonValue]]
+    ) -> Future[None]:
+        if not self._writable:
+            return failed(MetadataError("Destination does not support writing."))
+
+        def document(stored: dict[str, JsonValue] | None) -> dict[str, JsonValue]:
+            part = changed(dict(self._part(stored)))
+            return part if self._member is None else {**(stored or {}), self._member: part}
+
+        def run() -> None:
+            if self._before is not None:
+                self._before()
+            self._values = self._part(self._file.change(document))
+
+        return self._executor.submit(run, drain=True)
+
+    def _part(self, document: dict[str, JsonValue] | None) -> Mapping[str, JsonValue]:
+        """The attributes in a document."""
+        if self._member is None:
+            return document or {}
+        where = self._file.where
+        if document is None:
+            raise NotFoundError(f"Metadata at {where} does not exist", key=self._file.key)
+        with prefixing(f"Error reading {where}"), in_member(self._member):
+            return expect_object(document.get(self._member, {}))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Mapping):
+            return dict(self._known()) == dict(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        members = ", ".join(f"{name!r}: {self._known()[name]!r}" for name in sorted(self._known()))
+        return f"Attributes({{{members}}})"
+
+
+def json_attributes(values: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Attributes as JSON.
+
+    Raises
+    ------
+    MetadataError
+        If a value cannot be written as JSON.
+    """
+    given = expect_object(from_python(dict(values)))
+    dump(given)  # Raises, also for NaN: other readers may refuse it.
+    return given

@@ -1,0 +1,662 @@
+"""Groups: :class:`Group`, a place in a hierarchy of arrays.
+
+Everything that does I/O is a Future; operators (``group["a/b"]``, ``in``, ``len``, ``del``) wait.
+``docs/design/004-hierarchy.md`` has the rules. The words are zarr-python's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+from gpustore import registry
+from gpustore._json import JsonValue, pretty
+from gpustore.attributes import Attributes, json_attributes
+from gpustore.cache import cache_of
+from gpustore.context import Context
+from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest, open_kvstore
+from gpustore.errors import (
+    MetadataError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+    prefixing,
+)
+from gpustore.executor import Executor
+from gpustore.future import Future, failed
+from gpustore.hierarchy import Hierarchy, exists_error
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
+from gpustore.metadata.node import Node, describe
+from gpustore.spec import Spec
+from gpustore.store import TensorStore
+
+__all__ = ["Group", "GroupAccess"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccess:
+    """How a group was opened, and so how what is in it is.
+
+    Attributes
+    ----------
+    context : Context
+    executor : Executor
+        Whose threads do the I/O.
+    readable, writable : bool
+    use_consolidated : bool or None
+    device : str or None
+        Of the arrays in it.
+    """
+
+    context: Context
+    executor: Executor
+    readable: bool
+    writable: bool
+    use_consolidated: bool | None
+    device: str | None
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        store: KvStoreDriver,
+        read: bool | None,
+        write: bool | None,
+        *,
+        use_consolidated: bool | None = None,
+        device: str | None = None,
+    ) -> Self:
+        """Access as asked for, as far as the store allows it."""
+        request = OpenRequest(OpenMode(), context, read, write, None)
+        executor: Executor = context.resource("data_copy_concurrency").value
+        writable = request.writable and store.can_write
+        return cls(context, executor, request.readable, writable, use_consolidated, device)
+
+
+class Group:
+    r"""A group of arrays and groups. Made by :func:`gpustore.open_group`.
+
+    Paths are relative to the group and normalised as the Zarr v2 specification demands: ``"a/b"``,
+    ``"/a//b/"`` and ``"a\b"`` are the same, ``.`` and ``..`` are errors.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> root = gpustore.open_group("memory://a|zarr3:", create=True).result()
+    >>> store = root.create_array("ct/raw", dtype="uint16", shape=[4, 6]).result()
+    >>> store.attrs["unit"] = "HU"
+    >>> root["ct"].keys()
+    ['raw']
+    >>> print(root.tree())
+    /
+    └── ct
+        └── raw (4, 6) uint16
+    """
+
+    __slots__ = ("__weakref__", "_access", "_attrs", "_base", "_hierarchy", "_path")
+
+    _hierarchy: Hierarchy
+    _access: GroupAccess
+    _path: str
+    _attrs: Attributes
+    _base: KvStore.Spec
+
+    def __init__(self) -> None:
+        raise TypeError("use gpustore.open_group(...).result() to get a Group")
+
+    @classmethod
+    def _of(cls, hierarchy: Hierarchy, access: GroupAccess, node: Node) -> Group:
+        group = cls.__new__(cls)
+        group._hierarchy = hierarchy
+        group._access = access
+        group._path = node.path
+        group._attrs = hierarchy.attributes(node, access.executor, writable=access.writable)
+        kvstore = KvStore(hierarchy.store, hierarchy.root)
+        group._base = kvstore.spec(retain_context=True)
+        return group
+
+    # ---- what it is
+
+    @property
+    def zarr_format(self) -> int:
+        """2 or 3."""
+        return self._hierarchy.zarr_format
+
+    @property
+    def path(self) -> str:
+        """Its normalised path from the root of the hierarchy; empty for the root."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """Its path with a slash before it."""
+        return f"/{self._path}"
+
+    @property
+    def basename(self) -> str:
+        """Last segment of its path."""
+        return self._path.rpartition("/")[2]
+
+    @property
+    def attrs(self) -> Attributes:
+        """Its attributes, as a mapping; see :class:`Attributes`."""
+        return self._attrs
+
+    @property
+    def kvstore(self) -> KvStore:
+        """Where its bytes lie."""
+        return KvStore(self._hierarchy.store, self._hierarchy.prefix(self._path))
+
+    @property
+    def url(self) -> str:
+        """A URL that opens it again, the root of the hierarchy included."""
+        url = self._base.without_context().url
+        return f"{url}|{self._driver_id}:{self._path}"
+
+    @property
+    def readable(self) -> bool:
+        """Whether its arrays can be read."""
+        return self._access.readable
+
+    @property
+    def writable(self) -> bool:
+        """Whether it and its arrays can be changed."""
+        return self._access.writable
+
+    @property
+    def is_consolidated(self) -> bool:
+        """Whether it knows its members from consolidated metadata, without looking."""
+        return self._hierarchy.consolidated is not None
+
+    @property
+    def _driver_id(self) -> str:
+        return f"zarr{self.zarr_format}"
+
+    # ---- looking
+
+    def open(self, path: str) -> Future[TensorStore | Group]:
+        """Open a member, however deep.
+
+        Returns
+        -------
+        Future of TensorStore or Group
+
+        Raises
+        ------
+        InvalidKeyError
+            At once, if the path contains ``.`` or ``..``.
+        NotFoundError
+            Through the Future, if there is nothing; it is a KeyError too.
+        MetadataError, UnsupportedError, StoreIOError
+            Through the Future.
+        """
+        whole = self._whole(path)
+
+        def run() -> TensorStore | Group:
+            node = self._hierarchy.read(whole)
+            if node is None:
+                raise self._not_found(whole)
+            if node.error is not None:
+                raise node.error
+            if node.is_group:
+                return Group._of(self._hierarchy, self._access, node)
+            return self._array(whole, OpenMode(), {})
+
+        return self._reading(run)
+
+    def members(self, max_depth: int | None = 0) -> Future[dict[str, Node]]:
+        """What is in the group, without opening it.
+
+        Parameters
+        ----------
+        max_depth : int or None
+            How many levels of groups below it are looked into; None for all.
+
+        Returns
+        -------
+        Future of dict
+            :class:`Node` by path relative to the group, level by level, sorted by name. A member
+            that cannot be read is a node with an ``error``.
+        """
+        return self._reading(lambda: dict(self._walk(max_depth)))
+
+    def arrays(self) -> Future[dict[str, Node]]:
+        """The arrays directly in the group, by name."""
+        return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_array})
+
+    def groups(self) -> Future[dict[str, Node]]:
+        """The groups directly in the group, by name."""
+        return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_group})
+
+    def walk(self, max_depth: int | None = None) -> Iterator[tuple[str, Node]]:
+        """Go through all members at any depth, reading as it goes: for what is too large for
+        :meth:`members`, which has the parameters and the order.
+        """
+        return self._walk(max_depth)
+
+    def _walk(self, max_depth: int | None) -> Iterator[tuple[str, Node]]:
+        skip = len(self._path) + 1 if self._path else 0
+        for node in self._hierarchy.walk(self._path, max_depth):
+            yield node.path[skip:], node
+
+    def keys(self) -> list[str]:
+        """Names of the members, sorted; those that cannot be read included."""
+        return list(self.members().result())
+
+    def tree(self, max_depth: int | None = None) -> str:
+        """The hierarchy below the group as text, with shapes and types of arrays.
+
+        Parameters
+        ----------
+        max_depth : int or None
+            As for :meth:`members`.
+        """
+        below: dict[str, list[tuple[str, Node]]] = {}
+        for path, node in self._walk(max_depth):
+            parent, _, name = path.rpartition("/")
+            below.setdefault(parent, []).append((name, node))
+        lines = [self.name]
+
+        def add(parent: str, indent: str) -> None:
+            members = below.get(parent, [])
+            for i, (name, node) in enumerate(members):
+                last = i + 1 == len(members)
+                text = name
+                if node.error is not None:
+                    text += f" (unreadable: {node.error.text})"
+                elif node.is_array:
+                    text += f" {describe(node)}"
+                lines.append(f"{indent}{'└── ' if last else '├── '}{text}")
+                add(join(parent, name), indent + ("    " if last else "│   "))
+
+        add("", "")
+        return "\n".join(lines)
+
+    def __getitem__(self, path: str) -> Any:
+        """The member at a path, a :class:`TensorStore` or a Group; waits, see :meth:`open`."""
+        return self.open(path).result()
+
+    def __contains__(self, path: object) -> bool:
+        if not isinstance(path, str):
+            return False
+        whole = self._whole(path)
+        return self._reading(lambda: self._hierarchy.read(whole)).result() is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def resolve(self) -> Future[Group]:
+        """Read the group again, with its consolidated metadata if it was opened with them.
+
+        Raises
+        ------
+        NotFoundError
+            Through the Future, if it is gone.
+        """
+        return self._reading(lambda: self._reopened(self._access.use_consolidated))
+
+    def _reopened(self, use_consolidated: bool | None) -> Group:
+        mine = self._hierarchy
+        hierarchy = Hierarchy(mine.store, mine.root, mine.zarr_format, mine.limits, mine.cache)
+        return open_node(hierarchy, self._access, self._path, use_consolidated=use_consolidated)
+
+    # ---- making
+
+    def create_group(
+        self, path: str, *, attributes: Mapping[str, Any] | None = None
+    ) -> Future[Group]:
+        """Make a group, and those above it.
+
+        Parameters
+        ----------
+        path : str
+        attributes : mapping, optional
+            JSON values.
+
+        Raises
+        ------
+        InvalidKeyError, MetadataError
+            At once, if nothing may have that path, or through the Future.
+        AlreadyExistsError
+            Through the Future.
+        MismatchError
+            Through the Future, if a node above it is an array.
+        """
+        return self._group(path, attributes, OpenMode(create=True))
+
+    def require_group(
+        self, path: str, *, attributes: Mapping[str, Any] | None = None
+    ) -> Future[Group]:
+        """Open a group, or make it with `attributes`; as :meth:`create_group`."""
+        return self._group(path, attributes, OpenMode(open=True, create=True))
+
+    def _group(
+        self, path: str, attributes: Mapping[str, Any] | None, mode: OpenMode
+    ) -> Future[Group]:
+        whole = self._whole(path)
+        check_node_names(whole, self.zarr_format)
+        given = json_attributes(attributes or {})
+        return self._writing(lambda: create_node(self._hierarchy, self._access, whole, given, mode))
+
+    def create_array(
+        self,
+        path: str,
+        *,
+        dtype: Any = None,
+        shape: Any = None,
+        delete_existing: bool | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        metadata: Any = None,
+        rank: int | None = None,
+        domain: Any = None,
+        chunk_layout: Any = None,
+        codec: Any = None,
+        fill_value: Any = None,
+        dimension_units: Any = None,
+        schema: Any = None,
+    ) -> Future[TensorStore]:
+        """Make an array, and the groups above it.
+
+        Parameters
+        ----------
+        path : str
+        delete_existing : bool, optional
+            Delete what is at the path before.
+        attributes : mapping, optional
+            JSON values.
+        metadata : JSON object, optional
+            Members of the array's document, as the ``metadata`` of a spec.
+        dtype, shape, rank, domain, chunk_layout, codec, fill_value, dimension_units, schema
+            As for :func:`gpustore.open`.
+
+        Raises
+        ------
+        InvalidKeyError, MetadataError, TypeError
+            At once, or through the Future.
+        AlreadyExistsError
+            Through the Future, if there is a node.
+        MismatchError
+            Through the Future, if a node above it is an array.
+        """
+        mode = OpenMode(create=True, delete_existing=bool(delete_existing))
+        constraints = {
+            "dtype": dtype,
+            "shape": shape,
+            "rank": rank,
+            "domain": domain,
+            "chunk_layout": chunk_layout,
+            "codec": codec,
+            "fill_value": fill_value,
+            "dimension_units": dimension_units,
+            "schema": schema,
+        }
+        return self._make_array(path, mode, attributes, metadata, constraints)
+
+    def require_array(
+        self,
+        path: str,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        metadata: Any = None,
+        **constraints: Any,
+    ) -> Future[TensorStore]:
+        """Open an array, which must then fulfil the constraints, or make it.
+
+        Parameters
+        ----------
+        path : str
+        attributes : mapping, optional
+            Those of an array that is made; an existing one keeps its own.
+        metadata, **constraints
+            As for :meth:`create_array`.
+
+        Raises
+        ------
+        MismatchError
+            Through the Future, if the array or group there is another. Else as
+            :meth:`create_array`.
+        """
+        mode = OpenMode(open=True, create=True)
+        return self._make_array(path, mode, attributes, metadata, constraints)
+
+    def _make_array(
+        self,
+        path: str,
+        mode: OpenMode,
+        attributes: Mapping[str, Any] | None,
+        metadata: Any,
+        constraints: Mapping[str, Any],
+    ) -> Future[TensorStore]:
+        whole = self._whole(path)
+        if not whole:
+            raise MetadataError("an array needs a path below the root of its hierarchy")
+        check_node_names(whole, self.zarr_format)
+        given = json_attributes(attributes or {})
+        spec = self._spec(whole, mode, constraints, metadata)  # Raises on contradictions.
+        made = spec
+        if given and self.zarr_format == 3:
+            stored = {**(metadata or {}).get("attributes", {}), **given}
+            made = self._spec(whole, mode, constraints, {**(metadata or {}), "attributes": stored})
+
+        def run() -> TensorStore:
+            self._hierarchy.invalidate(ancestors(whole))
+            node = None if mode.delete_existing else self._hierarchy.read(whole)
+            if node is not None and not mode.open:
+                raise exists_error(self._hierarchy, whole)
+            if node is not None and node.is_group:
+                raise MismatchError(f"{node.where} is a group, not an array", key=whole)
+            if node is not None:
+                return self._opened(spec)
+            store = self._opened(made)
+            if given and self.zarr_format == 2:
+                file = self._hierarchy.file(whole, ".zattrs")
+                file.change(lambda stored: {**(stored or {}), **given})
+            return store
+
+        return self._writing(run)
+
+    def _spec(
+        self, whole: str, mode: OpenMode, constraints: Mapping[str, Any], metadata: Any = None
+    ) -> Spec:
+        kind = registry.find("drivers", self._driver_id)
+        driver: DriverSpec = kind.from_url(self._base, whole)
+        if metadata is not None:
+            driver = replace(driver, metadata=kind.format.constraints(metadata))  # type: ignore[type-var]
+        spec = Spec._make(driver, None, mode, None)
+        given = {name: value for name, value in constraints.items() if value is not None}
+        spec.update(**given, device=self._access.device)
+        return spec
+
+    def _array(self, whole: str, mode: OpenMode, constraints: Mapping[str, Any]) -> TensorStore:
+        return self._opened(self._spec(whole, mode, constraints))
+
+    def _opened(self, spec: Spec) -> TensorStore:
+        access = self._access
+        opening = spec._opening(access.context, access.readable, access.writable)
+        return TensorStore._of(*opening.run())
+
+    # ---- deleting and consolidating
+
+    def delete(self, path: str) -> Future[None]:
+        """Delete a member and all that is below it.
+
+        Raises
+        ------
+        NotFoundError
+            Through the Future, if there is none.
+        """
+        whole = self._whole(path)
+        if whole == self._path:
+            raise MetadataError("a group cannot delete itself; delete it through the one above")
+        return self._writing(lambda: self._hierarchy.delete(whole))
+
+    def __delitem__(self, path: str) -> None:
+        self.delete(path).result()
+
+    def consolidate(self) -> Future[Group]:
+        """Write the metadata of all members, at any depth, into one document.
+
+        Opening the group then takes one request. Any change made through a Group removes it again;
+        it must not run while others write.
+
+        Returns
+        -------
+        Future of Group
+            The group, opened with it.
+
+        Raises
+        ------
+        MetadataError, StoreIOError
+            Through the Future, if a member cannot be read: nothing is written then.
+        """
+
+        def run() -> Group:
+            self._hierarchy.invalidate(ancestors(self._path))
+            self._hierarchy.consolidate(self._path)
+            return self._reopened(use_consolidated=True)
+
+        return self._writing(run)
+
+    # ---- machinery
+
+    def _whole(self, path: str) -> str:
+        return join(self._path, logical_path(path))
+
+    def _not_found(self, whole: str) -> NotFoundError:
+        return NotFoundError(
+            f"No array or group: {self._hierarchy.where(whole)} does not exist",
+            key=whole,
+        )
+
+    def _reading(self, run: Callable[[], T]) -> Future[T]:
+        if not self.readable:
+            return failed(MetadataError("Source does not support reading."))
+        if self._hierarchy.store.is_local:
+            return Future.deferred(run, self._access.executor)
+        return self._access.executor.submit(run)
+
+    def _writing(self, run: Callable[[], T]) -> Future[T]:
+        if not self.writable:
+            return failed(MetadataError("Destination does not support writing."))
+        return self._access.executor.submit(run, drain=True)
+
+    def _json(self) -> dict[str, JsonValue]:
+        kvstore = KvStore(self._hierarchy.store, self._hierarchy.root)
+        json: dict[str, JsonValue] = {
+            "driver": self._driver_id,
+            "kvstore": kvstore.spec(unbind_context=True).to_json(),
+        }
+        if self._path:
+            json["path"] = self._path
+        return json
+
+    def __repr__(self) -> str:
+        return pretty("Group", self._json())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Group):
+            return NotImplemented
+        return self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
+    @property
+    def _place(self) -> tuple[Any, ...]:
+        hierarchy = self._hierarchy
+        return hierarchy.store.identity, hierarchy.prefix(self._path), self.zarr_format
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._hierarchy.store.id == "memory":
+            raise UnsupportedError("a group in memory cannot be pickled: its bytes would be lost")
+        access = self._access
+        state = (access.readable, access.writable, access.use_consolidated, access.device)
+        return _reopen, (self._json(), *state)
+
+
+def open_node(
+    hierarchy: Hierarchy, access: GroupAccess, path: str, *, use_consolidated: bool | None
+) -> Group:
+    """Open a group that exists. Blocks.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    MismatchError
+        If it is an array.
+    """
+    with prefixing("Error opening group"):
+        node = hierarchy.open(path, use_consolidated=use_consolidated)
+        if node is None:
+            raise NotFoundError(f"{hierarchy.where(path)} does not exist", key=path)
+        if node.error is not None:
+            raise node.error
+        if node.is_array:
+            raise MismatchError(f"{node.where} is an array; open it with gpustore.open", key=path)
+        return Group._of(hierarchy, access, node)
+
+
+def create_node(
+    hierarchy: Hierarchy,
+    access: GroupAccess,
+    path: str,
+    attributes: Mapping[str, JsonValue],
+    mode: OpenMode,
+) -> Group:
+    """Make a group, or open one that is there if `mode` allows it. Blocks.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If there is a node and `mode` says to create only.
+    """
+    with prefixing("Error creating group"):
+        if mode.delete_existing:
+            hierarchy.invalidate(ancestors(path))
+            hierarchy.clear(path)
+        if mode.open:
+            node = hierarchy.read(path)
+            if node is not None:
+                return open_node(hierarchy, access, path, use_consolidated=access.use_consolidated)
+        if not hierarchy.create_group(path, attributes) and not mode.open:
+            raise exists_error(hierarchy, path)
+    return open_node(hierarchy, access, path, use_consolidated=False)
+
+
+def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> Hierarchy:
+    """The hierarchy whose root is at a kvstore's path. No I/O."""
+    store = open_kvstore(kvstore, context)
+    cache = cache_of(context.resource("cache_pool").value)
+    limits = context.resource("limits").value
+    root = store.path if not store.path or store.path.endswith("/") else store.path + "/"
+    return Hierarchy(store.driver, root, zarr_format, limits, cache)
+
+
+def _reopen(
+    json: dict[str, JsonValue],
+    read: bool,
+    write: bool,
+    use_consolidated: bool | None,
+    device: str | None,
+) -> Group:
+    context = Context()
+    zarr_format = 2 if json["driver"] == "zarr2" else 3
+    hierarchy = hierarchy_at(KvStore.Spec(json["kvstore"]), zarr_format, context)
+    access = GroupAccess.of(
+        context,
+        hierarchy.store,
+        read,
+        write,
+        use_consolidated=use_consolidated,
+        device=device,
+    )
+    return open_node(hierarchy, access, json.get("path", ""), use_consolidated=use_consolidated)

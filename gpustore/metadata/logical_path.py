@@ -1,0 +1,94 @@
+"""Logical paths: where a node lies in a hierarchy, ``"foo/bar"``; the root is ``""``.
+
+Source: Zarr v2 specification, "Logical storage paths"; Zarr v3 core specification, "Node names".
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpustore._json import quote
+from gpustore.errors import InvalidKeyError
+
+__all__ = ["ancestors", "check_node_names", "join", "logical_path", "split"]
+
+_SLASHES = re.compile(r"[/\\]+")
+
+# Documents of a node: a member of that name would be in their place.
+_DOCUMENTS = {
+    2: frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata"}),
+    3: frozenset({"zarr.json"}),
+}
+
+
+def logical_path(path: str) -> str:
+    r"""Normalise a path as the Zarr v2 specification demands.
+
+    Backslashes become slashes, repeated slashes one, leading and trailing ones are dropped.
+
+    Raises
+    ------
+    InvalidKeyError
+        If a segment is then ``.`` or ``..``.
+
+    Examples
+    --------
+    >>> logical_path("\\foo//bar/")
+    'foo/bar'
+    """
+    normalised = _SLASHES.sub("/", path).strip("/")
+    if "." in normalised:
+        for segment in normalised.split("/"):
+            if segment in (".", ".."):
+                raise InvalidKeyError(
+                    f'Invalid path: {quote(path)}: "{segment}" is not allowed in a logical path, '
+                    f"write the path without it",
+                    key=path,
+                )
+    return normalised
+
+
+def join(parent: str, path: str) -> str:
+    """The normalised `path` below the normalised path `parent`."""
+    return f"{parent}/{path}" if parent and path else parent or path
+
+
+def split(path: str) -> tuple[str, str]:
+    """Parent and name of a normalised path that is not the root.
+
+    >>> split("a/b/c"), split("a")
+    (('a/b', 'c'), ('', 'a'))
+    """
+    parent, _, name = path.rpartition("/")
+    return parent, name
+
+
+def ancestors(path: str) -> list[str]:
+    """Paths of all groups above a normalised path, the root first; none for the root itself.
+
+    >>> ancestors("a/b/c")
+    ['', 'a', 'a/b']
+    """
+    segments = path.split("/") if path else []
+    return ["/".join(segments[:n]) for n in range(len(segments))]
+
+
+def check_node_names(path: str, zarr_format: int) -> None:
+    """Raise InvalidKeyError if nothing may be created at a normalised path.
+
+    Names of documents are refused, and in v3 the names that it reserves: those that begin with
+    ``__`` or consist of dots.
+    """
+    for name in path.split("/") if path else []:
+        reason = ""
+        if name in _DOCUMENTS[zarr_format]:
+            reason = "is the name of a metadata document"
+        elif zarr_format == 3 and name.startswith("__"):
+            reason = 'begins with "__", which Zarr v3 reserves'
+        elif zarr_format == 3 and not name.strip("."):
+            reason = "consists of dots, which Zarr v3 does not allow"
+        if reason:
+            raise InvalidKeyError(
+                f"Invalid path: {quote(path)}: the name {quote(name)} {reason}; choose another",
+                key=path,
+            )

@@ -1,0 +1,279 @@
+"""Nodes: the arrays and groups of a hierarchy, as their metadata documents describe them.
+
+A :class:`Node` is parsed JSON and nothing more. Thousands of them are made when a group is
+listed, so their members are checked when they are asked for. What cannot be read at all is a node
+with an :attr:`~Node.error`: it spoils nothing but itself.
+
+Source: Zarr v2 specification, "Hierarchies"; Zarr v3 core specification, "Metadata".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from gpustore._json import JsonValue, dump, expect_object, expect_str, in_member, parse, quote, text
+from gpustore.dtype import DTYPES
+from gpustore.errors import GpustoreError, MetadataError, prefixing
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.component import is_opaque
+from gpustore.metadata.data_type import V3DataType, parse_v2_dtype, parse_v3_data_type
+from gpustore.metadata.document import parse_shape
+from gpustore.metadata.zarr2 import Zarr2Metadata
+from gpustore.metadata.zarr3 import Zarr3Metadata
+
+__all__ = ["NODE_DOCUMENTS", "Node", "NodeType", "group_document", "parse_document", "parse_node"]
+
+NodeType: TypeAlias = Literal["array", "group"]
+
+NODE_DOCUMENTS: Mapping[int, tuple[str, ...]] = {
+    2: (".zarray", ".zgroup", ".zattrs"),
+    3: ("zarr.json",),
+}
+"""Names of the documents of a node, by format."""
+
+_EMPTY: Mapping[str, JsonValue] = MappingProxyType({})
+
+
+class Node:
+    """An array or a group in a hierarchy; got from :meth:`gpustore.Group.members`.
+
+    Attributes
+    ----------
+    path : str
+        Its logical path, from the root of the hierarchy.
+    zarr_format : {2, 3}
+    node_type : {"array", "group"} or None
+        None if it cannot be read.
+    document : mapping of str to JsonValue
+        ``zarr.json``, ``.zarray`` or ``.zgroup`` as stored. Not to be changed.
+    error : GpustoreError or None
+        Why it cannot be read.
+    where : str
+        What messages call its document.
+    """
+
+    __slots__ = ("_attributes", "_limits", "document", "error", "node_type", "path", "where",
+                 "zarr_format")  # fmt: skip
+
+    def __init__(
+        self,
+        path: str,
+        zarr_format: int,
+        node_type: NodeType | None,
+        document: Mapping[str, JsonValue] = _EMPTY,
+        attributes: JsonValue = None,
+        *,
+        where: str = "",
+        error: GpustoreError | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.path = path
+        self.zarr_format = zarr_format
+        self.node_type: NodeType | None = node_type
+        self.document = document
+        self.error = error
+        self.where = where
+        self._attributes = attributes
+        self._limits = limits
+
+    @property
+    def name(self) -> str:
+        """Last segment of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array."""
+        return self.node_type == "array"
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a group."""
+        return self.node_type == "group"
+
+    @property
+    def attributes(self) -> Mapping[str, JsonValue]:
+        """The user's attributes; not to be changed, see :attr:`gpustore.Group.attrs`.
+
+        Raises
+        ------
+        MetadataError
+            If they are not an object; whatever :attr:`error` is.
+        """
+        self._check()
+        if self._attributes is None:
+            return _EMPTY
+        with prefixing(self._reading), in_member("attributes"):
+            return expect_object(self._attributes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of an array, in elements.
+
+        Raises
+        ------
+        MetadataError
+            If the document does not say, for instance since it is a group's.
+        """
+        return self._extents(self.document.get("shape"), "shape", 0)
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Extents of a stored chunk (with sharding: of a shard) of an array, in elements.
+
+        Raises
+        ------
+        MetadataError
+            If the document does not say.
+        """
+        if self.zarr_format == 2:
+            return self._extents(self.document.get("chunks"), "chunks", 1)
+        try:
+            chunks = self.document["chunk_grid"]["configuration"]["chunk_shape"]
+        except (KeyError, TypeError):
+            chunks = None
+        return self._extents(chunks, "chunk_grid", 1)
+
+    @property
+    def dtype(self) -> V3DataType:
+        """Data type of an array's elements; of records and raw bytes a ``numpy.dtype``.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError
+            If it is not known.
+        """
+        self._check()
+        member = "dtype" if self.zarr_format == 2 else "data_type"
+        value = self.document.get(member)
+        parsed = _v2_dtype if self.zarr_format == 2 else _v3_dtype
+        with prefixing(self._reading), in_member(member):
+            return parsed(value) if isinstance(value, str) else parsed.__wrapped__(value)
+
+    @property
+    def metadata(self) -> Zarr2Metadata | Zarr3Metadata:
+        """All of an array's metadata, checked.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError
+            If anything in the document is not as expected.
+        """
+        self._check()
+        kind = Zarr2Metadata if self.zarr_format == 2 else Zarr3Metadata
+        with prefixing(self._reading):
+            return kind.from_json(dict(self.document), limits=self._limits)
+
+    def encoded(self) -> bytes:
+        """The document, as bytes that parse to the same."""
+        return dump(dict(self.document), non_finite=True)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _reading(self) -> str:
+        return f"Error reading {self.where or quote(self.path)}"
+
+    def _extents(self, value: JsonValue, member: str, minimum: int) -> tuple[int, ...]:
+        self._check()
+        with prefixing(self._reading), in_member(member):
+            return parse_shape(value, minimum, max_rank=self._limits.rank)
+
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"<Node {quote(self.path)} unreadable: {self.error.kind}>"
+        if self.is_group:
+            return f"<Node {quote(self.path)} group>"
+        return f"<Node {quote(self.path)} array {describe(self)}>"
+
+
+def describe(node: Node) -> str:
+    """Shape and type of an array, or what is wrong with them."""
+    try:
+        dtype = node.dtype
+        shape = node.shape
+    except GpustoreError as error:
+        return f"({error.kind}: {error.text})"
+    return f"{shape} {dtype if isinstance(dtype, np.dtype) else dtype.name}"
+
+
+@lru_cache(maxsize=256)
+def _v3_dtype(value: JsonValue) -> V3DataType:
+    return parse_v3_data_type(value)
+
+
+@lru_cache(maxsize=256)
+def _v2_dtype(value: JsonValue) -> V3DataType:
+    stored = parse_v2_dtype(value)
+    return stored if is_opaque(stored) else DTYPES[stored.name]
+
+
+def parse_document(data: Any, *, name: str, where: str, limits: Limits) -> dict[str, JsonValue]:
+    """Parse one metadata document of a hierarchy; NaN in it, as zarr-python writes it, is kept.
+
+    Raises
+    ------
+    MetadataError
+        If it is not a JSON object, naming `where`.
+    """
+    with prefixing(f"Error reading {where}", status="FAILED_PRECONDITION"):
+        value = parse(
+            data,
+            where=name,
+            max_nbytes=limits.hierarchy_nbytes,
+            max_depth=limits.metadata_depth,
+            non_finite=True,
+        )
+        return expect_object(value)
+
+
+def parse_node(
+    path: str, zarr_format: int, documents: Mapping[str, JsonValue], *, where: str, limits: Limits
+) -> Node:
+    """The node that parsed documents describe; never raises.
+
+    Parameters
+    ----------
+    path : str
+        Normalised.
+    zarr_format : {2, 3}
+    documents : mapping of str to JsonValue
+        By name; at least one of those that make a node.
+    where : str
+        What messages call the document.
+    limits : Limits
+    """
+    try:
+        if zarr_format == 3:
+            document = expect_object(documents["zarr.json"])
+            with in_member("node_type"):
+                said = expect_str(document.get("node_type"), choices=("array", "group"))
+            is_array = said == "array"
+            attributes = document.get("attributes")
+        else:
+            is_array = ".zarray" in documents
+            document = expect_object(documents[".zarray" if is_array else ".zgroup"])
+            attributes = documents.get(".zattrs")
+        found = document.get("zarr_format")
+        if found != zarr_format or isinstance(found, bool):
+            raise MetadataError(
+                f'"zarr_format": expected {zarr_format}, but received: {text(found)}'
+            )
+    except GpustoreError as error:
+        failure = error.prefixed(f"Error reading {where or quote(path)}", key=path)
+        return Node(path, zarr_format, None, error=failure, where=where, limits=limits)
+    node_type: NodeType = "array" if is_array else "group"
+    return Node(path, zarr_format, node_type, document, attributes, where=where, limits=limits)
+
+
+def group_document(zarr_format: int, attributes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """The document of a new group: ``.zgroup``, or ``zarr.json`` with its attributes."""
+    if zarr_format == 2:
+        return {"zarr_format": 2}
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}

@@ -1,0 +1,194 @@
+"""The front door of hierarchies: :func:`open_group`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpustore._json import Members, from_python
+from gpustore.attributes import json_attributes
+from gpustore.context import Context
+from gpustore.drivers.base import OpenMode, open_kvstore
+from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
+from gpustore.future import Future
+from gpustore.group import Group, GroupAccess, create_node, hierarchy_at, open_node
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.metadata.logical_path import check_node_names, join, logical_path
+from gpustore.spec import Spec
+
+__all__ = ["open_group"]
+
+_FORMATS: Final = {"zarr": 2, "zarr2": 2, "zarr3": 3, "auto": None}
+"""Driver -> format of its hierarchies; None for what is there."""
+
+_DOCUMENTS: Final = {".zgroup": 2, ".zarray": 2, "zarr.json": 3}
+"""By what a format is detected."""
+
+
+def open_group(
+    spec: Any,
+    *,
+    path: str = "",
+    zarr_format: int | None = None,
+    read: bool | None = None,
+    write: bool | None = None,
+    open_mode: OpenMode | None = None,
+    open: bool | None = None,
+    create: bool | None = None,
+    delete_existing: bool | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    use_consolidated: bool | None = None,
+    device: str | None = None,
+    context: Context | None = None,
+) -> Future[Group]:
+    """Open or create a group.
+
+    Parameters
+    ----------
+    spec : str, os.PathLike, dict, Spec, KvStore or KvStore.Spec
+        Where it lies: a path or URL as for :func:`gpustore.open`
+        (``"file:///data/x.zarr|zarr3:a/b"``), ``{"driver": "zarr3", "kvstore": ..., "path":
+        "a/b"}`` or a kvstore. What stands before ``|zarr3:`` is the root of the hierarchy.
+    path : str
+        Path below that, normalised as the Zarr v2 specification demands.
+    zarr_format : {2, 3}, optional
+        By default what `spec` says, or what is there, or 3 if it is created.
+    read, write : bool, optional
+        Required access, also to the arrays in it; see :func:`gpustore.open`.
+    open, create, delete_existing, open_mode
+        Whether to open what is there (the default), to create it, or both. Creating makes groups
+        at all paths between the root and this one.
+    attributes : mapping, optional
+        Of a group that is created; JSON values.
+    use_consolidated : bool, optional
+        True demands consolidated metadata, False ignores them. By default those of the group
+        are used if it has any; they are as old as they are, see :meth:`Group.resolve`.
+    device : str, optional
+        Of the arrays opened through it; see :func:`gpustore.open`.
+    context : Context, optional
+        Shares caches, thread pools and limits. By default each call has its own.
+
+    Returns
+    -------
+    Future of Group
+
+    Raises
+    ------
+    MetadataError, InvalidKeyError, TypeError
+        At once, if the arguments make no sense.
+    NotFoundError, AlreadyExistsError, MismatchError, MetadataError, StoreIOError
+        Through the Future.
+
+    Examples
+    --------
+    >>> group = open_group("memory://a|zarr3:b", create=True, attributes={"x": 1}).result()
+    >>> group.path, group.zarr_format, dict(group.attrs)
+    ('b', 3, {'x': 1})
+    """
+    if context is not None and not isinstance(context, Context):
+        raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
+    scope = context or Context()
+    kvstore, found, below = _place(spec)
+    if zarr_format not in (None, 2, 3) or isinstance(zarr_format, bool):
+        raise MetadataError(f"zarr_format: expected 2 or 3, but received: {zarr_format!r:.200}")
+    if zarr_format and found and zarr_format != found:
+        raise MetadataError(f"zarr_format is {zarr_format}, but the spec says {found}")
+    wanted = zarr_format or found
+    whole = join(below, logical_path(path))
+    mode = open_mode
+    if mode is None:
+        mode = OpenMode(bool(open), bool(create), bool(delete_existing))
+    mode = mode.resolved()
+    if mode.assumes:
+        raise MetadataError("a group has no metadata that could be assumed")
+    if mode.create:
+        for candidate in (wanted,) if wanted else (2, 3):
+            check_node_names(whole, candidate)
+    given = json_attributes(attributes or {})
+    store = open_kvstore(kvstore, scope)
+    access = GroupAccess.of(
+        scope, store.driver, read, write, use_consolidated=use_consolidated, device=device
+    )
+    if mode.create and not access.writable:
+        raise MetadataError("Cannot specify an open mode of `create` without `write`")
+
+    def run() -> Group:
+        zarr_format = wanted
+        if zarr_format is None:
+            zarr_format = 3 if mode.delete_existing else _detected(store, whole, mode)
+        hierarchy = hierarchy_at(kvstore, zarr_format, scope)
+        if mode.create:
+            return create_node(hierarchy, access, whole, given, mode)
+        return open_node(hierarchy, access, whole, use_consolidated=use_consolidated)
+
+    if store.driver.is_local and not mode.create:
+        return Future.deferred(run, access.executor)
+    return access.executor.submit(run, drain=True)
+
+
+def _place(spec: Any) -> tuple[KvStore.Spec, int | None, str]:
+    """Root, format if it is said, and path from the root."""
+    if isinstance(spec, KvStore):
+        return spec.spec(retain_context=True), None, ""
+    if isinstance(spec, KvStore.Spec):
+        return spec, None, ""
+    below = ""
+    if not isinstance(spec, str | os.PathLike | Spec):
+        members = Members(from_python(spec))
+        if "path" in members and "kvstore" in members:
+            # Of a Spec the path would become one with that of the kvstore.
+            below = logical_path(members.take_str("path"))
+            spec = {name: members.take(name) for name in members.names()}
+    parsed = Spec(spec)
+    driver = parsed._driver
+    if driver.id not in _FORMATS:
+        raise MetadataError(f'driver "{driver.id}" has no groups; known: {", ".join(_FORMATS)}')
+    extra = parsed.to_json().keys() - {"driver", "kvstore", "context"}
+    if extra:
+        names = ", ".join(sorted(extra))
+        raise MetadataError(f"a group is no array: the spec may not say {names}")
+    kvstore = driver.kvstore
+    if kvstore is None:
+        raise MetadataError('"kvstore" must be specified')
+    inner = getattr(driver, "node_path", "")
+    if inner:
+        kvstore = kvstore.copy()
+        kvstore.path = kvstore.path[: -len(inner) - 1]
+    return kvstore, _FORMATS[driver.id], join(inner, below)
+
+
+def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
+    """The format of what is at a path.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing, unless it may be created.
+    MismatchError
+        If there is more than one.
+    """
+    prefix = store.path if not store.path or store.path.endswith("/") else store.path + "/"
+    if path:
+        prefix += path + "/"
+    keys = [prefix + name for name in _DOCUMENTS]
+    none = [0] * len(keys)
+    with prefixing("Error opening group"):
+        columns = store.driver.read_many(ReadRequest(keys, start=none, stop=none))
+        columns.raise_first()
+        states = zip(_DOCUMENTS.values(), columns.state)
+        formats = {number for number, state in states if state is ReadState.VALUE}
+        where = store.driver.describe(prefix)
+        if len(formats) > 1:
+            raise MismatchError(
+                f"Multiple possible formats detected for {where}: name one, "
+                f"with zarr_format= or in the URL",
+                key=prefix,
+            )
+        if not formats and not mode.create:
+            names = " or ".join(f'"{name}"' for name in _DOCUMENTS if name != ".zarray")
+            raise NotFoundError(
+                f"No group at {where}: looked for {names} in it and found neither", key=prefix
+            )
+    return formats.pop() if formats else 3
