@@ -36,7 +36,11 @@ def _prepare(options: Options, itemsize: int | None) -> Deflate:
 
 CODEC = Codec(
     name="gzip",
-    v3=Face(options=(Option(name="level", convert=integer(0, 9), default=6),), prepare=_prepare),
+    v3=Face(
+        # Decoding needs no level: codecs may be given by name alone.
+        options=(Option(name="level", convert=integer(0, 9), default=6, stored_default=6),),
+        prepare=_prepare,
+    ),
     v2=Face(
         options=(
             Option(

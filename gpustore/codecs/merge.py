@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,7 @@ __all__ = [
     "parse_chain",
     "parse_codecs",
     "parse_v3",
+    "passed_over",
     "read_chunk_shape_v3",
     "refuse_stages",
     "resolving",
@@ -210,9 +211,42 @@ def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> Chain
     """As :func:`parse_chain`, for codecs that are not the member ``codecs`` of metadata."""
     choices = []
     for index, named in enumerate(codecs):
+        if stored and _is_passed_over(named):
+            continue
         with at_position(index):
             choices.append(_choose_v3(named, stored=stored))
     return _by_kind(choices, stored=stored)
+
+
+def _is_passed_over(named: NamedConfiguration) -> bool:
+    """Whether a stored codec is not known, and need not be."""
+    return not named.must_understand and _find_v3(named.name) is None
+
+
+def passed_over(codecs: Sequence[NamedConfiguration]) -> tuple[str, ...]:
+    """Names of the stored codecs that are not known and need not be, also inside shards.
+
+    Specification 3.1 lets a reader ignore the presence of such a codec, so values are decoded as if
+    it were not listed. What those make of values written without it who know it is not said:
+    such arrays are not written.
+
+    >>> passed_over([NamedConfiguration("bytes"), NamedConfiguration("new", must_understand=False)])
+    ('new',)
+    """
+    names: list[str] = []
+    for named in codecs:
+        if _is_passed_over(named):
+            names.append(named.name)
+        elif named.name == _V3_SHARDING:
+            for member in ("codecs", "index_codecs"):
+                inner = named.configuration.get(member) or []
+                names += passed_over(NamedConfiguration.list_from_json(inner))
+    return tuple(names)
+
+
+def _find_v3(name: str) -> ArrayCodec | LayoutCodec | ShardCodec | Codec | None:
+    codec: Any = registry.find("codecs", name)
+    return None if isinstance(codec, Codec) and codec.v3 is None else codec
 
 
 def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
@@ -236,8 +270,8 @@ def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
 
 
 def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
-    codec = registry.find("codecs", named.name)
-    if codec is None or (isinstance(codec, Codec) and codec.v3 is None):
+    codec = _find_v3(named.name)
+    if codec is None:
         with in_member("name"):
             raise unknown_codec(named.name, "v3")
     with in_member("configuration"):
@@ -246,6 +280,7 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
             return ArrayChoice(codec, codec.parse(members, stored=stored))
         if isinstance(codec, LayoutCodec | ShardCodec):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
+        assert codec.v3 is not None
         return StageChoice(codec, codec.v3, codec.v3.parse(members, stored=stored))
 
 

@@ -269,7 +269,8 @@ CODEC = Codec(
     name="zstd",
     v3=Face(
         options=(
-            Option(name="level", convert=_LEVEL, default=3),
+            # Decoding needs no level: codecs may be given by name alone.
+            Option(name="level", convert=_LEVEL, default=3, stored_default=3),
             Option(name="checksum", convert=boolean, default=False, stored_default=False),
         ),
         prepare=_prepare,

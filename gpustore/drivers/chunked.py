@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
+from gpustore._json import quote
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.cache import Cache, Entry, Space
@@ -26,6 +27,7 @@ from gpustore.errors import (
     MetadataError,
     MismatchError,
     NotFoundError,
+    UnsupportedError,
     prefixing,
 )
 from gpustore.executor import CancelToken, Executor
@@ -323,7 +325,20 @@ class ChunkedDriver:
         return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
-        """Write through :mod:`gpustore.pipelines.write`."""
+        """Write through :mod:`gpustore.pipelines.write`.
+
+        Raises
+        ------
+        UnsupportedError
+            If extensions are not known that are passed over in reading.
+        """
+        if self.description.passed_over:
+            names = ", ".join(map(quote, self.description.passed_over))
+            raise UnsupportedError(
+                f"{self.file.name} has extensions that are not known: {names}; they are marked "
+                f'{{"must_understand": false}}, so the array can be read without them, but what is '
+                f"written without them might not be what others read"
+            )
         if self.recheck > self.read_at:
             return self._write_rechecked(transform, source)
         return write(self.array, transform, source)

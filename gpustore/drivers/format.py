@@ -113,6 +113,8 @@ class ArrayDescription:
         How many of the dimensions, the last ones, lie inside each stored element.
     blank : ndarray of shape (), or None
         Bytes ``V<n>`` of a stored element that was never written, where elements are parts of it.
+    passed_over : tuple of str
+        Names of extensions that are not known and need not be to read the array.
     domain : IndexDomain
         Origin zero, upper bounds implicit (resizable) but for inner dimensions.
     """
@@ -132,6 +134,7 @@ class ArrayDescription:
     codec_json: JsonValue
     inner_rank: int = 0
     blank: Any = None
+    passed_over: tuple[str, ...] = ()
     domain: IndexDomain = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from gpustore.codecs.merge import (
     inner_order_v3,
     merge_v3,
     parse_v3,
+    passed_over,
     read_chunk_shape_v3,
     shard_v3,
 )
@@ -47,6 +48,7 @@ from gpustore.metadata.component import Component, is_opaque
 from gpustore.metadata.data_type import V3DataType, data_type_to_json, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
+from gpustore.metadata.zarr3_member import STORAGE_TRANSFORMERS
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
@@ -106,6 +108,7 @@ class Zarr3Format:
         """
         members = metadata.to_json()
         members["codecs"] = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
+        members.pop(STORAGE_TRANSFORMERS, None)  # No array could be created with them either.
         if not metadata.has_labels:
             members.pop("dimension_names", None)
         return Zarr3Constraints.from_json(members)
@@ -148,6 +151,7 @@ class Zarr3Format:
             codec_json={"driver": self.json_id, **codecs.chain.to_json()},
             inner_rank=component.rank,
             blank=blank,
+            passed_over=passed_over(metadata.codecs) + _transformers(metadata),
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
@@ -360,6 +364,12 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
     if order is not None:
         order = (*order, *range(outer, rank))
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
+
+
+def _transformers(metadata: Zarr3Metadata) -> tuple[str, ...]:
+    """Names of the storage transformers that are passed over."""
+    stored = metadata.extensions.get(STORAGE_TRANSFORMERS, [])
+    return tuple(named.name for named in NamedConfiguration.list_from_json(stored))
 
 
 def _labels(constraints: Zarr3Constraints) -> tuple[str, ...] | None:

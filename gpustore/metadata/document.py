@@ -33,6 +33,7 @@ __all__ = [
     "merge_values",
     "parse_shape",
     "read_document",
+    "without_zeros",
 ]
 
 T = TypeVar("T")
@@ -122,6 +123,18 @@ def parse_shape(
         with at_position(index):
             shape.append(_extent(extent, minimum, integral_floats=integral_floats))
     return tuple(shape)
+
+
+def without_zeros(chunk_shape: JsonValue, shape: Sequence[int]) -> JsonValue:
+    """`chunk_shape` with 1 for each 0 along a dimension of extent 0.
+
+    zarr-python writes such chunks; there is none of them, so any size is as good.
+    """
+    if not isinstance(chunk_shape, list) or len(chunk_shape) != len(shape):
+        return chunk_shape
+    return [
+        1 if size == 0 and n == 0 and n is not False else n for n, size in zip(chunk_shape, shape)
+    ]
 
 
 def _extent(value: JsonValue, minimum: int, *, integral_floats: bool) -> int:

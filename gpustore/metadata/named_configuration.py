@@ -1,7 +1,8 @@
-"""``{"name": ..., "configuration": {...}}``: how Zarr v3 names a codec and its options.
+"""``{"name": ..., "configuration": {...}}``: how Zarr v3 names an extension and its options.
 
-What a name means and which options it takes is for the codecs to say; here they are only words.
-Source: Zarr v3 core specification, "Extension definitions".
+What a name means and which options it takes is for others to say; here they are only words. A bare
+name is read, and never written: specification 3.1 has it, and few readers do.
+Source: Zarr v3 core specification, "Extension definition".
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from gpustore._json import (
     expect_bool,
     expect_list,
     expect_object,
+    quote,
     text,
 )
+from gpustore.errors import MetadataError
 
 __all__ = ["NamedConfiguration", "json_equal"]
 
@@ -39,7 +42,7 @@ def json_equal(a: JsonValue, b: JsonValue) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedConfiguration:
-    """A codec's name and its options.
+    """An extension's name and its options.
 
     Parameters
     ----------
@@ -73,9 +76,26 @@ class NamedConfiguration:
         return cls(name, configuration, must_understand)
 
     @classmethod
+    def mandatory(cls, value: JsonValue, what: str) -> NamedConfiguration:
+        """Parse one at an extension point that every reader must understand.
+
+        Raises
+        ------
+        MetadataError
+            Also if it says ``"must_understand": false``; `what` names the extension point.
+        """
+        parsed = cls.from_json(value)
+        if not parsed.must_understand:
+            raise MetadataError(
+                f'Extension {quote(parsed.name)} is marked {{"must_understand": false}}, which is '
+                f"not allowed for a {what}"
+            )
+        return parsed
+
+    @classmethod
     def list_from_json(cls, value: JsonValue) -> tuple[NamedConfiguration, ...]:
         """Parse an array of them."""
-        parsed = []
+        parsed: list[NamedConfiguration] = []
         for index, element in enumerate(expect_list(value)):
             with at_position(index):
                 parsed.append(cls.from_json(element))

@@ -1,7 +1,9 @@
 """The members of ``.zarray`` one by one: JSON to values, as stored and as constraints.
 
 In stored metadata every member but ``dimension_separator`` is required, and integers are
-integers; in a spec all are optional and ``3.0`` counts as 3, as in TensorStore.
+integers; in a spec all are optional and ``3.0`` counts as 3, as in TensorStore. Two things are read
+that TensorStore refuses, because zarr-python wrote or reads them: missing ``compressor`` and
+``filters`` are null, and an extent of 0 may have chunks of 0, read as 1 (none is ever stored).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from gpustore._json import (
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.limits import Limits
 from gpustore.metadata.data_type import parse_v2_dtype
-from gpustore.metadata.document import parse_shape
+from gpustore.metadata.document import parse_shape, without_zeros
 from gpustore.metadata.fill_value import FillValue, parse_v2_fill_value
 
 __all__ = ["UNSET", "Codec", "Unset", "parse_members"]
@@ -71,9 +73,16 @@ def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[
     zarr_format = members.take_int("zarr_format", 2, 2, default)
     shape = members.take_with("shape", extents(0, None), default)
     rank = None if isinstance(shape, Unset) else len(shape)
-    chunks = members.take_with("chunks", extents(1, rank), default)
+
+    def chunk_shape(value: JsonValue) -> tuple[int, ...]:
+        if is_stored and not isinstance(shape, Unset):
+            value = without_zeros(value, shape)
+        return extents(1, rank)(value)
+
+    chunks = members.take_with("chunks", chunk_shape, default)
+    none = None if is_stored else UNSET
     # The filters say whether objects are harmless.
-    filters = members.take_with("filters", lambda value: _filters(value, limits), default)
+    filters = members.take_with("filters", lambda value: _filters(value, limits), none)
     dtype = members.take_with("dtype", lambda value: _dtype(value, filters), default)
 
     def fill_value(value: JsonValue) -> FillValue | None:
@@ -88,7 +97,7 @@ def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[
         "shape": shape,
         "chunks": chunks,
         "dtype": dtype,
-        "compressor": members.take_with("compressor", _compressor, default),
+        "compressor": members.take_with("compressor", _compressor, none),
         "fill_value": members.take_with("fill_value", fill_value, default),
         "order": members.take_str("order", default, choices=("C", "F")),
         "filters": filters,

@@ -4,9 +4,8 @@
 and extension members. :class:`Zarr3Constraints` is the same with every member optional, the
 ``metadata`` of a spec. Codecs are names and options here; what they mean is for the codecs.
 
-Source: Zarr v3 core specification; TensorStore's zarr3 driver page. Reading is wider than
-TensorStore's in two points of specification 3.1: codecs, the chunk key encoding and the data
-type may be given by name alone, and a codec may say ``must_understand``.
+Source: Zarr v3 core specification; TensorStore's zarr3 driver page. More forms of extensions are
+read than TensorStore reads, see :mod:`gpustore.metadata.zarr3_member`; none are written.
 """
 
 from __future__ import annotations

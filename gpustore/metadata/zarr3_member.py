@@ -3,6 +3,10 @@
 In stored metadata every member but ``attributes``, ``dimension_names`` and
 ``storage_transformers`` is required, and integers are integers; in a spec all are optional and
 ``3.0`` counts as 3, as in TensorStore.
+
+Of extensions specification 3.1 is followed where TensorStore is narrower: they may be given by name
+alone, may say ``"must_understand": true``, and unknown storage transformers and members that say
+false are kept and passed over. Codecs are for :mod:`gpustore.codecs.merge` to pass over.
 """
 
 from __future__ import annotations
@@ -21,17 +25,21 @@ from gpustore._json import (
     expect_str,
     in_member,
     quote,
+    text,
 )
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import parse_v3_data_type
-from gpustore.metadata.document import check_length, parse_shape
+from gpustore.metadata.document import check_length, parse_shape, without_zeros
 from gpustore.metadata.fill_value import parse_v3_fill_value
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.unit import Unit
 
-__all__ = ["parse_dimension_units", "parse_members"]
+__all__ = ["STORAGE_TRANSFORMERS", "parse_dimension_units", "parse_members"]
+
+STORAGE_TRANSFORMERS: Final = "storage_transformers"
+"""Name among the extensions under which storage transformers are kept that are passed over."""
 
 _UNITS: Final = "dimension_units"
 _KNOWN_GRIDS: Final = frozenset({"rectilinear"})
@@ -63,7 +71,7 @@ def parse_members(
     parsed: dict[str, Any] = {
         "zarr_format": members.take_int("zarr_format", 3, 3, default),
         "node_type": members.take_with("node_type", _node_type, default),
-        "data_type": members.take_with("data_type", parse_v3_data_type, default),
+        "data_type": members.take_with("data_type", _data_type, default),
         "shape": members.take_with(
             "shape",
             lambda shape: parse_shape(
@@ -78,8 +86,10 @@ def parse_members(
         "chunk_key_encoding", _chunk_key_encoding, default
     )
     parsed["codecs"] = members.take_with("codecs", lambda codecs: _codecs(codecs, limits), default)
-    members.take_with("storage_transformers", _storage_transformers, None)
+    transformers = members.take_with("storage_transformers", _storage_transformers, [])
     parsed["extensions"] = _take_extensions(members, value)
+    if transformers:
+        parsed["extensions"] = {**parsed["extensions"], STORAGE_TRANSFORMERS: transformers}
     return parsed
 
 
@@ -89,6 +99,13 @@ def _node_type(value: JsonValue) -> str:
             'Expected "array", but received: "group" (open one of the arrays in this group)'
         )
     return expect_str(value, choices=("array",))
+
+
+def _data_type(value: JsonValue) -> Any:
+    if isinstance(value, dict) and "must_understand" in value:
+        NamedConfiguration.mandatory(value, "data type")
+        value = {name: member for name, member in value.items() if name != "must_understand"}
+    return parse_v3_data_type(value)
 
 
 def _take_fill_value(members: Members, data_type: Any, default: Required | None) -> Any:
@@ -115,7 +132,7 @@ def _take_dimensions(
     rank = None if shape is None else len(shape)
 
     def grid(value: JsonValue) -> tuple[int, ...]:
-        return _chunk_grid(value, rank, limits, integral_floats=default is None)
+        return _chunk_grid(value, shape, limits, is_stored=default is not None)
 
     chunk_shape = members.take_with("chunk_grid", grid, default)
     if rank is None and chunk_shape is not None:
@@ -139,20 +156,25 @@ def _take_dimensions(
 
 
 def _chunk_grid(
-    value: JsonValue, rank: int | None, limits: Limits, *, integral_floats: bool
+    value: JsonValue, shape: tuple[int, ...] | None, limits: Limits, *, is_stored: bool
 ) -> tuple[int, ...]:
-    members = Members(value, integral_floats=integral_floats)
-    members.take_with("name", _chunk_grid_name)
-    configuration = members.take_object("configuration")
-    chunk_shape = configuration.take_with(
-        "chunk_shape",
-        lambda shape: parse_shape(
-            shape, 1, rank=rank, max_rank=limits.rank, integral_floats=integral_floats
-        ),
-    )
-    configuration.finish()
-    members.finish()
-    return chunk_shape
+    rank = None if shape is None else len(shape)
+
+    def chunk_shape(value: JsonValue) -> tuple[int, ...]:
+        if is_stored and shape is not None:
+            value = without_zeros(value, shape)
+        return parse_shape(value, 1, rank=rank, max_rank=limits.rank, integral_floats=not is_stored)
+
+    named = NamedConfiguration.mandatory(value, "chunk grid")
+    with in_member("name"):
+        _chunk_grid_name(named.name)
+    with in_member("configuration"):
+        # Named alone it lacks what it needs.
+        has_options = isinstance(value, dict) and "configuration" in value
+        configuration = Members(dict(named.configuration) if has_options else REQUIRED)
+        found = configuration.take_with("chunk_shape", chunk_shape)
+        configuration.finish()
+    return found
 
 
 def _chunk_grid_name(value: JsonValue) -> str:
@@ -198,17 +220,14 @@ def parse_dimension_units(attributes: Mapping[str, JsonValue]) -> tuple[Unit | N
 
 
 def _chunk_key_encoding(value: JsonValue) -> ChunkKeyEncoding:
-    if isinstance(value, str):
-        value = {"name": value}
-    members = Members(value)
-    name = members.take_str("name", choices=("default", "v2"))
-    configuration = members.take_object("configuration", None)
-    separator = ""
-    if configuration is not None:
+    named = NamedConfiguration.mandatory(value, "chunk key encoding")
+    with in_member("name"):
+        expect_str(named.name, choices=("default", "v2"))
+    with in_member("configuration"):
+        configuration = Members(dict(named.configuration))
         separator = configuration.take_str("separator", "", choices=(".", "/"))
         configuration.finish()
-    members.finish()
-    return ChunkKeyEncoding(name, separator)
+    return ChunkKeyEncoding(named.name, separator)
 
 
 def _codecs(value: JsonValue, limits: Limits) -> tuple[NamedConfiguration, ...]:
@@ -217,9 +236,17 @@ def _codecs(value: JsonValue, limits: Limits) -> tuple[NamedConfiguration, ...]:
     return NamedConfiguration.list_from_json(codecs)
 
 
-def _storage_transformers(value: JsonValue) -> None:
-    if expect_list(value):
-        raise MetadataError("No storage transformers supported")
+def _storage_transformers(value: JsonValue) -> list[JsonValue]:
+    """Those that need not be understood, as they are; there is none that is."""
+    transformers = expect_list(value)
+    for index, one in enumerate(transformers):
+        if not isinstance(one, dict) or one.get("must_understand") is not False:
+            raise MetadataError(
+                f"No storage transformers supported, but received at position {index}: {text(one)}"
+                f', which is not marked {{"must_understand": false}}'
+            )
+    NamedConfiguration.list_from_json(transformers)  # Raises.
+    return transformers
 
 
 def _take_extensions(members: Members, document: dict[str, JsonValue]) -> Mapping[str, JsonValue]:

@@ -178,11 +178,21 @@ def grids(document):
     return configuration.values() if isinstance(configuration, dict) else ()
 
 
+def has_chunk_of_nothing(shape, chunks):
+    return any(size == 0 and chunk == 0 for size, chunk in zip(shape, chunks, strict=True))
+
+
 def wider_v3(document):
     if any(isinstance(codec, str) for codec in document["codecs"]):
         return "codecs by name"
     if isinstance(document["chunk_key_encoding"], str):
         return "chunk key encoding by name"
+    if any("must_understand" in one for one in document.values() if isinstance(one, dict)):
+        return "must_understand true, where it is said nowhere else"
+    if document.get("storage_transformers"):
+        return "storage transformers that need not be understood"
+    if has_chunk_of_nothing(document["shape"], next(iter(grids(document)))):
+        return "chunks of 0 elements"
     if document["codecs"] != [{"name": "bytes", "configuration": {"endian": "little"}}]:
         return "codecs are looked at later"
     names = [name for name in document.get("dimension_names", []) if name]
@@ -194,6 +204,10 @@ def wider_v3(document):
 def wider_v2(document):
     if document["dtype"] == "|b1" and document["fill_value"] in (0, 1):
         return "booleans as 0 and 1"
+    if "filters" not in document or "compressor" not in document:
+        return "missing filters and compressor"
+    if has_chunk_of_nothing(document["shape"], document["chunks"]):
+        return "chunks of 0 elements"
     if document["filters"] or document["compressor"] not in (None, {"id": "zlib", "level": 1}):
         return "codecs are looked at later"
     return None
