@@ -48,8 +48,9 @@ def select_backend(device: Any) -> Any:
         )
     try:
         return _backend("cuda", device.ordinal, registry.find("backends", "cuda"))
-    except RuntimeError as error:
-        # Also what CuPy raises: it finds a driver without a device, or one too old.
+    except (RuntimeError, ImportError, OSError) as error:
+        # Also what CuPy raises: it finds a driver without a device, or one too old, or not all of
+        # its libraries.
         if kind == "auto":
             return registry.find("backends", "host")
         if isinstance(error, DeviceError):
