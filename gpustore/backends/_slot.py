@@ -326,11 +326,7 @@ class Slots:
                 else:
                     self._changed.wait()
             slot = self._idle.pop()
-        try:
-            slot.arena.reset()
-        except BaseException:
-            self.put(slot)
-            raise
+        slot.arena.reset()
         return slot
 
     def put(self, slot: Slot) -> None:
