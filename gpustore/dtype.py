@@ -1,23 +1,36 @@
 """Data types: TensorStore's names for them, and the NumPy types that hold them in memory.
 
-A :class:`dtype` is one of a fixed set, without byte order. It is not a NumPy dtype: ``int4`` is
-an ml_dtypes type, ``char`` and ``byte`` are NumPy's ``S`` and ``V``, and ``string``, ``ustring``
-and ``json`` share NumPy's ``object``.
+A :class:`dtype` has no byte order. It is not a NumPy dtype: ``int4`` is an ml_dtypes type, ``char``
+and ``byte`` are NumPy's ``S`` and ``V``, and ``string``, ``ustring`` and ``json`` share NumPy's
+``object``.
+
+TensorStore's data types are a fixed set, :data:`DTYPES`. Zarr arrays hold more, which are named as
+NumPy names them, without byte order:
+
+=====================================  ========================================================
+``datetime64[25s]``, ``timedelta64``   dates and durations of any unit
+``U3``                                 strings of three characters of 32 bits
+``uint4``, ``float8_e4m3`` ...         the types of ml_dtypes that TensorStore lacks
+``[["x","int32"],["y","U3",[2]]]``     records: name, data type and shape of each field, as JSON
+=====================================  ========================================================
 """
 
 from __future__ import annotations
 
 import builtins
-from typing import Any, TypeAlias
+import re
+from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
 
-from gpustore._json import expect_str, from_python, quote
-from gpustore.errors import MetadataError
+from gpustore._json import dump, expect_int, expect_list, expect_str, from_python, parse, quote
+from gpustore.errors import GpustoreError, MetadataError
 
 __all__ = [
     "DTYPES",
+    "MORE_NUMBERS",
     "DTypeLike",
     "bfloat16",
     "bool",
@@ -45,6 +58,7 @@ __all__ = [
     "int64",
     "int8",
     "json",
+    "of_elements",
     "string",
     "uint16",
     "uint32",
@@ -66,6 +80,9 @@ _ML_DTYPES = (
     "float4_e2m1fn",
     "bfloat16",
 )
+
+MORE_NUMBERS: Final = ("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
+"""Types of numbers that Zarr v3 has and TensorStore has not, by ml_dtypes' names."""
 
 _NUMPY = (
     "bool",
@@ -103,19 +120,21 @@ def _table() -> dict[str, tuple[np.dtype[Any], builtins.type[Any]]]:
 
 
 class dtype:
-    """A TensorStore data type.
+    """A data type.
 
     Parameters
     ----------
     dtype : str, dtype, numpy.dtype or type
-        A TensorStore name such as ``"uint16"`` (not NumPy's codes such as ``"<u2"``), a NumPy
-        dtype or scalar type, whose byte order and length are dropped, or one of Python's
-        ``int``, ``float``, ``complex``, ``bool``, ``str`` (ustring) and ``bytes`` (string).
+        A TensorStore name such as ``"uint16"`` (not NumPy's codes such as ``"<u2"``), one of the
+        names at the head of this module, a NumPy dtype or scalar type, whose byte order and (of
+        ``S`` and ``V``) length are dropped, or one of Python's ``int``, ``float``, ``complex``,
+        ``bool``, ``str`` (ustring) and ``bytes`` (string). NumPy's records are ``byte``, as in
+        TensorStore; :func:`of_elements` keeps them.
 
     Raises
     ------
     MetadataError
-        If there is no such data type: times, wide characters and generic objects have none.
+        If there is no such data type: strings of no length and generic objects have none.
     TypeError
         If the argument does not name a data type at all.
 
@@ -131,7 +150,7 @@ class dtype:
     True
     """
 
-    __slots__ = ("_name", "_numpy_dtype", "_type")
+    __slots__ = ("__weakref__", "_name", "_numpy_dtype", "_type")
     _name: str
     _numpy_dtype: np.dtype[Any]
     _type: builtins.type[Any]
@@ -140,7 +159,7 @@ class dtype:
         if isinstance(dtype, cls):
             return dtype
         if isinstance(dtype, str):
-            return _by_name(dtype)
+            return _by_name(str(dtype))
         if isinstance(dtype, np.dtype):
             return _by_numpy_dtype(dtype)
         if isinstance(dtype, type):
@@ -151,7 +170,7 @@ class dtype:
 
     @property
     def name(self) -> str:
-        """TensorStore's name."""
+        """TensorStore's name, or NumPy's where it has none."""
         return self._name
 
     @property
@@ -183,9 +202,11 @@ class dtype:
         """Convert `arg` to an element: ``dtype("int8")(5)`` is ``numpy.int8(5)``."""
         if self._name == "json":
             return from_python(arg)
-        if isinstance(arg, (str, bytes)) and self._name in _ML_DTYPES:
+        if self._numpy_dtype.kind in "MmU" or self._numpy_dtype.names is not None:
+            return np.array(arg, self._numpy_dtype)[()]
+        if isinstance(arg, (str, bytes)) and self._name in (*_ML_DTYPES, *MORE_NUMBERS):
             # ml_dtypes 0.5 ends the process on text that is no number.
-            arg = int(arg, 0) if self._name.startswith("int") else float(arg)
+            arg = float(arg) if self._name.startswith(("float", "bfloat")) else int(arg, 0)
         return self._type(arg)
 
     def __eq__(self, other: object) -> builtins.bool:
@@ -198,7 +219,7 @@ class dtype:
             return True
         if not isinstance(other, (dtype, str, np.dtype, type)):
             return NotImplemented
-        return self is dtype(other)
+        return self._name == dtype(other)._name
 
     def __hash__(self) -> int:
         return hash((dtype, self._name))
@@ -243,13 +264,94 @@ _PYTHON = {
     bytes: "string",
 }
 
+_MORE = {
+    name: _make(name, np.dtype(getattr(ml_dtypes, name)), getattr(ml_dtypes, name))
+    for name in MORE_NUMBERS
+}
+# Those with a unit, a length or fields. An entry lives as long as the data type is in use.
+_OTHERS: WeakValueDictionary[str, dtype] = WeakValueDictionary()
+_NAMES: Final = re.compile(
+    r"(datetime64|timedelta64)(\[([1-9][0-9]{0,9})?[a-zA-Z]{1,7}\])?|U[1-9][0-9]{0,8}"
+)
+_MAX_NAME: Final = 1 << 20
+_MAX_RECORD_DEPTH: Final = 32
+
 # ml_dtypes by scalar type, NumPy's by kind and size: np.longlong is another type than np.int64.
 _BY_SCALAR = {DTYPES[name].type: DTYPES[name] for name in (*_ML_DTYPES, "char", "byte")}
+_BY_SCALAR |= {found.type: found for found in _MORE.values()}
 _BY_KIND = {(DTYPES[name].numpy_dtype.kind, DTYPES[name].itemsize): DTYPES[name] for name in _NUMPY}
 
 
+def of_elements(numpy_dtype: np.dtype[Any]) -> dtype:
+    """The data type of an array of such elements; of records one that keeps their fields.
+
+    >>> of_elements(np.dtype([("x", ">i4"), ("y", "M8[D]", (2,))]))
+    dtype("[["x","int32"],["y","datetime64[D]",[2]]]")
+    """
+    if numpy_dtype.names is None:
+        return _by_numpy_dtype(numpy_dtype)
+    return _other(dump(_fields_to_json(numpy_dtype)).decode(), numpy_dtype.newbyteorder("="))
+
+
+def _other(name: str, numpy_dtype: np.dtype[Any]) -> dtype:
+    found = _OTHERS.get(name)
+    if found is None:
+        found = _OTHERS[name] = _make(name, numpy_dtype, numpy_dtype.type)
+    return found
+
+
+def _find(name: str) -> dtype | None:
+    found = DTYPES.get(name) or _MORE.get(name) or _OTHERS.get(name)
+    if found is not None:
+        return found
+    try:
+        if name.startswith("["):
+            fields = parse(name.encode(), where="", max_nbytes=_MAX_NAME)
+            return of_elements(_record(fields, _MAX_RECORD_DEPTH))
+        if _NAMES.fullmatch(name):
+            return _by_numpy_dtype(np.dtype(name))
+    except (GpustoreError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _fields_to_json(record: np.dtype[Any]) -> list[Any]:
+    fields = []
+    for name in record.names or ():
+        part = record[name]
+        base = part.base
+        if base.names is not None:
+            kind: Any = _fields_to_json(base)
+        elif base.type in (np.bytes_, np.void):
+            kind = f"{base.kind}{base.itemsize}"
+        else:
+            kind = _by_numpy_dtype(base).name
+        fields.append([name, kind, *([list(part.shape)] if part.shape else [])])
+    return fields
+
+
+def _record(fields: Any, depth: int) -> np.dtype[Any]:
+    """What :func:`_fields_to_json` describes."""
+    parts = []
+    for field in expect_list(fields):
+        name, kind, *shape = expect_list(field)
+        if len(shape) > 1:
+            raise MetadataError("a field of more than name, data type and shape")
+        if isinstance(kind, list) and depth:
+            part = _record(kind, depth - 1)
+        elif re.fullmatch("[SV][1-9][0-9]{0,8}", expect_str(kind)):
+            part = np.dtype(kind)
+        else:
+            part = _by_name(kind).array_dtype
+        extents = tuple(expect_int(n, 1) for n in expect_list(shape[0])) if shape else ()
+        parts.append((expect_str(name), part, extents))
+    if not parts:
+        raise MetadataError("a record without fields")
+    return np.dtype(parts)
+
+
 def _by_name(name: str) -> dtype:
-    found = DTYPES.get(name)
+    found = _find(name)
     if found is None:
         raise MetadataError(f"No TensorStore data type with name: {quote(name)}")
     return found
@@ -259,6 +361,11 @@ def _by_numpy_dtype(numpy_dtype: np.dtype[Any]) -> dtype:
     found = _BY_SCALAR.get(numpy_dtype.type)
     if found is None and issubclass(numpy_dtype.type, (np.bool_, np.number)):
         found = _BY_KIND.get((numpy_dtype.kind, numpy_dtype.itemsize))
+    if numpy_dtype.kind in "Mm":
+        native = numpy_dtype.newbyteorder("=")
+        found = _other(native.name, native)
+    elif numpy_dtype.kind == "U" and numpy_dtype.itemsize:
+        found = _other(f"U{numpy_dtype.itemsize // 4}", numpy_dtype.newbyteorder("="))
     if found is None:
         raise MetadataError(
             f"No TensorStore data type corresponding to NumPy dtype: {numpy_dtype!r}"
@@ -292,7 +399,7 @@ def from_json(value: Any) -> dtype:
         ...
     gpustore.errors.MetadataError: Unsupported data type: "i1"
     """
-    found = DTYPES.get(expect_str(value))
+    found = _find(expect_str(value))
     if found is None:
         raise MetadataError(f"Unsupported data type: {quote(value)}")
     return found

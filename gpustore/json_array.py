@@ -2,7 +2,8 @@
 
 TensorStore reads more than it writes: an integer may also be ``3.0`` or ``"3"``, a float ``"NaN"``
 or ``"1.5"``, a bool ``"true"``. Complex numbers are pairs ``[real, imaginary]``, as it writes them
-(TensorStore 0.1.86 cannot read its own).
+(TensorStore 0.1.86 cannot read its own). Dates and durations, which it lacks, are integers, or
+``"NaT"``.
 
 Source: TensorStore's ``internal/json/array.cc`` and ``data_type_json.cc`` for the rules.
 """
@@ -51,7 +52,7 @@ def array_from_json(value: JsonValue, dtype: DataType, *, rank: int | None = Non
     MetadataError
         If the lists are ragged or an element is not of `dtype`; names the position.
     """
-    if dtype.name in _NO_JSON:
+    if dtype.name in _NO_JSON or dtype.array_dtype.names is not None:
         raise MetadataError(f"Conversion from JSON to {dtype.name} is not implemented")
     shape = _nested_shape(value, leaf_rank=int(dtype.name.startswith("complex")))
     if rank is not None and rank != len(shape):
@@ -78,11 +79,13 @@ def array_to_json(array: NDArray[Any], dtype: DataType) -> JsonValue:
         If elements of `dtype` have no JSON form.
     """
     name = dtype.name
-    if name in _NO_JSON:
+    if name in _NO_JSON or array.dtype.names is not None:
         raise MetadataError(f"Conversion from {name} to JSON is not implemented")
-    if name in ("int2", "int4"):
+    if name in ("int2", "int4", "uint2", "uint4"):
         return array.astype(np.int8).tolist()
-    if name.startswith(("float8", "float4", "bfloat16")):
+    if array.dtype.kind in "Mm":
+        return array.view(np.int64).tolist()
+    if name.startswith(("float8", "float6", "float4", "bfloat16")):
         with np.errstate(invalid="ignore"):  # Signalling NaNs.
             return array.astype(np.float64).tolist()
     if name.startswith("complex"):
@@ -202,6 +205,10 @@ def _element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
         return expect_str
     if name == "string":
         return _parse_bytes
+    if dtype.array_dtype.kind == "U":
+        return lambda value: _parse_text(value, dtype)
+    if dtype.array_dtype.kind in "Mm":
+        return lambda value: _parse_time(value, dtype)
     if name.startswith("complex"):
         return lambda value: _rounded(_parse_complex(value), dtype)
     if name.startswith(("int", "uint")):
@@ -221,6 +228,21 @@ def _parse_bytes(value: JsonValue) -> bytes:
         return expect_str(value).encode()
     except UnicodeEncodeError as error:
         raise MetadataError(f"Expected Unicode, but received: {value!r:.200}") from error
+
+
+def _parse_text(value: JsonValue, dtype: DataType) -> Any:
+    longest = dtype.itemsize // 4
+    if len(expect_str(value)) > longest:
+        raise MetadataError(
+            f"Expected a string of at most {longest} characters, but received: {text(value)}"
+        )
+    return value
+
+
+def _parse_time(value: JsonValue, dtype: DataType) -> Any:
+    """The integer, or "NaT"."""
+    number = -(2**63) if value == "NaT" else _parse_int(value, -(2**63), 2**63 - 1)
+    return np.int64(number).view(dtype.array_dtype)
 
 
 def _parse_bool(value: JsonValue) -> bool:

@@ -521,10 +521,13 @@ def _view_of(out: Any) -> NDArray[Any]:
 
 
 def _converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if isinstance(array, np.generic):
+    by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
+    if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.
     if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
-        return np.asarray(array, dtype)  # Python scalars and lists convert by value.
+        if dtype.kind != "U":
+            return np.asarray(array, dtype)  # Python scalars and lists convert by value.
+        array = np.asarray(array)  # Strings that are too long would be cut.
     found = np.asarray(array)
     if found.dtype.newbyteorder("=") != dtype and not np.can_cast(found.dtype, dtype, "safe"):
         raise TypeError(

@@ -19,7 +19,8 @@ whole one each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from gpustore._json import JsonValue
 from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
+from gpustore.dtype import dtype as DataType
 from gpustore.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
@@ -39,6 +41,10 @@ _MASKS: Final = {
     int2.numpy_dtype: 0x03,
     int4.numpy_dtype: 0x0F,
     float4_e2m1fn.numpy_dtype: 0x0F,
+    DataType("uint2").numpy_dtype: 0x03,
+    DataType("uint4").numpy_dtype: 0x0F,
+    DataType("float6_e2m3fn").numpy_dtype: 0x3F,
+    DataType("float6_e3m2fn").numpy_dtype: 0x3F,
 }
 
 
@@ -52,13 +58,52 @@ def checker(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
     >>> checker(int4.numpy_dtype)(b"\xff\x71")
     b'\x0f\x01'
     """
+    if dtype.names is not None:
+        return _of_parts(dtype, checker)
     return _check_bools if dtype == np.bool_ else normalizer(dtype)
 
 
 def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
     """The part of :func:`checker` that encoding needs too: unused bits are stored as zeros."""
+    if dtype.names is not None:
+        return _of_parts(dtype, normalizer)
     mask = _MASKS.get(dtype)
     return None if mask is None else partial(_clear_unused_bits, mask)
+
+
+def _of_parts(
+    record: np.dtype[Any], check_of: Callable[[np.dtype[Any]], Callable[[Buffer], Buffer] | None]
+) -> Callable[[Buffer], Buffer] | None:
+    """The checks of all parts of a record that need one, one after the other."""
+    checks = [
+        (layout, check)
+        for layout in _parts(record, 0)
+        if (check := check_of(layout.dtype)) is not None
+    ]
+
+    def check_record(decoded: Buffer) -> Buffer:
+        count = len(memoryview(decoded)) // record.itemsize
+        for layout, check in checks:
+            strides = (record.itemsize, *layout.strides)
+            placed = replace(layout, shape=(count, *layout.shape), strides=strides)
+            decoded = _check_part(placed, check, decoded)
+        return decoded
+
+    return check_record if checks else None
+
+
+def _parts(record: np.dtype[Any], offset: int) -> Iterator[ChunkBytes]:
+    """Where the elements of one record are that are no records."""
+    fields: Mapping[str, Any] = record.fields or {}
+    for part, start in (fields[name][:2] for name in record.names or ()):
+        whole = ChunkBytes.contiguous(part.base, part.shape)
+        if part.base.names is None:
+            yield replace(whole, offset=offset + start)
+            continue
+        for inner in _parts(part.base, offset + start):
+            yield replace(
+                inner, shape=(*whole.shape, *inner.shape), strides=(*whole.strides, *inner.strides)
+            )
 
 
 def illegal_bits(dtype: np.dtype[Any]) -> int:
@@ -77,19 +122,25 @@ def in_records(
     if check is None or not layout.record:
         return check
 
-    def check_part(decoded: Buffer) -> Buffer:
-        there = np.ndarray(layout.shape, np.uint8, decoded, layout.offset, layout.strides)
-        elements = there.tobytes()
-        checked = check(elements)
-        if checked is elements:
-            return decoded
-        changed = np.array(np.frombuffer(decoded, np.uint8))
-        np.ndarray(layout.shape, np.uint8, changed, layout.offset, layout.strides)[...] = (
-            np.frombuffer(checked, np.uint8).reshape(layout.shape)
-        )
-        return changed.data
+    return partial(_check_part, layout, check)
 
-    return check_part
+
+def _check_part(layout: ChunkBytes, check: Callable[[Buffer], Buffer], decoded: Buffer) -> Buffer:
+    element = np.dtype(np.uint8) if layout.dtype.itemsize == 1 else _opaque(layout.dtype)
+    there = np.ndarray(layout.shape, element, decoded, layout.offset, layout.strides)
+    elements = there.tobytes()
+    checked = check(elements)
+    if checked is elements:
+        return decoded
+    changed = np.array(np.frombuffer(decoded, np.uint8))
+    np.ndarray(layout.shape, element, changed, layout.offset, layout.strides)[...] = np.frombuffer(
+        checked, element
+    ).reshape(layout.shape)
+    return changed.data
+
+
+def _opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"V{dtype.itemsize}")
 
 
 def _check_bools(decoded: Buffer) -> Buffer:

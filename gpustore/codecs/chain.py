@@ -101,6 +101,7 @@ class CodecChain:
     __slots__ = (
         "_check",
         "_distrust",
+        "_is_part",
         "_json",
         "_normalize",
         "_steps",
@@ -138,7 +139,8 @@ class CodecChain:
             layout, normalizer(layout.dtype)
         )
         self.reads_parts = self._check is None or not layout.record
-        by_host = self._check is not None and bool(layout.record)
+        self._is_part = bool(layout.record) or layout.dtype.names is not None
+        by_host = self._check is not None and self._is_part
         self.needs_bytes = by_host or any(one.needs_bytes for one in self.stages)
         steps = []
         bound, exact = layout.nbytes, True
@@ -242,7 +244,7 @@ class CodecChain:
 
     def device_refusal(self, device: Decoders) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
-        if self._check is not None and self.layout.record:
+        if self._check is not None and self._is_part:
             return f"fields of type {self.layout.dtype.name} are checked by the host"
         distrust = self._distrust
         for step in self._steps:

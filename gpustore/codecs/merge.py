@@ -459,7 +459,7 @@ def complete_v3(
     assert isinstance(first.codec, LayoutCodec)
     itemsize: int | None = 1 if _is_bytes(dtype) else dtype.itemsize
     layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
-    if isinstance(dtype, np.dtype):
+    if isinstance(dtype, np.dtype) and dtype.subdtype is None:
         itemsize = 1  # To TensorStore the stages after records encode bytes.
     stages = []
     for stage in spec.stages:
@@ -472,8 +472,8 @@ def complete_v3(
 def _is_bytes(dtype: V3DataType) -> bool:
     """Whether elements are made of parts of one byte each, which have no byte order."""
     if not isinstance(dtype, np.dtype) or dtype.names is None:
-        return isinstance(dtype, np.dtype) and is_opaque(dtype)
-    return all(_is_bytes(dtype[name]) or dtype[name].itemsize == 1 for name in dtype.names)
+        return isinstance(dtype, np.dtype) and (is_opaque(dtype) or dtype.base.itemsize == 1)
+    return all(_is_bytes(dtype[name]) for name in dtype.names)
 
 
 def refuse_stages(spec: ChainSpec) -> None:

@@ -6,6 +6,7 @@ all the chunked driver knows. Adding a format is one such translation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from gpustore.index_space.bounds import Box
 from gpustore.index_space.domain import make_domain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
-from gpustore.metadata.data_type import V3_DATA_TYPES
+from gpustore.metadata.data_type import V3_DATA_TYPES, not_supported
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -295,13 +296,17 @@ def check_rank(rank: int) -> int:
     return rank
 
 
-def check_dtype(dtype: dtype_) -> None:
-    """Refuse data types whose elements are no plain numbers: no Zarr array holds them yet."""
-    if dtype.name not in V3_DATA_TYPES:
-        raise UnsupportedError(
-            f"{dtype.name} data type is not one of the supported data types: "
-            f"{', '.join(V3_DATA_TYPES)}"
-        )
+def check_dtype(dtype: dtype_, *, more: Sequence[str] = ()) -> None:
+    """Refuse data types of which the metadata have to say more, and those Zarr arrays lack.
+
+    Parameters
+    ----------
+    dtype : dtype
+    more : sequence of str
+        Data types that only this format has.
+    """
+    if dtype.name not in (*V3_DATA_TYPES, *more) and dtype.array_dtype.kind not in "MmU":
+        raise UnsupportedError(not_supported(dtype.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +364,7 @@ def stored_element(fill: Any, stored: np.dtype[Any]) -> Any:
     if fill is None:
         return np.zeros((), opaque)
     is_bytes = fill.dtype.type is np.void and fill.dtype.names is None
-    element = fill if is_bytes else fill.astype(stored)
+    element = fill if is_bytes else fill.astype(stored.base)
     return np.frombuffer(element.tobytes(), opaque).reshape(())
 
 

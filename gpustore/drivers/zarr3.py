@@ -40,6 +40,7 @@ from gpustore.drivers.format import (
     merge_codec,
     with_zarr_domain,
 )
+from gpustore.dtype import MORE_NUMBERS
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
@@ -183,7 +184,7 @@ class Zarr3Format:
             if fill is not None:
                 fill, _ = fill_of_component(component, stored, fill)
         elif merged.dtype is not None and merged.dtype.name not in _OPAQUE:
-            check_dtype(merged.dtype)
+            check_dtype(merged.dtype, more=MORE_NUMBERS)
         if constraints.data_type is not None or self.selection == NO_SELECTION:
             # A data type may add dimensions: without one not even the rank is known.
             _constrain_shape(constraints, merged, inner)
@@ -209,7 +210,7 @@ class Zarr3Format:
         if dtype is None:
             raise MetadataError("dtype must be specified")
         if data_type is None:
-            check_dtype(dtype)
+            check_dtype(dtype, more=MORE_NUMBERS)
             data_type = dtype
         element = native_dtype(data_type)
         component = self.selection.of(element)
@@ -312,8 +313,8 @@ _ORDERS: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
 def _native_fill_value(fill: Any, element: np.dtype[Any]) -> Any:
     if fill is None:
         return np.zeros((), element)
-    if is_opaque(element):
-        return np.frombuffer(fill.tobytes(), element).reshape(())
+    if is_opaque(element) or element.subdtype is not None:
+        return np.frombuffer(fill.tobytes(), element.base).reshape(element.shape)
     return fill
 
 

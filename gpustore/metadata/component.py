@@ -2,7 +2,9 @@
 
 A stored element of Zarr may be a record of named fields, and a field may be an array of its own or
 a string of bytes. TensorStore shows one field at a time; what a field has inside becomes inner
-dimensions behind the chunked ones, always in C order and never resizable.
+dimensions behind the chunked ones, always in C order and never resizable. So do the two parts of
+complex numbers that NumPy has no type for. A field that is a record again is shown whole, as an
+element with NumPy's structured type, and so are strings of wide characters, dates and durations.
 
 Source: Zarr v2 specification, "Data type encoding"; TensorStore's zarr2 driver page, "Domain".
 """
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import quote, text
-from gpustore.dtype import DTYPES
+from gpustore.dtype import DTYPES, of_elements
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MismatchError
 
@@ -89,8 +91,8 @@ class Component:
 
 
 def is_opaque(stored: np.dtype[Any]) -> bool:
-    """Whether elements are records, strings or raw bytes, and not numbers."""
-    return stored.type in (np.void, np.bytes_)
+    """Whether elements are records, strings of bytes or raw bytes: to be shown in parts."""
+    return stored.subdtype is None and stored.type in (np.void, np.bytes_)
 
 
 def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
@@ -140,8 +142,12 @@ def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
 
 def _component(name: str, part: np.dtype[Any], offset: int, nbytes: int) -> Component:
     base, shape = part.base, part.shape
-    if is_opaque(base):
+    if base.names is None and is_opaque(base):
         kind = "char" if base.type is np.bytes_ else "byte"
         shape = (*shape, base.itemsize)
         return Component(name, DTYPES[kind], np.dtype(f"{base.kind}1"), shape, offset, nbytes)
-    return Component(name, DTYPES[base.name], base, shape, offset, nbytes)
+    stored = base
+    if base.kind in "Mm" and np.datetime_data(base)[0] == "generic":
+        # NumPy 2.4 casts those between byte orders without swapping their bytes.
+        stored = np.dtype(f"{base.str[0]}i8")
+    return Component(name, of_elements(base), stored, shape, offset, nbytes)

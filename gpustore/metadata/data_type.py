@@ -1,7 +1,19 @@
 """Names of data types in stored metadata: Zarr v3's ``data_type``, Zarr v2's ``dtype``.
 
-A v3 name is TensorStore's name. A v2 name is NumPy's type string with a byte order, or, as
-TensorStore's extension, the bare name of a type that NumPy has no string for.
+A v3 name of numbers is TensorStore's name. A v2 name is NumPy's type string with a byte order, or,
+as TensorStore's extension, the bare name of a type that NumPy has no string for.
+
+What of Zarr v3 has several names is read by all of them and written by one:
+
+====================================  ===================================================
+read                                  written
+====================================  ===================================================
+``complex_float32``                   ``complex64``, also for ``complex_float64``
+``r24``, ``raw_bytes``                ``r24``
+``struct``, ``structured``, a list    ``struct``
+====================================  ===================================================
+
+The complex types narrower than those, which NumPy lacks, are pairs: a subarray of two.
 Source: Zarr v3 core specification, "Data types", and the extension registry; Zarr v2
 specification, "Data type encoding"; TensorStore's zarr2 and zarr3 driver pages.
 """
@@ -23,10 +35,11 @@ from gpustore._json import (
     expect_list,
     expect_object,
     expect_str,
+    in_member,
     quote,
     text,
 )
-from gpustore.dtype import DTYPES, dtype
+from gpustore.dtype import DTYPES, MORE_NUMBERS, dtype
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.component import is_opaque
 
@@ -35,6 +48,7 @@ __all__ = [
     "V3DataType",
     "data_type_to_json",
     "native_dtype",
+    "not_supported",
     "parse_v2_dtype",
     "parse_v3_data_type",
     "record",
@@ -48,29 +62,36 @@ V3_DATA_TYPES: Final = (
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float16", "bfloat16"),
     *("float32", "float64", "complex64", "complex128"),
 )
-"""The data types of Zarr v3 arrays that can be read and written."""
+"""The data types of Zarr v3 arrays that TensorStore has too."""
 
-_MAX_RECORD_NBYTES: Final = 2**31 - 1
+_MAX_NBYTES: Final = 2**31 - 1
 
 # Same type, other registered name.
 _V3_ALIASES: Final = {"complex_float32": "complex64", "complex_float64": "complex128"}
 
-# Registered or written by zarr-python, but without an implementation here.
-_V3_KNOWN: Final = frozenset(
-    {
-        *("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"),
-        *("complex_bfloat16", "complex_float16", "complex_float4_e2m1fn", "complex_float6_e2m3fn"),
-        *("complex_float6_e3m2fn", "complex_float8_e3m4", "complex_float8_e4m3"),
-        *("complex_float8_e4m3b11fnuz", "complex_float8_e4m3fnuz", "complex_float8_e5m2"),
-        *("complex_float8_e5m2fnuz", "complex_float8_e8m0fnu"),
-        *("string", "bytes", "fixed_length_utf32", "null_terminated_bytes"),
-        *("variable_length_bytes", "numpy.datetime64", "numpy.timedelta64"),
-    }
+_V3_PAIRS: Final = {
+    f"complex_{part}": part
+    for part in (
+        *("bfloat16", "float16", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+}
+"""Complex numbers, and the type of their parts."""
+
+_TIMES: Final = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
+_STRINGS: Final = {"fixed_length_utf32": "U", "null_terminated_bytes": "S", "raw_bytes": "V"}
+_RECORDS: Final = ("struct", "structured")
+_UNITS: Final = (
+    *("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic"),
 )
+
+# Registered or written by zarr-python, but without an implementation here.
+_V3_KNOWN: Final = frozenset({"string", "bytes", "variable_length_bytes"})
 _V3_RAW: Final = re.compile(r"r(0|[1-9][0-9]{0,11})", re.ASCII)
 
 V3DataType: TypeAlias = "dtype | np.dtype[Any]"
-"""Of Zarr v3: of numbers by TensorStore's name, of records and raw bits NumPy's, native order."""
+"""Of Zarr v3, native byte order: NumPy's type of records, bytes and pairs, else a data type."""
 
 
 def native_dtype(data_type: V3DataType) -> np.dtype[Any]:
@@ -81,41 +102,61 @@ def native_dtype(data_type: V3DataType) -> np.dtype[Any]:
 def parse_v3_data_type(value: JsonValue) -> V3DataType:
     """Parse the value of ``data_type``: a name, or an object with a name and options.
 
-    ``struct``, the older ``structured`` and a bare list of fields make a packed structured type,
-    ``r<N>`` and ``raw_bytes`` bytes ``V<n>``.
+    Returns
+    -------
+    dtype or numpy.dtype
+        A packed structured type for ``struct``, the older ``structured`` and a bare list of
+        fields; ``V<n>`` for ``r<N>`` and ``raw_bytes``, ``S<n>`` for ``null_terminated_bytes``, a
+        subarray of two for the complex types that NumPy lacks.
 
     Raises
     ------
     UnsupportedError
-        For a type that exists but cannot be read yet: strings, times, nested structures.
+        For a type whose elements have no fixed length.
     MetadataError
         For anything else.
     """
     if isinstance(value, list):
         return _v3_record(value)
-    if isinstance(value, str):
-        return _v3_data_type(value)
     if not isinstance(value, dict):
-        expect_str(value)
+        return _v3_data_type(expect_str(value))
     members = Members(value)
     name = members.take_str("name")
     found: V3DataType
-    if name in ("struct", "structured"):
-        configuration = members.take_object("configuration")
-        found = configuration.take_with("fields", lambda fields: _v3_record(expect_list(fields)))
-        configuration.finish()
-    elif name == "raw_bytes":
-        configuration = members.take_object("configuration")
-        found = np.dtype(f"V{configuration.take_int('length_bytes', 1, _MAX_RECORD_NBYTES)}")
-        configuration.finish()
+    if name in (*_RECORDS, *_TIMES, *_STRINGS):
+        options = members.take_object("configuration")
+        if name in _RECORDS:
+            found = options.take_with("fields", lambda fields: _v3_record(expect_list(fields)))
+        elif name in _TIMES:
+            unit = options.take_str("unit", choices=_UNITS)
+            factor = options.take_int("scale_factor", 1, 2**31 - 1)
+            found = dtype(np.dtype(f"{_TIMES[name]}[{_scaled(unit, factor)}]"))
+        else:
+            found = _v3_string(_STRINGS[name], options.take_int("length_bytes", 1, _MAX_NBYTES))
+        options.finish()
     else:
         found = _v3_data_type(name)
-        options = members.take_with("configuration", expect_object, {})
-        if options:
-            names = ",".join(map(quote, options))
+        given = members.take_with("configuration", expect_object, {})
+        if given:
+            names = ",".join(map(quote, given))
             raise members.error(f"data type {quote(name)} has no options, but received: {names}")
     members.finish()
     return found
+
+
+def _scaled(unit: str, factor: int) -> str:
+    """A unit as NumPy has it; no times without a unit have a factor."""
+    if unit == "generic" and factor != 1:
+        raise MetadataError(f'unit "generic" has scale_factor 1, but received: {factor}')
+    return unit if factor == 1 else f"{factor}{unit}"
+
+
+def _v3_string(kind: str, nbytes: int) -> V3DataType:
+    if kind != "U":
+        return np.dtype(f"{kind}{nbytes}")
+    if nbytes % 4:
+        raise MetadataError(f"Expected length_bytes to be a multiple of 4, but received: {nbytes}")
+    return dtype(f"U{nbytes // 4}")
 
 
 def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
@@ -132,15 +173,14 @@ def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
                 members.finish()
             if not isinstance(name, str) or not name:
                 raise MetadataError(f"Expected non-empty string, but received: {text(name)}")
-            if isinstance(data_type, dict | list):
-                raise UnsupportedError(
-                    f"The data type of field {quote(name)} has options: nested structures and such "
-                    f"are not supported yet"
-                )
-            base = _v3_data_type(expect_str(data_type))
+            if isinstance(data_type, dict):
+                with in_member("data_type"):
+                    base = parse_v3_data_type(data_type)
+            else:
+                base = _v3_data_type(expect_str(data_type))
         if any(name == other for other, _, _ in parsed):
             raise MetadataError(f"Field name {quote(name)} occurs more than once")
-        parsed.append((name, base if isinstance(base, np.dtype) else base.array_dtype, ()))
+        parsed.append((name, native_dtype(base), ()))
     return record(parsed, sum(base.itemsize for _, base, _ in parsed))
 
 
@@ -149,20 +189,30 @@ def _v3_data_type(name: str) -> V3DataType:
     raw = _V3_RAW.fullmatch(name)
     if raw is not None:
         nbits = int(raw[1])
-        if nbits == 0 or nbits % 8 or nbits // 8 > _MAX_RECORD_NBYTES:
+        if nbits == 0 or nbits % 8 or nbits // 8 > _MAX_NBYTES:
             raise MetadataError(
                 f"{name} data type is invalid; expected r<N> where N is a positive multiple of 8"
             )
         return np.dtype(f"V{nbits // 8}")
-    if name in V3_DATA_TYPES:
-        return DTYPES[name]
-    message = (
-        f"{text(name)[1:-1]} data type is not one of the supported data types: "
-        f"{', '.join(V3_DATA_TYPES)}"
-    )
+    if name in V3_DATA_TYPES or name in MORE_NUMBERS:
+        return dtype(name)
+    if name in _V3_PAIRS:
+        return np.dtype((dtype(_V3_PAIRS[name]).array_dtype, (2,)))
+    message = not_supported(text(name)[1:-1])
     if name in _V3_KNOWN:
         raise UnsupportedError(f"{message} (it is known, but not supported yet)")
+    if name in (*_TIMES, *_STRINGS, *_RECORDS):
+        raise MetadataError(f"{message} (it needs a configuration)")
     raise MetadataError(message)
+
+
+def not_supported(name: str) -> str:
+    """What to say of a type that Zarr v3 has not."""
+    more = ("r<N>", *MORE_NUMBERS, *_V3_PAIRS, *_TIMES, "fixed_length_utf32", "struct")
+    return (
+        f"{name} data type is not one of the supported data types: "
+        f"{', '.join((*V3_DATA_TYPES, *more))}"
+    )
 
 
 def data_type_to_json(data_type: V3DataType) -> JsonValue:
@@ -171,19 +221,33 @@ def data_type_to_json(data_type: V3DataType) -> JsonValue:
     Raises
     ------
     MetadataError
-        For a TensorStore data type that Zarr v3 arrays cannot have.
+        For a data type that Zarr v3 arrays cannot have.
     """
+    native = native_dtype(data_type)
+    if native.names is not None:
+        fields = [
+            {"name": name, "data_type": data_type_to_json(native[name])} for name in native.names
+        ]
+        return {"name": "struct", "configuration": {"fields": fields}}
+    if native.subdtype is not None:
+        return f"complex_{native.base.name}"
+    if native.type in (np.datetime64, np.timedelta64):
+        unit, factor = np.datetime_data(native)
+        name = "numpy.datetime64" if native.kind == "M" else "numpy.timedelta64"
+        return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}
+    if native.type is np.str_:
+        return _with_length("fixed_length_utf32", native)
     if isinstance(data_type, dtype):
         return data_type_to_json_name(data_type)
-    if data_type.names is None or data_type.fields is None:
-        if data_type.type is np.void:
-            return f"r{8 * data_type.itemsize}"
-        return data_type_to_json_name(DTYPES[data_type.name])
-    fields = [
-        {"name": name, "data_type": data_type_to_json(data_type.fields[name][0])}
-        for name in data_type.names
-    ]
-    return {"name": "struct", "configuration": {"fields": fields}}
+    if native.type is np.bytes_:
+        return _with_length("null_terminated_bytes", native)
+    if native.type is np.void:
+        return f"r{8 * native.itemsize}"
+    return data_type_to_json_name(dtype(native))
+
+
+def _with_length(name: str, native: np.dtype[Any]) -> JsonValue:
+    return {"name": name, "configuration": {"length_bytes": native.itemsize}}
 
 
 def data_type_to_json_name(data_type: dtype) -> str:
@@ -211,9 +275,9 @@ _V2_ITEMSIZES: Final = {
     "f": ("2", "4", "8"),
     "c": ("8", "16"),
 }
-_V2_OPAQUE_KINDS: Final = "SV"
-# What NumPy knows and Zarr v2 arrays may have: wide strings, times, objects, long floats.
-_V2_KNOWN_KINDS: Final = "UMmO"
+_V2_UNIT: Final = re.compile(r"\[([0-9]{1,10})?([a-zμ]+|[YMWD])\]")
+_V2_STRINGS: Final = "SVU"
+# Zarr v2 arrays may have objects; the bits of long floats are those of the machine that wrote them.
 _V2_KNOWN: Final = ("f12", "f16", "c24", "c32")
 
 
@@ -229,8 +293,8 @@ def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
     Raises
     ------
     UnsupportedError
-        For a type that exists but cannot be read yet: nested structures, wide strings, times,
-        objects.
+        For a type that exists but cannot be read: objects, and floats of more than 8 bytes, which
+        mean different bits on different machines.
     MetadataError
         For anything else.
     """
@@ -247,13 +311,36 @@ def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
         if order == "|" and itemsize != "1":
             raise MetadataError(f"{message} (a byte order is needed: < or >)")
         return np.dtype("bool" if kind == "b" else f"{order}{kind}{itemsize}")
-    if unit is None and kind in _V2_OPAQUE_KINDS and itemsize:
-        if not int(itemsize):
-            raise UnsupportedError(f"{message} (elements without bytes are not supported)")
-        return np.dtype(f"{kind}{int(itemsize)}")
-    if kind in _V2_KNOWN_KINDS or kind + itemsize in _V2_KNOWN:
-        raise UnsupportedError(f"{message} (it is known, but not supported yet)")
+    if unit is None and kind in _V2_STRINGS and itemsize:
+        return _v2_string(order, kind, int(itemsize), message)
+    if kind in "Mm" and itemsize == "8":
+        return _v2_time(order, kind, unit, message)
+    if kind == "O" or kind + itemsize in _V2_KNOWN:
+        raise UnsupportedError(f"{message} (it is known, but not supported)")
     raise MetadataError(message)
+
+
+def _v2_string(order: str, kind: str, length: int, message: str) -> np.dtype[Any]:
+    if not length:
+        raise UnsupportedError(f"{message} (elements without bytes are not supported)")
+    if kind != "U":
+        return np.dtype(f"{kind}{length}")
+    if order == "|":
+        raise MetadataError(f"{message} (a byte order is needed: < or >)")
+    if 4 * length > _MAX_NBYTES:
+        raise MetadataError(f"{message} (at most {_MAX_NBYTES // 4} characters are possible)")
+    return np.dtype(f"{order}U{length}")
+
+
+def _v2_time(order: str, kind: str, unit: str | None, message: str) -> np.dtype[Any]:
+    """A date or duration; zarr-python writes those of no unit without one."""
+    if order == "|":
+        raise MetadataError(f"{message} (a byte order is needed: < or >)")
+    parts = _V2_UNIT.fullmatch(unit or "[generic]")
+    factor = int(parts[1] or 1) if parts else 0
+    if parts is None or parts[2] not in _UNITS or not 1 <= factor < 2**31:
+        raise MetadataError(f"{message} (expected a unit, one of: {', '.join(_UNITS)})")
+    return np.dtype(f"{order}{kind}8[{_scaled(parts[2], factor)}]")
 
 
 def _v2_record(fields: list[JsonValue]) -> np.dtype[Any]:
@@ -280,12 +367,7 @@ def _v2_field(field: JsonValue) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
         if not isinstance(parts[0], str) or not parts[0]:
             raise MetadataError(f"Expected non-empty string, but received: {text(parts[0])}")
     with at_position(1):
-        if isinstance(parts[1], list) and parts[1]:
-            raise UnsupportedError(
-                f"Expected string, but received: {text(parts[1])} (nested structures are not "
-                f"supported yet)"
-            )
-        base = parse_v2_dtype(expect_str(parts[1]))
+        base = parse_v2_dtype(parts[1])
     shape: list[int] = []
     with at_position(2):
         for index, extent in enumerate(expect_list(parts[2]) if len(parts) == 3 else []):
@@ -309,9 +391,9 @@ def record(
             raise MetadataError(
                 f"Field {quote(name)} has {len(shape)} dimensions, more than 32 of an array"
             )
-    if nbytes > _MAX_RECORD_NBYTES:
+    if nbytes > _MAX_NBYTES:
         raise MetadataError(
-            f"A record of {nbytes} bytes is too large: at most {_MAX_RECORD_NBYTES} are possible"
+            f"A record of {nbytes} bytes is too large: at most {_MAX_NBYTES} are possible"
         )
     return np.dtype(
         [(name, base, shape) if shape else (name, base) for name, base, shape in fields]
@@ -343,6 +425,7 @@ def v2_dtype_to_json(stored: np.dtype[Any]) -> JsonValue:
     name = stored.name
     if name in _V2_BARE:
         return name
-    if stored.kind not in _V2_ITEMSIZES:
-        raise UnsupportedError(f"Unsupported zarr dtype: {quote(stored.str)}")
+    if stored.kind not in "MmU" and str(stored.itemsize) not in _V2_ITEMSIZES.get(stored.kind, ()):
+        written = name if stored.kind == "V" else stored.str
+        raise UnsupportedError(f"Unsupported zarr dtype: {quote(written)}")
     return stored.str

@@ -4,8 +4,12 @@ Zarr v3 floats are numbers, ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` or ``"0x.
 as a big-endian hexadecimal number of full width; every other NaN than the default one is written
 so. Zarr v2 has no notation for such a NaN: there all NaNs are the default one.
 
+Dates and durations are integers, or ``"NaT"``, the least one, which is written as such: that is
+what all readers take. Strings are text; in Zarr v3 it is padded with zeros to its full length.
+
 A parsed fill value is a read-only array of rank 0 in native byte order, since that keeps every
-bit of a NaN, which a NumPy scalar on its way through Python's float does not.
+bit of a NaN, which a NumPy scalar on its way through Python's float does not. Only that of a pair
+of numbers (see :mod:`gpustore.metadata.data_type`) has the rank 1.
 Source: Zarr v3 core specification, "Fill value"; Zarr v2 specification, "Fill value encoding".
 """
 
@@ -28,9 +32,10 @@ from gpustore._json import (
     expect_bool,
     expect_int,
     expect_list,
+    expect_str,
     text,
 )
-from gpustore.dtype import DTYPES, dtype
+from gpustore.dtype import DTYPES, dtype, of_elements
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
 
@@ -51,7 +56,10 @@ _DECIMAL: Final = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]
 _DECIMAL_MAX: Final = 100
 _SPECIAL: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PART: Final = {"complex64": DTYPES["float32"], "complex128": DTYPES["float64"]}
-_SUB_BYTE_INT: Final = {"int2": (-2, 1), "int4": (-8, 7)}
+_SUB_BYTE_INT: Final = {"int2": (-2, 1), "int4": (-8, 7), "uint2": (0, 3), "uint4": (0, 15)}
+_SUB_BYTE_FLOAT: Final = {"float4_e2m1fn": 0x0F, "float6_e2m3fn": 0x3F, "float6_e3m2fn": 0x3F}
+_TIMES: Final = (np.datetime64, np.timedelta64)
+_NAT: Final = -(2**63)
 
 
 def fill_value_array(value: object, data_type: dtype) -> FillValue:
@@ -85,7 +93,8 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
 
     That of a record is an object with every field, and if there is only one its value; also read
     are a list of the values of the fields and the base64 of its little endian bytes. A field of
-    raw bytes may have one number, which stands for each of them.
+    raw bytes may have one number, which stands for each of them. Raw bytes are base64 or a list
+    of numbers, dates ``"NaT"`` or a number.
 
     Returns
     -------
@@ -107,6 +116,8 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
         return _opaque(value, data_type)
     if data_type.name in _PART:
         return _from_parts(value, data_type, parse_v3_fill_value)
+    if data_type.type is np.str_:
+        return _string(value, data_type)
     if not _is_float(data_type):
         return _exact(value, data_type)
     if isinstance(value, str):
@@ -117,10 +128,12 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
 
 
 def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
-    """Of a record or of raw bits."""
+    """Of a record, raw bits or a pair."""
+    if data_type.subdtype is not None:
+        return _pair(value, of_elements(data_type.base), parse_v3_fill_value)
     if data_type.names is None:
         if not is_opaque(data_type):
-            return parse_v3_fill_value(value, DTYPES[data_type.name])
+            return parse_v3_fill_value(value, of_elements(data_type))
         if isinstance(value, list):
             data = bytes(expect_int(byte, 0, 255) for byte in expect_list(value))
             if len(data) != data_type.itemsize:
@@ -130,7 +143,7 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
         else:
             data = _base64_bytes(value, data_type.itemsize)
         return np.frombuffer(data, data_type).reshape(())
-    if isinstance(value, str) and not (len(data_type.names) == 1 and value in _SPECIAL):
+    if isinstance(value, str) and not _is_only_field(value, data_type):
         data = _base64_bytes(value, data_type.itemsize)
         return _read_only(np.frombuffer(data, data_type.newbyteorder("<")).astype(data_type))
     if isinstance(value, list):
@@ -147,6 +160,16 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
         element[name] = members.take_with(name, partial(_field, data_type=data_type[name]))
     members.finish()
     return _read_only(element)
+
+
+def _is_only_field(value: str, data_type: np.dtype[Any]) -> bool:
+    """Whether text that might be base64 of a record is the value of its only field."""
+    if len(data_type.names or ()) != 1:
+        return False
+    # Base64 of characters is longer than they are, that of numbers of another length than bits.
+    if data_type[0].kind == "U":
+        return len(value.rstrip("\0")) <= data_type.itemsize // 4
+    return value in _SPECIAL or value == "NaT" or _HEX.fullmatch(value) is not None
 
 
 def _field(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
@@ -167,16 +190,22 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
     """Return the JSON that :func:`parse_v3_fill_value` turns into exactly these bits."""
     if isinstance(data_type, np.dtype):
         if data_type.names is not None:
-            if len(data_type.names) == 1:  # TensorStore reads nothing else of them.
+            if len(data_type.names) == 1 and data_type[0].names is None:
+                # TensorStore reads nothing else of them.
                 (name,) = data_type.names
                 return v3_fill_value_to_json(value[name], data_type[name])
             return {name: _field_to_json(value[name], data_type[name]) for name in data_type.names}
         if is_opaque(data_type):
             return base64.b64encode(value.tobytes()).decode()
-        data_type = DTYPES[data_type.name]
+        if data_type.subdtype is not None:
+            part = of_elements(data_type.base)
+            return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]
+        data_type = of_elements(data_type)
     if data_type.name in _PART:
         part = _PART[data_type.name]
         return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]
+    if data_type.type is np.str_:
+        return str(value).ljust(data_type.itemsize // 4, "\0")
     if not _is_float(data_type):
         return _exact_to_json(value, data_type)
     if math.isnan(value):
@@ -209,8 +238,9 @@ def _from_hex(value: str, data_type: dtype) -> FillValue:
             f"Expected {digits} hex digits for the bits of {data_type.name}, "
             f"but received: {text(value)}"
         )
-    if data_type.name == "float4_e2m1fn" and value[2] != "0":
-        raise MetadataError(f'Expected "0x00" to "0x0f", but received: {text(value)}')
+    largest = _SUB_BYTE_FLOAT.get(data_type.name, 0xFF)
+    if digits == 2 and int(value, 16) > largest:
+        raise MetadataError(f'Expected "0x00" to "{largest:#04x}", but received: {text(value)}')
     return _from_bytes(bytes.fromhex(value[2:]), ">", data_type)
 
 
@@ -226,7 +256,8 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     """Parse the ``fill_value`` of Zarr v2 metadata.
 
     Wider than Zarr v3: booleans may be 0 and 1, floats decimal strings, and complex numbers and
-    ``float4_e2m1fn`` the base64 of their stored bytes. Strings may lack zeros at their end.
+    ``float4_e2m1fn`` the base64 of their stored bytes. Strings may lack zeros at their end. 0 is
+    zero bytes also of records and strings: old files have it.
 
     Parameters
     ----------
@@ -250,11 +281,15 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
         return None
     if is_opaque(stored):
         element = np.zeros(1, f"V{stored.itemsize}")
+        if _is_zero(value):
+            return _read_only(element)
         # Of strings zarr-python leaves out the zeros at the end.
         data = _base64_bytes(value, stored.itemsize, padded=stored.kind == "S")
         element.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         return _read_only(element)
-    data_type = _native(stored)
+    data_type = of_elements(stored)
+    if data_type.type is np.str_:
+        return _string("" if _is_zero(value) else value, data_type)
     if data_type.name in _PART:
         if isinstance(value, list):
             return _from_parts(value, data_type, _parse_v2_float)
@@ -274,7 +309,9 @@ def v2_fill_value_to_json(value: FillValue | None, stored: np.dtype[Any]) -> Jso
         return None
     if is_opaque(stored):
         return base64.b64encode(value.tobytes()).decode()
-    data_type = _native(stored)
+    data_type = of_elements(stored)
+    if data_type.type is np.str_:
+        return str(value)
     if data_type.name in _PART:
         return [_float_to_json(x) for x in _parts(value, _PART[data_type.name])]
     if data_type.name == "float4_e2m1fn":
@@ -314,14 +351,14 @@ def _base64_bytes(value: JsonValue, nbytes: int, *, padded: bool = False) -> byt
 
 def _from_base64(value: JsonValue, stored: np.dtype[Any]) -> FillValue:
     decoded = _base64_bytes(value, stored.itemsize)
-    return _from_bytes(decoded, ">" if stored.byteorder == ">" else "<", _native(stored))
+    return _from_bytes(decoded, ">" if stored.byteorder == ">" else "<", of_elements(stored))
 
 
 # --------------------------------------------------------------------------- one element
 
 
-def _native(stored: np.dtype[Any]) -> dtype:
-    return DTYPES[stored.name]
+def _is_zero(value: JsonValue) -> bool:
+    return type(value) is int and value == 0
 
 
 def _is_float(data_type: dtype) -> bool:
@@ -336,6 +373,9 @@ def _exact(value: JsonValue, data_type: dtype) -> FillValue:
     """A boolean or an integer; ``1.0`` is an integer here, as in TensorStore and zarr-python."""
     if data_type.name == "bool":
         return fill_value_array(expect_bool(value), data_type)
+    if data_type.type in _TIMES:
+        number = _NAT if value == "NaT" else expect_int(value, _NAT, -(_NAT + 1))
+        return fill_value_array(np.array(number, np.int64).view(data_type.array_dtype), data_type)
     if data_type.name in _SUB_BYTE_INT:
         low, high = _SUB_BYTE_INT[data_type.name]
     else:
@@ -345,6 +385,8 @@ def _exact(value: JsonValue, data_type: dtype) -> FillValue:
 
 
 def _exact_to_json(value: FillValue, data_type: dtype) -> JsonValue:
+    if data_type.type in _TIMES:
+        return int(value.view(np.int64))
     return bool(value) if data_type.name == "bool" else int(value)
 
 
@@ -387,19 +429,34 @@ def _from_bytes(data: bytes, order: Literal["<", ">"], data_type: dtype) -> Fill
     return fill_value_array(np.frombuffer(data, dtype=stored).reshape(()), data_type)
 
 
+def _string(value: JsonValue, data_type: dtype) -> FillValue:
+    longest = data_type.itemsize // 4
+    if len(expect_str(value).rstrip("\0")) > longest:
+        raise MetadataError(
+            f"Expected a string of at most {longest} characters, but received: {text(value)}"
+        )
+    return fill_value_array(value, data_type)
+
+
 def _from_parts(
     value: JsonValue, data_type: dtype, parse: Callable[[JsonValue, dtype], FillValue]
 ) -> FillValue:
-    part = _PART[data_type.name]
-    array = np.empty((), data_type.array_dtype)
-    parts = array.reshape(1).view(part.array_dtype)
+    pair = _pair(value, _PART[data_type.name], parse)
+    return _read_only(pair.view(data_type.array_dtype))
+
+
+def _pair(
+    value: JsonValue, part: dtype, parse: Callable[[JsonValue, dtype], FillValue]
+) -> FillValue:
+    """The real and the imaginary part, shape (2,)."""
+    parts = np.empty(2, part.array_dtype)
     for index, element in enumerate(expect_list(value, length=2)):
         with at_position(index):
             parts[index] = parse(element, part)
-    array.flags.writeable = False
-    return array
+    parts.flags.writeable = False
+    return parts
 
 
 def _parts(value: FillValue, part: dtype) -> list[FillValue]:
-    real, imaginary = value.reshape(1).view(part.array_dtype)[:, None]
+    real, imaginary = np.array(value).reshape(-1).view(part.array_dtype)[:, None]
     return [real.reshape(()), imaginary.reshape(())]

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, TypeAlias, cast
 import numpy as np
 
 from gpustore._json import JsonValue, Members, dump, in_member
-from gpustore.dtype import DTYPES
+from gpustore.dtype import of_elements
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import is_opaque
@@ -100,7 +100,7 @@ class Zarr2Metadata:
             check_length(self.chunks, len(self.shape))
         if self.fill_value is not None and not is_opaque(self.dtype):
             # JSON has one NaN only; what is written must be what is compared with.
-            given = fill_value_array(self.fill_value, DTYPES[self.dtype.name])
+            given = fill_value_array(self.fill_value, of_elements(self.dtype))
             written = v2_fill_value_to_json(given, self.dtype)
             object.__setattr__(self, "fill_value", parse_v2_fill_value(written, self.dtype))
 

@@ -97,7 +97,7 @@ class FillValue:
 
     def same_as(self, other: FillValue) -> bool:
         """Whether both have one type and shape, and equal elements or equal bits (NaN)."""
-        if self.dtype is not other.dtype or self.shape != other.shape:
+        if self.dtype != other.dtype or self.shape != other.shape:
             return False
         if self.array.dtype.kind != "O" and self.array.tobytes() == other.array.tobytes():
             return True
@@ -105,7 +105,7 @@ class FillValue:
 
     def converted(self, dtype: DataType) -> FillValue:
         """The value as `dtype`, by C conversion: 70000 becomes 4464 as uint16."""
-        if dtype is self.dtype:
+        if dtype == self.dtype:
             return self
         if self.dtype.name in _OBJECTS and dtype.name not in _OBJECTS:
             return FillValue.from_json(array_to_json(self.array, self.dtype), dtype)
@@ -121,7 +121,8 @@ class FillValue:
             return array_to_json(self.array, self.dtype)
 
     def __str__(self) -> str:
-        return _format(self.array.tolist(), self.array.ndim)
+        array = self.array.view(np.int64) if self.array.dtype.kind in "Mm" else self.array
+        return _format(array.tolist(), array.ndim)
 
 
 def check_broadcast(shape: Sequence[int], target: Sequence[int]) -> None:

@@ -72,11 +72,8 @@ def test_byte_order_of_single_bytes_is_normalised(dtype, tmp_path):
     assert f'"dtype":"|{dtype[1:]}"' in files(tmp_path)["a/.zarray"].decode()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["<M8[s]", "<U3", [["x", "<M8[s]"]]],
-)
-def test_data_types_that_are_not_numbers_are_refused_by_name(dtype, tmp_path):
+@pytest.mark.parametrize("dtype", ["<f16", [["x", "<c32"]], "|S0"])
+def test_data_types_without_a_fixed_meaning_are_refused_by_name(dtype, tmp_path):
     with pytest.raises(gpustore.UnsupportedError, match="Unsupported zarr dtype"):
         created({"dtype": dtype}, {"shape": [5, 3]})(gpustore, tmp_path)
     assert files(tmp_path) == {}
