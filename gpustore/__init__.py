@@ -50,6 +50,7 @@ from gpustore.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.open import open
 from gpustore.open_group import open_group
+from gpustore.pipelines.explain import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -102,6 +103,7 @@ __all__ = [
     "CorruptChunkError",
     "DeviceError",
     "Dim",
+    "Explanation",
     "ForkError",
     "Future",
     "GpustoreError",

@@ -32,7 +32,7 @@ from concurrent.futures import Future as _ThreadFuture
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
-from gpustore.statistics import CURRENT, Statistics
+from gpustore.statistics import CURRENT, Operation, Statistics
 
 __all__ = [
     "CancelledError",
@@ -116,7 +116,7 @@ class Future(Generic[T]):
     _waiters: list[threading.Lock]
     _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
     _epoch: int | None  # of the process whose threads do the work; None if any thread may
-    _statistics: Statistics | None  # of the operation that it is a part of
+    _statistics: Operation | None  # of the operation that it is a part of
 
     def __new__(
         cls,

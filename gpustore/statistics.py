@@ -1,10 +1,10 @@
 """Counters of what happened: keys read, bytes fetched, chunks decoded where, launches, copies.
 
-A :class:`Statistics` belongs to one operation or to the process, and hands on what it counts to its
-parent. Nothing falls back silently: every fallback is counted in one.
+A :class:`Statistics` belongs to one operation or to the process. Nothing falls back silently: every
+fallback is counted in both.
 
 Whoever does something counts it in :data:`STATISTICS`. Each read and write of an array is begun by
-:class:`Operation`; its Future, and every Future made meanwhile, knows to which operation it
+:func:`operation`; its Future, and every Future made meanwhile, knows to which operation it
 belongs, and threads that work for one of them count for that operation too.
 """
 
@@ -14,9 +14,18 @@ import os
 import threading
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
-__all__ = ["COUNTERS", "CURRENT", "STATISTICS", "Operation", "Statistics", "attributed"]
+__all__ = [
+    "COUNTERS",
+    "CURRENT",
+    "STATISTICS",
+    "Operation",
+    "Rehearsed",
+    "Statistics",
+    "attributed",
+    "operation",
+]
 
 T = TypeVar("T")
 
@@ -31,6 +40,7 @@ COUNTERS: Final = MappingProxyType(
         "retries": "attempts repeated because another writer changed a chunk or the device failed",
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",
         "bytes_fetched": "encoded bytes of chunks and shards that came from a kvstore",
+        "bytes_decoded": "decoded bytes of chunks (or parts of uncompressed ones) that were read",
         "bytes_stored": "encoded bytes of chunks and shards that went to a kvstore",
         "bytes_to_device": "bytes copied from host to device memory",
         "bytes_to_host": "bytes copied from device to host memory",
@@ -63,37 +73,25 @@ os.register_at_fork(after_in_child=_after_fork)
 class Statistics:
     """A set of named counters, see :data:`COUNTERS`, that many threads may add to.
 
-    Parameters
-    ----------
-    parent : Statistics, optional
-        What is added here is added there as well.
-
     Examples
     --------
-    >>> process = Statistics()
-    >>> read = Statistics(process)
-    >>> read.add(key_reads=3, bytes_fetched=4096)
-    >>> process["key_reads"], process["launches"]
+    >>> statistics = Statistics()
+    >>> statistics.add(key_reads=3, bytes_fetched=4096)
+    >>> statistics["key_reads"], statistics["launches"]
     (3, 0)
-    >>> read.snapshot()
+    >>> statistics.snapshot()
     {'bytes_fetched': 4096, 'key_reads': 3}
     """
 
-    __slots__ = ("_counts", "_parent")
+    __slots__ = ("_counts",)
 
-    def __init__(self, parent: Statistics | None = None) -> None:
-        self._parent = parent
+    def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
-        here: Statistics | None = self
         with _lock:
-            while here is not None:
-                counts = here._counts
-                for name, amount in amounts.items():
-                    counts[name] = counts.get(name, 0) + amount
-                here = here._parent
+            _add(self._counts, amounts)
 
     def __getitem__(self, name: str) -> int:
         return self._counts.get(name, 0)
@@ -105,13 +103,69 @@ class Statistics:
         return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def reset(self) -> dict[str, int]:
-        """Set all counters to 0 and return what they were; the parent's stay."""
+        """Set all counters to 0 and return what they were."""
         with _lock:
-            counts, self._counts = self._counts, {}
+            counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def __repr__(self) -> str:
         return f"Statistics({self.snapshot()})"
+
+
+def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
+    for name, amount in amounts.items():
+        counts[name] = counts.get(name, 0) + amount
+
+
+class Operation(Statistics):
+    """Statistics of one read or write; what is added counts for the process too.
+
+    Small reads are many, so what is added is only kept, and summed up when somebody asks.
+    """
+
+    __slots__ = ("_kept",)
+
+    counts_for_process: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, int]] = []
+
+    def add(self, **amounts: int) -> None:
+        """Add to the named counters, all at once."""
+        attributed(self, lambda: STATISTICS.add(**amounts))
+
+    def __getitem__(self, name: str) -> int:
+        return self.snapshot().get(name, 0)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counters that are not 0, by name, as of one moment."""
+        with _lock:
+            counts = dict(self._summed())
+        return {name: counts[name] for name in sorted(counts) if counts[name]}
+
+    def reset(self) -> dict[str, int]:
+        """Set all counters to 0 and return what they were; the process's stay."""
+        with _lock:
+            counts = self._summed()
+            del self._kept[:1]
+        return {name: counts[name] for name in sorted(counts) if counts[name]}
+
+    def _summed(self) -> dict[str, int]:
+        """The sum of what is kept, which it replaces. Others may append meanwhile."""
+        count = len(self._kept)
+        counts: dict[str, int] = {}
+        for amounts in self._kept[:count]:
+            _add(counts, amounts)
+        self._kept[:count] = [counts]
+        return counts
+
+
+class Rehearsed(Operation):
+    """Statistics of an operation that does not happen: nothing counts for the process."""
+
+    __slots__ = ()
+
+    counts_for_process = False
 
 
 class _ProcessStatistics(Statistics):
@@ -119,26 +173,33 @@ class _ProcessStatistics(Statistics):
 
     __slots__ = ()
 
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(COUNTERS, 0)
+
     def add(self, **amounts: int) -> None:
-        here: Statistics | None = CURRENT.operation
+        operation = CURRENT.operation
+        if operation is not None:
+            kept = operation._kept
+            kept.append(amounts)
+            if len(kept) > _MOST_KEPT:
+                with _lock:
+                    operation._summed()
+            if not operation.counts_for_process:
+                return
         with _lock:
             counts = self._counts
             for name, amount in amounts.items():
-                counts[name] = counts.get(name, 0) + amount
-            if here is not None and not here._counts:
-                here._counts = amounts  # Nobody else has it. Small reads are many, and count twice.
-                here = here._parent
-            while here is not None and here is not self:
-                counts = here._counts
-                for name, amount in amounts.items():
-                    counts[name] = counts.get(name, 0) + amount
-                here = here._parent
+                counts[name] += amount
+
+
+_MOST_KEPT = 100
+"""What is added to an operation so often is summed up."""
 
 
 class _Current(threading.local):
-    """The operation that a thread works for: its ancestors end at the process."""
+    """What a thread counts for besides the process."""
 
-    operation: Statistics | None = None
+    operation: Operation | None = None
 
 
 CURRENT: Final = _Current()
@@ -147,30 +208,21 @@ STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counts everything that happens in this process."""
 
 
-class Operation(Statistics):
-    """Statistics of one operation; what is begun within ``with`` is a part of it.
-
-    Within another operation it counts for that one as well.
-    """
-
-    __slots__ = ("_outer",)
-
-    def __init__(self) -> None:
-        self._outer = CURRENT.operation
-        self._parent = self._outer or STATISTICS
-        self._counts = {}
-
-    def __enter__(self) -> None:
-        CURRENT.operation = self
-
-    def __exit__(self, *error: object) -> None:
-        CURRENT.operation = self._outer
-
-
-def attributed(statistics: Statistics | None, begin: Callable[..., T], /, *args: Any) -> T:
-    """Call `begin` as a part of the operation that `statistics` belongs to."""
-    outer, CURRENT.operation = CURRENT.operation, statistics
+def operation(begin: Callable[[], T]) -> T:
+    """Call `begin`, which begins an operation. Within another one it is a part of that."""
+    outer = CURRENT.operation
+    if outer is None:
+        CURRENT.operation = Operation()
     try:
-        return begin(*args)
+        return begin()
+    finally:
+        CURRENT.operation = outer
+
+
+def attributed(operation: Operation | None, begin: Callable[[], T]) -> T:
+    """Call `begin` as a part of an operation, or of none."""
+    outer, CURRENT.operation = CURRENT.operation, operation
+    try:
+        return begin()
     finally:
         CURRENT.operation = outer

@@ -10,41 +10,83 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.statistics import COUNTERS, STATISTICS, Statistics
+from gpustore.statistics import (
+    COUNTERS,
+    CURRENT,
+    STATISTICS,
+    Operation,
+    Rehearsed,
+    Statistics,
+    attributed,
+    operation,
+)
 
 PACKAGE = Path(__file__).parents[1] / "gpustore"
 
 
-def test_counts_reach_all_ancestors():
-    process = Statistics()
-    store = Statistics(process)
-    one, two = Statistics(store), Statistics(store)
+def test_what_is_counted_for_an_operation_counts_for_the_process():
+    before = {name: STATISTICS[name] for name in COUNTERS}
+    one, two = Operation(), Operation()
     one.add(reads=1, copies=2)
-    two.add(reads=1, waits=0)
-    assert process.snapshot() == store.snapshot() == {"copies": 2, "reads": 2}
+    attributed(two, lambda: STATISTICS.add(reads=1, waits=0))
+    STATISTICS.add(copies=4)
+    assert one.snapshot() == {"copies": 2, "reads": 1}
     assert two.snapshot() == {"reads": 1}
     assert (one["copies"], two["copies"], two["launches"]) == (2, 0, 0)
+    assert (STATISTICS["copies"] - before["copies"], STATISTICS["reads"] - before["reads"]) == (
+        6,
+        2,
+    )
     assert repr(one) == "Statistics({'copies': 2, 'reads': 1})"
 
 
-def test_reset_returns_what_was_counted():
-    parent = Statistics()
-    child = Statistics(parent)
-    child.add(reads=3)
-    assert child.reset() == {"reads": 3}
-    assert child.snapshot() == {}
-    assert parent["reads"] == 3
+def test_a_rehearsal_counts_for_nobody_else():
+    before = STATISTICS.snapshot()
+    rehearsed = Rehearsed()
+    attributed(rehearsed, lambda: STATISTICS.add(reads=1))
+    assert rehearsed.snapshot() == {"reads": 1}
+    assert STATISTICS.snapshot() == before
 
 
-def test_many_threads_lose_nothing():
-    total = Statistics()
-    parts = [Statistics(total) for _ in range(4)]
+def test_an_operation_within_another_is_a_part_of_it():
+    found = []
 
-    def count(part):
-        for _ in range(2000):
-            part.add(reads=1, bytes_fetched=10)
+    def begin():
+        found.append(CURRENT.operation)
+        return 5
 
-    threads = [threading.Thread(target=count, args=(part,)) for part in parts]
+    assert operation(lambda: operation(begin)) == operation(begin) == 5
+    assert CURRENT.operation is None
+    assert found[0] is not found[1]
+    with pytest.raises(ZeroDivisionError):
+        operation(lambda: 1 / 0)
+    assert CURRENT.operation is None
+
+
+@pytest.mark.parametrize("kind", [Statistics, Operation])
+def test_reset_returns_what_was_counted(kind):
+    before = STATISTICS["reads"]
+    statistics = kind()
+    for _ in range(250):
+        statistics.add(reads=3)
+    assert statistics.reset() == {"reads": 750}
+    assert statistics.snapshot() == {}
+    statistics.add(reads=1)
+    assert statistics["reads"] == 1
+    assert STATISTICS["reads"] - before == (751 if kind is Operation else 0)
+
+
+@pytest.mark.parametrize("kind", [Statistics, Operation])
+def test_many_threads_lose_nothing(kind):
+    total = kind()
+
+    def count():
+        for i in range(2000):
+            total.add(reads=1, bytes_fetched=10)
+            if i % 300 == 0:
+                total.snapshot()
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -98,13 +140,16 @@ def counted(operation):
 def test_counts_of_chunks():
     store, values = array_of_four([LITTLE], [4, 4])
     whole = {"reads": 1, "chunks_planned": 4, "chunks_missing": 1}
-    assert counted(store.read) == {**whole, "key_reads": 4, "bytes_fetched": 3 * CHUNK_NBYTES}
+    fetched = {"key_reads": 4, "bytes_fetched": 3 * CHUNK_NBYTES}
+    assert counted(store.read) == {**whole, **fetched, "bytes_decoded": 3 * CHUNK_NBYTES}
     # The rows of a raw chunk that are wanted.
-    row = {"reads": 1, "chunks_planned": 1, "key_reads": 1, "bytes_fetched": 4 * 2}
+    row = {"reads": 1, "chunks_planned": 1, "key_reads": 1}
+    row |= {"bytes_fetched": 4 * 2, "bytes_decoded": 4 * 2}
     assert counted(store[1, :4].read) == row
     missing = {"reads": 1, "chunks_planned": 1, "key_reads": 1, "chunks_missing": 1}
     assert counted(store[6, 6].read) == missing
-    crops = {"reads": 1, "chunks_planned": 1, "key_reads": 1, "bytes_fetched": CHUNK_NBYTES}
+    crops = {"reads": 1, "chunks_planned": 1, "key_reads": 1}
+    crops |= {"bytes_fetched": CHUNK_NBYTES, "bytes_decoded": CHUNK_NBYTES}
     assert counted(lambda: store.read_many([[0, 0], [2, 2]], [2, 2])) == crops
     one = {"writes": 1, "chunks_planned": 1, "bytes_stored": CHUNK_NBYTES}
     assert counted(lambda: store[:4, :4].write(values[:4, :4])) == one
@@ -117,10 +162,12 @@ def test_counts_of_chunks():
 def test_counts_of_a_shard():
     store, values = array_of_four([SHARDED], [8, 8])
     index = {"key_reads": 2, "bytes_fetched": INDEX_NBYTES + 3 * CHUNK_NBYTES}
+    index["bytes_decoded"] = 3 * CHUNK_NBYTES
     whole = {"reads": 1, "chunks_planned": 4, "chunks_missing": 1}
     assert counted(store.read) == whole | index
     inner = {"reads": 1, "chunks_planned": 1, "key_reads": 2}
-    assert counted(store[:4, :4].read) == {**inner, "bytes_fetched": INDEX_NBYTES + CHUNK_NBYTES}
+    fetched = {"bytes_fetched": INDEX_NBYTES + CHUNK_NBYTES, "bytes_decoded": CHUNK_NBYTES}
+    assert counted(store[:4, :4].read) == inner | fetched
     missing = {"chunks_missing": 1, "key_reads": 1, "bytes_fetched": INDEX_NBYTES}
     assert counted(store[5, 5].read) == inner | missing
     nbytes = INDEX_NBYTES + 3 * CHUNK_NBYTES
@@ -135,11 +182,13 @@ def test_counts_of_a_shard():
 def test_counts_of_the_cache():
     store, _ = array_of_four([LITTLE], [4, 4], cache_pool={"total_bytes_limit": 1 << 20})
     whole = {"reads": 1, "chunks_planned": 4, "chunks_missing": 1, "key_reads": 4}
-    assert counted(store.read) == {**whole, "bytes_fetched": 3 * CHUNK_NBYTES}
+    fetched = {"bytes_fetched": 3 * CHUNK_NBYTES, "bytes_decoded": 3 * CHUNK_NBYTES}
+    assert counted(store.read) == whole | fetched
     # Each key is asked for its generation; no bytes come.
     assert counted(store.read) == {**whole, "cache_hits": 4}
     store.kvstore["c/0/0"] = bytes(store.kvstore["c/0/1"])
     changed = {"cache_hits": 3, "key_reads": 5, "bytes_fetched": CHUNK_NBYTES}
+    changed["bytes_decoded"] = CHUNK_NBYTES
     assert counted(store.read) == whole | changed
 
 
@@ -155,6 +204,7 @@ def test_batch_counts_each_chunk_once(kind):
         return several[0]
 
     wanted = {"reads": 3, "chunks_planned": 1, "key_reads": 1, "bytes_fetched": CHUNK_NBYTES}
+    wanted["bytes_decoded"] = CHUNK_NBYTES
     if kind == "shard":
         wanted |= {"key_reads": 2, "bytes_fetched": INDEX_NBYTES + CHUNK_NBYTES}
     assert counted(reads) == wanted
@@ -226,8 +276,10 @@ def test_a_read_counts_what_it_does_and_nothing_else():
         **whole,
         "key_reads": 4,
         "bytes_fetched": 3 * CHUNK_NBYTES,
+        "bytes_decoded": 3 * CHUNK_NBYTES,
     }
-    row = {"reads": 1, "chunks_planned": 1, "key_reads": 1, "bytes_fetched": 4 * 2}
+    row = {"reads": 1, "chunks_planned": 1, "key_reads": 1}
+    row |= {"bytes_fetched": 4 * 2, "bytes_decoded": 4 * 2}
     assert second.statistics.snapshot() == row
     assert store.kvstore.read("c/0/0").statistics.snapshot() == {}
     assert gpustore.Future(3).statistics.snapshot() == {}
@@ -339,6 +391,6 @@ def test_package_uses_only_counters_that_are_explained():
                 and node.func.attr == "add"
                 and node.keywords
             ):
-                names = {keyword.arg for keyword in node.keywords}
+                names = {keyword.arg for keyword in node.keywords if keyword.arg}
                 unknown += [f"{path.name}: {name}" for name in sorted(names - COUNTERS.keys())]
     assert unknown == []

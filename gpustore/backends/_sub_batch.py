@@ -125,7 +125,7 @@ class SubBatch:
         self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
     ) -> SubBatch:
         """Another one for some of the values, in the same slot."""
-        return SubBatch(
+        return type(self)(
             self._device,
             self._slot,
             self._places.take(rows),
@@ -287,11 +287,9 @@ class SubBatch:
             return self._errors
         left = dict(batch.refused)
         if self._event is not None:
-            assert self._results is not None
             self._device.synchronize(self._event)
             STATISTICS.add(waits=1)
-            pinned, start = self._results
-            failed = batch.failures(pinned.view[start : start + batch.result_nbytes])
+            failed = self._failed(batch)
             STATISTICS.add(
                 retries=len(failed), chunks_decoded_device=max(0, self._on_device - len(failed))
             )
@@ -301,6 +299,12 @@ class SubBatch:
         if left:
             self._place_from_host(sorted(left))
         return self._errors
+
+    def _failed(self, batch: DeviceBatch) -> dict[int, str]:
+        """Rows that did not decode, and why."""
+        assert self._results is not None
+        pinned, start = self._results
+        return batch.failures(pinned.view[start : start + batch.result_nbytes])
 
     def _place_from_host(self, left: list[int]) -> None:
         """Decode some rows on the host and place them, as many at a time as fit in a slot."""

@@ -99,6 +99,8 @@ class Flight:
         Decoded bytes that should be in a sub-batch.
     """
 
+    sub_batch: type[SubBatch] = SubBatch
+
     def __init__(
         self,
         backend: DeviceBackend,
@@ -190,7 +192,7 @@ class Flight:
             self.arena()
         slot, self._next = self._next, None
         assert slot is not None
-        batch = SubBatch(
+        batch = self.sub_batch(
             self._backend.driven,
             slot,
             places,

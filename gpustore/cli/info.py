@@ -2,7 +2,9 @@
 
 1. Open the array: only its metadata is read.
 2. List what is stored of it, with sizes where the kvstore is a folder of files.
-3. Print the facts.
+3. Ask how a read of it would go: who decodes, here and on a GPU. With ``--explain`` that is shown
+   as a whole, for a read of all of it.
+4. Print the facts.
 """
 
 from __future__ import annotations
@@ -32,9 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
     store = open_whole(arguments.array)
     facts = describe(store)
     if arguments.json:
+        if arguments.explain:
+            facts["explanation"] = store.explain().to_json()
         print(json.dumps(facts, indent=2))
     else:
-        Screen().facts(arguments.array, _for_people(store, facts))
+        screen = Screen()
+        screen.facts(arguments.array, _for_people(store, facts))
+        if arguments.explain:
+            screen.line(f"\n{store.explain()}")
     return 0
 
 
@@ -52,6 +59,8 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         Sizes in bytes. ``shard`` is None unless several chunks share a stored value;
         ``stored_nbytes`` is None where the kvstore does not tell sizes. Of records, ``fields``
         tells what is in one; strings and raw bytes have an ``inner_shape``, their length.
+        ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
+        host if so, and what is missing for one here (None if the array is on a GPU).
     """
     elements = Elements.of(store)
     rank = elements.rank
@@ -85,6 +94,17 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "values_stored": nstored,
         "stored_nbytes": nbytes,
         "device": store.device,
+        **_decoding(store),
+    }
+
+
+def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
+    """Who decodes chunks. A read of nothing tells: the codecs are the same for all of them."""
+    first = store[tuple(slice(n, n) for n in store.domain.origin)].explain().to_json()
+    gpu = {"codecs": first["gpu"], "reason": first["gpu_reason"], "missing": first["gpu_missing"]}
+    return {
+        "decoding": {"codecs": first["codecs"], "reason": first["host_reason"]},
+        "gpu": gpu if store.device == "cpu" else None,
     }
 
 
@@ -152,9 +172,21 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
         ("shards stored" if facts["shard"] else "chunks stored", stored),
         ("read on", facts["device"]),
     ]
+    if facts["gpu"] is None:
+        pairs.append(("decoded by", _decoders(facts["decoding"])))
+    else:
+        pairs += [("no GPU here", reason) for reason in facts["gpu"]["missing"]]
+        pairs.append(("on a GPU", f"decoded by {_decoders(facts['gpu'])}"))
     if facts["shard"]:
         pairs.insert(5, ("shard", format_shape(facts["shard"])))
     return pairs
+
+
+def _decoders(path: Mapping[str, Any]) -> str:
+    """Who decodes, in a line."""
+    if path["reason"] is not None:
+        return f"the host: {path['reason']}"
+    return ", ".join(f"{c['decoder']} ({c['codec']})" for c in path["codecs"]) or "nobody: raw"
 
 
 def format_shape(extents: Sequence[int]) -> str:

@@ -95,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    command.add_argument(
+        "--explain", action="store_true", help="say what a read of all of it would do"
+    )
     command.set_defaults(run=info.run)
     _add_copy(commands)
     return parser

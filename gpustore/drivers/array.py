@@ -47,6 +47,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
+from gpustore.pipelines.explain import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.unit import Unit
@@ -160,6 +161,12 @@ class ArrayDriver:
             return memory.array if out is None else out
 
         return Future.deferred(run, self.executor)
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Not possible."""
+        raise UnsupportedError(
+            'explain is not supported by the "array" driver: its elements are in memory'
+        )
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the domain of `transform`."""

@@ -22,6 +22,7 @@ from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
+from gpustore.pipelines.explain import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -252,6 +253,15 @@ class Driver(Protocol):
         stream: Any = None,
     ) -> Future[Any]:
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """What a read of the domain of `transform` will do. Blocks.
+
+        Raises
+        ------
+        UnsupportedError
+            If there are no chunks.
+        """
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""

@@ -41,6 +41,7 @@ from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, pre
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import ancestors
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.explain import Explanation, explain
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
@@ -323,6 +324,13 @@ class ChunkedDriver:
             )
             return self._rechecked(transform, crops)()
         return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Explain through :mod:`gpustore.pipelines.explain`."""
+        if self.recheck > self.read_at:
+            driver = self.resolve(self.recheck)
+            return explain(driver.reader, IndexTransform(driver.domain)[transform])
+        return explain(self.reader, transform)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`.

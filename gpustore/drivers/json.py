@@ -43,6 +43,7 @@ from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
+from gpustore.pipelines.explain import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.url import encode_path
@@ -139,6 +140,12 @@ class JsonDriver:
     ) -> Future[Any]:
         """Not possible: there is one value, which :meth:`read` reads."""
         raise UnsupportedError('read_many is not supported by the "json" driver; read it once')
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Not possible."""
+        raise UnsupportedError(
+            'explain is not supported by the "json" driver: it reads one document'
+        )
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Replace the value by `source`, which has at most as many dimensions as the domain."""

@@ -61,7 +61,7 @@ def refine(
         totals: Sequence[int] = ()
         if probe is not None:
             keys = [rows.keys[row] for row in probe.rows]
-            columns = _read(array, keys, probe.start, probe.stop, generations, arena)
+            columns = _read(array, keys, probe.start, probe.stop, generations, arena, 0)
             heads, totals = columns.value, columns.total
             generations.update(zip(keys, columns.generation))
         try:
@@ -92,7 +92,8 @@ def fetch(
     """
     if rows.byte_start is None or rows.byte_stop is None:
         bound = array.chain.encoded_bound
-        columns = _read(array, rows.keys, None, None, generations, arena, bound)
+        nbytes = array.chain.layout.nbytes
+        columns = _read(array, rows.keys, None, None, generations, arena, nbytes, bound)
         if seen is not None:
             seen.update(zip(rows.keys, columns.generation))
         return columns.value
@@ -108,6 +109,7 @@ def fetch(
         [stop for _, _, stop in requests],
         generations,
         arena,
+        _decoded_nbytes(array, rows, requests),
     )
     values: list[Buffer | None] = [None] * len(rows)
     for (members, start, stop), value, total in zip(requests, columns.value, columns.total):
@@ -119,6 +121,22 @@ def fetch(
         for row in members:
             values[row] = view[rows.byte_start[row] - start : rows.byte_stop[row] - start]
     return values
+
+
+def _decoded_nbytes(
+    array: ChunkedArray, rows: PlanWindow, requests: list[tuple[list[int], int, int]]
+) -> int | list[int]:
+    """Bytes that each request decodes to; of a single one alone."""
+    if len(requests) == 1 and len(requests[0][0]) == 1:
+        _, low, high = requests[0]
+        return high - low if rows.narrowed else array.chain.layout.nbytes
+    if not rows.narrowed:
+        nbytes = array.chain.layout.nbytes
+        return [nbytes * len(members) for members, _, _ in requests]
+    assert rows.byte_start is not None
+    assert rows.byte_stop is not None
+    start, stop = rows.byte_start, rows.byte_stop
+    return [sum([stop[row] - start[row] for row in members]) for members, _, _ in requests]
 
 
 def _merged(rows: PlanWindow, wanted: list[int]) -> list[tuple[list[int], int, int]]:
@@ -155,8 +173,10 @@ def _read(
     stop: Sequence[int | None] | None,
     generations: Mapping[str, bytes],
     arena: Arena,
+    decoded_nbytes: int | list[int],
     max_nbytes: int | None = None,
 ) -> ReadColumns:
+    """Read, and count: `decoded_nbytes` of each request, or the same of all, if it is there."""
     if_equal = [generations.get(key, b"") for key in keys] if generations else None
     columns = array.store.read_many(
         ReadRequest(
@@ -168,7 +188,7 @@ def _read(
             into=arena,
         )
     )
-    _count(columns)
+    _count(columns, decoded_nbytes)
     for row, error in sorted(columns.error.items()):
         raise _explained(array, keys[row], error) from error
     if if_equal is not None:
@@ -178,10 +198,24 @@ def _read(
     return columns
 
 
-def _count(columns: ReadColumns) -> None:
+def _count(columns: ReadColumns, decoded_nbytes: int | list[int]) -> None:
+    values = columns.value
+    if len(values) == 1 and isinstance(decoded_nbytes, int):
+        value = values[0]  # Small reads are many.
+        if value is None:
+            STATISTICS.add(key_reads=1)
+        else:
+            STATISTICS.add(key_reads=1, bytes_fetched=len(value), bytes_decoded=decoded_nbytes)
+        return
+    if isinstance(decoded_nbytes, int):
+        decoded = decoded_nbytes * (len(values) - values.count(None))
+    else:
+        pairs = zip(values, decoded_nbytes)
+        decoded = sum([nbytes for value, nbytes in pairs if value is not None])
     STATISTICS.add(
-        key_reads=len(columns.value),
-        bytes_fetched=sum([len(value) for value in columns.value if value is not None]),
+        key_reads=len(values),
+        bytes_fetched=sum([len(value) for value in values if value is not None]),
+        bytes_decoded=decoded,
     )
 
 
@@ -236,7 +270,7 @@ def _check_received(
 def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
     """Fetch whole values, in buffers of their own, for a read-modify-write."""
     columns = array.store.read_many(ReadRequest(keys=keys, max_nbytes=array.object_bound))
-    _count(columns)
+    _count(columns, 0)
     for row, error in sorted(columns.error.items()):
         raise _explained(array, keys[row], error) from error
     return columns

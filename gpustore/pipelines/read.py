@@ -37,7 +37,16 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
-__all__ = ["PLANNED_ROWS", "SMALL_ROWS", "SMALL_S", "check_rows", "contiguous", "most_keys", "read"]
+__all__ = [
+    "PLANNED_ROWS",
+    "SMALL_ROWS",
+    "SMALL_S",
+    "check_rows",
+    "contiguous",
+    "most_keys",
+    "read",
+    "read_part",
+]
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
@@ -105,7 +114,7 @@ def read(
     result = memory.array if out is None else out
 
     def run(part: int, parts: int) -> None:
-        _read_part(array, plan, memory, part, parts)
+        read_part(array, plan, memory, part, parts)
 
     if array.backend.defers and array.store.is_local and rows <= SMALL_ROWS:
         seconds = _seconds(array, plan)
@@ -155,7 +164,7 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
     return tuple(strides if order == "F" else reversed(strides))
 
 
-def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
+def read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     check = partial(check_rows, array)
     keys = most_keys(array)

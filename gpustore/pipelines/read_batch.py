@@ -35,7 +35,7 @@ from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import BLOCK_NBYTES, read_pieces, single_chunks
-from gpustore.statistics import STATISTICS, Statistics, attributed
+from gpustore.statistics import STATISTICS, Operation, attributed
 
 __all__ = ["read_in_batch"]
 
@@ -119,8 +119,7 @@ def _start(reads: list[_Read]) -> None:
             one.alone()
         return
     array = joined[0].array
-    statistics = Statistics(STATISTICS)
-    statistics.add(reads=len(joined), chunks_planned=len(plan))
+    statistics = Operation()
     for one in joined:
         one.future._statistics = statistics
 
@@ -133,7 +132,12 @@ def _start(reads: list[_Read]) -> None:
                 one.promise.set_result(one.result)
 
     memories = [one.memory for one in joined]
-    shared = attributed(statistics, read_pieces, array, plan, memories, None)
+
+    def begin() -> Future[Any]:
+        STATISTICS.add(reads=len(joined), chunks_planned=len(plan))
+        return read_pieces(array, plan, memories, None)
+
+    shared = attributed(statistics, begin)
     shared.add_done_callback(finish)
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorstore
 
+import gpustore
 from gpustore.cli import info
+from tests.on_device import emulated
 
 
 def create(path, driver, **keywords):
@@ -83,6 +85,56 @@ def test_info_for_people(gpustore_command, zarr3):
     ):
         assert line in lines
     assert any(line.startswith("chunks stored 2 of 6, ") for line in lines)
+
+
+def test_info_says_who_decodes_here_and_on_a_gpu(gpustore_command, zarr3):
+    _, out, _ = gpustore_command("info", zarr3, "--json")
+    facts = json.loads(out)
+    assert facts["decoding"] == {"codecs": [{"codec": "gzip", "decoder": "host"}], "reason": None}
+    assert facts["gpu"]["codecs"] == [{"codec": "gzip", "decoder": "nvcomp"}]
+    assert facts["gpu"]["reason"] is None
+    _, out, _ = gpustore_command("info", zarr3)
+    lines = [" ".join(line.split()) for line in out.split("\n")]
+    assert "on a GPU decoded by nvcomp (gzip)" in lines
+    for missing in facts["gpu"]["missing"]:
+        assert f"no GPU here {missing}" in lines
+
+
+@pytest.mark.parametrize(
+    ("compressor", "text"),
+    [
+        ({"id": "bz2", "level": 1}, "the host: bz2 is not decoded on a device"),
+        (None, "nobody: raw"),
+        ({"id": "lz4", "acceleration": 1}, "nvcomp (lz4)"),
+    ],
+    ids=["bz2", "raw", "lz4"],
+)
+def test_info_says_why_a_gpu_would_not_decode(gpustore_command, tmp_path, compressor, text):
+    metadata = {"shape": [5], "dtype": "<f4", "chunks": [2], "compressor": compressor}
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    gpustore.open(spec, create=True).result()
+    _, out, _ = gpustore_command("info", tmp_path)
+    assert f"decoded by {text}" in out
+
+
+def test_info_of_an_array_on_a_device(tmp_path):
+    metadata = {"shape": [5], "dtype": "<f4", "chunks": [2], "compressor": {"id": "zlib"}}
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    with emulated() as device:
+        there = gpustore.open(spec, create=True, device=device.name).result()
+        facts = info.describe(there)
+        assert facts["gpu"] is None
+        assert facts["decoding"]["codecs"] == [{"codec": "zlib", "decoder": "nvcomp"}]
+        del there
+
+
+def test_info_explains_a_read_of_the_whole(gpustore_command, zarr3):
+    code, out, _ = gpustore_command("info", zarr3, "--explain")
+    assert code == 0
+    assert "6 of 4 x 4, in 6 stored values; 4 are not stored" in out
+    _, out, _ = gpustore_command("info", zarr3, "--json", "--explain")
+    explanation = json.loads(out)["explanation"]
+    assert (explanation["chunks"], explanation["bytes_decoded"]) == (6, 2 * 32)
 
 
 def test_info_of_zarr2_has_valid_json_for_nan(gpustore_command, zarr2):

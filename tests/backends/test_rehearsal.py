@@ -1,0 +1,102 @@
+"""What a rehearsal counts is what reads into an emulated device count: a table of both."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpustore
+from tests.on_device import emulated
+from tests.pipelines.explained import (
+    CODECS,
+    SELECTIONS,
+    SHAPE,
+    check,
+    create,
+    crop_of,
+    metadata_of,
+    opened,
+    path_of,
+)
+
+pytestmark = pytest.mark.long
+"""A stage of its own in .ci/run; tests/pipelines/test_explain.py has a part of it."""
+
+FIXED = ("v3-raw", "v3-crc32c", "shards-v3-raw", "shards-v3-crc32c")
+"""What a device is asked for does not depend on the stored bytes."""
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_explanations_of_a_device_are_what_reads_count(tmp_path, name):
+    spec = create(tmp_path, name)
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name).result()
+        for part in SELECTIONS.values():
+            explanation = check(there[part])
+            by_headers = {"launches", "copies", "waits"} & set(explanation.expected)
+            assert bool(by_headers) == (name not in ("raw", "bz2", *FIXED))
+            assert (explanation.host_reason is not None) == (name == "bz2")
+        del there
+
+
+CASES = {
+    "small memory": ("zstd", {"limits": {"device_in_flight_nbytes": 24 * 3 * 288}}, {}),
+    "small memory, shards": (
+        "shards-v3-zstd-crc32c",
+        {"limits": {"device_in_flight_nbytes": 24 * 5 * 48}},
+        {},
+    ),
+    "small memory, host decodes": ("bz2", {"limits": {"device_in_flight_nbytes": 20_000}}, {}),
+    "no library": ("zstd", {}, {"decodes": ()}),
+    "own kernels": ("blosc-lz4", {}, {"decodes": ()}),
+    "not trusted": ("zstd", {"gpu_decode_trust": "never"}, {}),
+    "trusted behind a checksum": ("v3-zstd-crc32c", {"gpu_decode_trust": "verified"}, {}),
+    "one thread": ("shards-v3-raw", {"data_copy_concurrency": {"limit": 1}}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_explanations_of_other_devices_and_contexts(tmp_path, case):
+    name, context, settings = CASES[case]
+    spec = create(tmp_path, name)
+    with emulated(**settings) as device:
+        context = gpustore.Context(context)
+        there = gpustore.open(spec, device=device.name, context=context).result()
+        for part in ("whole", "crop", "partly missing"):
+            explanation = check(there[SELECTIONS[part]])
+        if case.startswith("small"):
+            assert there.explain().sub_batches > 4
+        if case in ("no library", "not trusted"):
+            assert explanation.codecs == (path_of("zstd", "host"),)
+            assert explanation.host_reason in str(explanation)
+        if case == "own kernels":
+            assert explanation.codecs == (path_of("blosc", "own kernels"),)
+        del there
+
+
+@pytest.mark.parametrize("dtype", ["|b1", ">c16", "bfloat16", "|u1"])
+@pytest.mark.parametrize("name", ["raw", "zstd"])
+def test_explanations_of_other_types(tmp_path, name, dtype):
+    driver, metadata = metadata_of(name, dtype)
+    metadata["fill_value"] = None if dtype == ">c16" else 1 if dtype == "|u1" else 0
+    spec = {"driver": driver, "kvstore": f"file://{tmp_path}", "metadata": metadata}
+    store = gpustore.open(spec, create=True, device="cpu").result()
+    store[:20] = np.ones((20, 41), store.dtype.numpy_dtype)
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name).result()
+        for part in ("whole", "crop", "partly missing"):
+            check(there[SELECTIONS[part]])
+        del there
+
+
+spans = st.tuples(*[st.integers(0, n) for n in SHAPE], *[st.integers(0, n) for n in SHAPE])
+
+
+@settings(max_examples=200)
+@given(span=spans, name=st.sampled_from(sorted(set(CODECS) - {"bz2"})))
+def test_any_crop_of_a_device(tmp_path_factory, span, name):
+    spec = opened(tmp_path_factory, name).spec()
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name).result()
+        check(there[crop_of(span)])
+        del there
