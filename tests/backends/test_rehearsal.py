@@ -100,3 +100,63 @@ def test_any_crop_of_a_device(tmp_path_factory, span, name):
         there = gpustore.open(spec, device=device.name).result()
         check(there[crop_of(span)])
         del there
+
+
+RECORD = [["a", "|u1"], ["b", ">f4"], ["c", "<i8", [3]]]
+
+
+@pytest.mark.parametrize("codec", [None, "zstd", "blosc-lz4"])
+@pytest.mark.parametrize("field", ["a", "b", "c"])
+def test_explanations_of_fields(tmp_path, field, codec):
+    metadata = {
+        "shape": list(SHAPE),
+        "chunks": [8, 9],
+        "dtype": RECORD,
+        "compressor": CODECS["raw" if codec is None else codec],
+        "fill_value": None,
+    }
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}", "metadata": metadata}
+    host = gpustore.open({**spec, "field": field}, create=True).result()
+    host[:24] = np.ones(host[:24].shape, host.dtype.numpy_dtype)
+    with emulated() as device:
+        for what in ({"field": field}, {"open_as_void": True}):
+            there = gpustore.open({**spec, **what}, device=device.name).result()
+            for part in ("whole", "crop", "row"):
+                check(there[SELECTIONS[part]])
+            del there
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_explanations_of_filters_and_of_shards_in_shards(tmp_path, codec):
+    filtered = {
+        "shape": list(SHAPE),
+        "chunks": [8, 9],
+        "dtype": "<u4",
+        "filters": [{"id": "shuffle", "elementsize": 4}],
+        "compressor": CODECS["raw" if codec is None else codec],
+    }
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    index = {"index_codecs": [little, {"name": "crc32c"}]}
+    zstd = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
+    inner = {"chunk_shape": [2, 4], "codecs": [little, *(zstd if codec else [])], **index}
+    outer = {
+        "chunk_shape": [4, 8],
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+        **index,
+    }
+    nested = {
+        "shape": list(SHAPE),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8, 16]}},
+        "data_type": "uint32",
+        "codecs": [{"name": "sharding_indexed", "configuration": outer}],
+    }
+    for driver, metadata in (("zarr", filtered), ("zarr3", nested)):
+        kvstore = f"file://{tmp_path / driver}/"
+        spec = {"driver": driver, "kvstore": kvstore, "metadata": metadata}
+        host = gpustore.open(spec, create=True).result()
+        host[:24, 3:] = np.random.default_rng(1).integers(0, 99, (24, 38)).astype("u4")
+        with emulated() as device:
+            there = gpustore.open(spec, device=device.name).result()
+            for part in SELECTIONS.values():
+                check(there[part])
+            del there
