@@ -50,7 +50,7 @@ from gpustore.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.open import open
 from gpustore.open_group import open_group
-from gpustore.pipelines.explain import Explanation
+from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

@@ -13,6 +13,7 @@ folder         object        what it is
 ``kvstores``   ``DRIVER``    a kvstore driver, file name = its identifier
 ``codecs``     ``CODEC``     a codec, file name = its name
 ``backends``   ``BACKEND``   how bytes move and decode
+``pipelines``  ``PIPELINE``  a pipeline that few programs need, and that loads much
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 =============  ============  =================================================
 """
@@ -33,6 +34,7 @@ _OBJECT = {
     "kvstores": "DRIVER",
     "codecs": "CODEC",
     "backends": "BACKEND",
+    "pipelines": "PIPELINE",
     "drivers": "DRIVER",
 }
 
@@ -40,7 +42,19 @@ _OBJECT = {
 _NOT_REGISTERED = {
     "kvstores": {"base"},
     "codecs": {"base", "chain", "compressor", "filter", "merge"},
-    "backends": {"base", "selection"},
+    "backends": {"base", "decoders", "rehearsal", "selection"},
+    "pipelines": {
+        "cached",
+        "chunked_array",
+        "explanation",
+        "fetch",
+        "read",
+        "read_batch",
+        "read_many",
+        "rehearse",
+        "stored",
+        "write",
+    },
     "drivers": {"base", "chunked", "chunked_spec", "format"},
 }
 

@@ -24,7 +24,7 @@ from gpustore.index_space.alignment import align
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstore import KvStore
-from gpustore.pipelines.explain import Explanation
+from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

@@ -47,7 +47,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
-from gpustore.pipelines.explain import Explanation
+from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.unit import Unit

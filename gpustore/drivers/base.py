@@ -22,7 +22,7 @@ from gpustore.future import Future, WriteFutures
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
-from gpustore.pipelines.explain import Explanation
+from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
+from gpustore import registry
 from gpustore._json import quote
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
@@ -41,7 +42,7 @@ from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, pre
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import ancestors
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.explain import Explanation, explain
+from gpustore.pipelines.explanation import Explanation
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
@@ -327,6 +328,7 @@ class ChunkedDriver:
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain through :mod:`gpustore.pipelines.explain`."""
+        explain: Callable[..., Explanation] = registry.find("pipelines", "explain")
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
             return explain(driver.reader, IndexTransform(driver.domain)[transform])

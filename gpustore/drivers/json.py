@@ -43,7 +43,7 @@ from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
-from gpustore.pipelines.explain import Explanation
+from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.url import encode_path

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 import gpustore
-from gpustore.pipelines.explain import CodecPath
+from gpustore.pipelines.explanation import CodecPath
 from gpustore.statistics import COUNTERS
 
 SHAPE = (37, 41)
