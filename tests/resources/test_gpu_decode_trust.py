@@ -66,7 +66,9 @@ def read(path, device, trust):
         for name in ("chunks_decoded_device", "host_fallbacks")
     ]
     reader = store._driver.reader
-    return found, counts, reader.backend.refusal(reader.chain)
+    refusal = reader.backend.refusal(reader.chain)
+    assert refusal is None or refusal in str(store.explain())
+    return found, counts, refusal
 
 
 ON_DEVICE, ON_HOST = [6, 0], [0, 6]
