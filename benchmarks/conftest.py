@@ -19,6 +19,11 @@ def pytest_addoption(parser):
     group.addoption("--peer", action="append", choices=[*PEERS], help="only this one; repeatable")
 
 
+def pytest_xdist_auto_num_workers():
+    """None: measurements share no machine with others."""
+    return 0
+
+
 def pytest_configure(config):
     threads = config.getoption("--threads")
     # Read once, when zarrs is first imported.

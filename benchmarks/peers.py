@@ -95,6 +95,13 @@ class GpustorePeer(TensorStorePeer):
 
         return gpustore
 
+    def members(self, path: Path) -> dict[str, Any]:
+        """Shape, type and chunks of the arrays in a group."""
+        arrays = self.module.open_group(path, context=self.context).result().arrays().result()
+        return {
+            name: (node.shape, node.dtype.name, node.chunk_shape) for name, node in arrays.items()
+        }
+
 
 class ZarrPeer(Peer):
     """zarr-python with its own codec pipeline."""
@@ -151,6 +158,11 @@ class ZarrPeer(Peer):
 
     def write(self, handle: Any, values: np.ndarray) -> None:
         handle[...] = values
+
+    def members(self, path: Path) -> dict[str, Any]:
+        """Shape, type and chunks of the arrays in a group."""
+        arrays = self.module.open_group(str(path), mode="r").arrays()
+        return {name: (array.shape, array.dtype.name, array.chunks) for name, array in arrays}
 
 
 class ZarrsPeer(ZarrPeer):

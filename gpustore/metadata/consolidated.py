@@ -15,21 +15,19 @@ tolerates the member. Members that zarr-python adds inside entries are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from gpustore._json import JsonValue, expect_object, in_member, quote, text
 from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import logical_path
-from gpustore.metadata.node import Node, parse_node
+from gpustore.metadata.node import NODE_DOCUMENTS, Node, parse_node
 
 __all__ = ["V2_KEY", "V3_MEMBER", "ConsolidatedMetadata", "consolidated_document"]
 
 V2_KEY: Final = ".zmetadata"
 V3_MEMBER: Final = "consolidated_metadata"
-
-_DOCUMENT: Final = {".zarray", ".zgroup", ".zattrs"}
 
 
 class ConsolidatedMetadata:
@@ -50,7 +48,7 @@ class ConsolidatedMetadata:
         If it is not consolidated metadata. A wrong entry spoils only its node.
     """
 
-    __slots__ = ("_children", "_documents", "_limits", "_nodes", "where", "zarr_format")
+    __slots__ = ("_children", "_entries", "_limits", "_nodes", "where", "zarr_format")
 
     def __init__(self, zarr_format: int, value: JsonValue, *, where: str, limits: Limits) -> None:
         self.zarr_format = zarr_format
@@ -67,33 +65,56 @@ class ConsolidatedMetadata:
                 f"but received: {text(document.get(member))}"
             )
         with in_member("metadata"):
-            entries = expect_object(document.get("metadata"))
-        self._documents = entries if zarr_format == 3 else _by_path(entries)
+            self._entries = expect_object(document.get("metadata"))
         self._children: dict[str, list[str]] | None = None
 
     def node(self, path: str) -> Node | None:
         """The node at a normalised path; None if there is none."""
         node = self._nodes.get(path)
-        if node is None and path in self._documents:
-            node = self._nodes[path] = self._parsed(path)
+        if node is None:
+            documents = self._documents(path)
+            if documents:
+                node = self._nodes[path] = self._parsed(path, documents)
         return node
 
     def children(self, path: str) -> list[Node]:
         """Nodes directly below a normalised path, by name."""
         if self._children is None:
             self._children = {}
-            for below in sorted(filter(None, self._documents)):
+            for below in sorted(self._paths()):
                 self._children.setdefault(below.rpartition("/")[0], []).append(below)
         found = (self.node(below) for below in self._children.get(path, ()))
         return [node for node in found if node is not None]
 
-    def _parsed(self, path: str) -> Node:
-        value = self._documents[path]
-        documents = {"zarr.json": value} if self.zarr_format == 3 else value
-        if self.zarr_format == 2 and not documents.keys() & {".zarray", ".zgroup"}:
-            documents = {**documents, ".zgroup": None}
-        where = f"{quote(path)} in {self.where}"
-        node = parse_node(path, self.zarr_format, documents, where=where, limits=self._limits)
+    def _paths(self) -> set[str]:
+        """Paths of all nodes but the group itself."""
+        if self.zarr_format == 3:
+            paths = set(self._entries)
+        else:
+            parts = (key.rpartition("/") for key in self._entries)
+            paths = {path for path, _, name in parts if name in (".zarray", ".zgroup")}
+        paths.discard("")
+        return paths
+
+    def _documents(self, path: str) -> dict[str, JsonValue]:
+        """Those of one node by name; none if it is not there."""
+        if self.zarr_format == 3:
+            return {"zarr.json": self._entries[path]} if path in self._entries else {}
+        prefix = f"{path}/" if path else ""
+        names = NODE_DOCUMENTS[2]
+        return {
+            name: self._entries[prefix + name] for name in names if prefix + name in self._entries
+        }
+
+    def _parsed(self, path: str, documents: dict[str, JsonValue]) -> Node:
+        node = parse_node(
+            path,
+            self.zarr_format,
+            documents,
+            where=self.where,
+            limits=self._limits,
+            is_inside=True,
+        )
         if not _is_normalised(path):
             node.node_type = None
             node.error = InvalidKeyError(f"Invalid path: {quote(path)} (in {self.where})", key=path)
@@ -105,16 +126,6 @@ def _is_normalised(path: str) -> bool:
         return logical_path(path) == path
     except InvalidKeyError:
         return False
-
-
-def _by_path(entries: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Documents of Zarr v2 by path and name; keys that are none of theirs are dropped."""
-    found: dict[str, JsonValue] = {}
-    for key, value in entries.items():
-        path, _, name = key.rpartition("/")
-        if name in _DOCUMENT:
-            found.setdefault(path, {})[name] = value
-    return found
 
 
 def consolidated_document(

@@ -9,7 +9,7 @@ Source: Zarr v2 specification, "Hierarchies"; Zarr v3 core specification, "Metad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -54,11 +54,20 @@ class Node:
     error : GpustoreError or None
         Why it cannot be read.
     where : str
-        What messages call its document.
+        What messages call its document, or the one that consolidates it.
     """
 
-    __slots__ = ("_attributes", "_limits", "document", "error", "node_type", "path", "where",
-                 "zarr_format")  # fmt: skip
+    __slots__ = (
+        "_attributes",
+        "_is_inside",
+        "_limits",
+        "document",
+        "error",
+        "node_type",
+        "path",
+        "where",
+        "zarr_format",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +80,7 @@ class Node:
         where: str = "",
         error: GpustoreError | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        is_inside: bool = False,
     ) -> None:
         self.path = path
         self.zarr_format = zarr_format
@@ -78,6 +88,7 @@ class Node:
         self.document = document
         self.error = error
         self.where = where
+        self._is_inside = is_inside
         self._attributes = attributes
         self._limits = limits
 
@@ -148,12 +159,16 @@ class Node:
         MetadataError, UnsupportedError
             If it is not known.
         """
-        self._check()
-        member = "dtype" if self.zarr_format == 2 else "data_type"
+        if self.error is not None:
+            raise self.error
+        member, parse_dtype = _DTYPE[self.zarr_format]
         value = self.document.get(member)
-        parsed = _v2_dtype if self.zarr_format == 2 else _v3_dtype
-        with prefixing(self._reading), in_member(member):
-            return parsed(value) if isinstance(value, str) else parsed.__wrapped__(value)
+        try:
+            if isinstance(value, str):
+                return _named_dtype(self.zarr_format, value)
+            return parse_dtype(value)
+        except GpustoreError as error:
+            raise self._located(error, member) from error.__cause__
 
     @property
     def metadata(self) -> Zarr2Metadata | Zarr3Metadata:
@@ -178,12 +193,21 @@ class Node:
             raise self.error
 
     def _reading(self) -> str:
-        return f"Error reading {self.where or quote(self.path)}"
+        inside = f"{quote(self.path)} in " if self._is_inside else ""
+        return f"Error reading {inside}{self.where}"
+
+    def _located(self, error: GpustoreError, member: str) -> GpustoreError:
+        with prefixing(self._reading), in_member(member):
+            raise error
 
     def _extents(self, value: JsonValue, member: str, minimum: int) -> tuple[int, ...]:
-        self._check()
-        with prefixing(self._reading), in_member(member):
+        # Not within the contexts of `_located`: there may be 10 000 nodes.
+        if self.error is not None:
+            raise self.error
+        try:
             return parse_shape(value, minimum, max_rank=self._limits.rank)
+        except GpustoreError as error:
+            raise self._located(error, member) from error.__cause__
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -203,15 +227,20 @@ def describe(node: Node) -> str:
     return f"{shape} {dtype if isinstance(dtype, np.dtype) else dtype.name}"
 
 
-@lru_cache(maxsize=256)
-def _v3_dtype(value: JsonValue) -> V3DataType:
-    return parse_v3_data_type(value)
-
-
-@lru_cache(maxsize=256)
 def _v2_dtype(value: JsonValue) -> V3DataType:
     stored = parse_v2_dtype(value)
     return stored if is_opaque(stored) else DTYPES[stored.name]
+
+
+_DTYPE: Mapping[int, tuple[str, Callable[[JsonValue], V3DataType]]] = {
+    2: ("dtype", _v2_dtype),
+    3: ("data_type", parse_v3_data_type),
+}
+
+
+@lru_cache(maxsize=256)
+def _named_dtype(zarr_format: int, name: str) -> V3DataType:
+    return _DTYPE[zarr_format][1](name)
 
 
 def parse_document(data: Any, *, name: str, where: str, limits: Limits) -> dict[str, JsonValue]:
@@ -234,7 +263,13 @@ def parse_document(data: Any, *, name: str, where: str, limits: Limits) -> dict[
 
 
 def parse_node(
-    path: str, zarr_format: int, documents: Mapping[str, JsonValue], *, where: str, limits: Limits
+    path: str,
+    zarr_format: int,
+    documents: Mapping[str, JsonValue],
+    *,
+    where: str,
+    limits: Limits,
+    is_inside: bool = False,
 ) -> Node:
     """The node that parsed documents describe; never raises.
 
@@ -248,12 +283,17 @@ def parse_node(
     where : str
         What messages call the document.
     limits : Limits
+    is_inside : bool
+        Whether that is consolidated metadata, and so not of this node alone.
     """
+    node = Node(path, zarr_format, None, where=where, limits=limits, is_inside=is_inside)
     try:
         if zarr_format == 3:
             document = expect_object(documents["zarr.json"])
-            with in_member("node_type"):
-                said = expect_str(document.get("node_type"), choices=("array", "group"))
+            said = document.get("node_type")
+            if said not in ("array", "group"):
+                with in_member("node_type"):
+                    expect_str(said, choices=("array", "group"))
             is_array = said == "array"
             attributes = document.get("attributes")
         else:
@@ -266,10 +306,12 @@ def parse_node(
                 f'"zarr_format": expected {zarr_format}, but received: {text(found)}'
             )
     except GpustoreError as error:
-        failure = error.prefixed(f"Error reading {where or quote(path)}", key=path)
-        return Node(path, zarr_format, None, error=failure, where=where, limits=limits)
-    node_type: NodeType = "array" if is_array else "group"
-    return Node(path, zarr_format, node_type, document, attributes, where=where, limits=limits)
+        node.error = error.prefixed(node._reading(), key=path)
+        return node
+    node.node_type = "array" if is_array else "group"
+    node.document = document
+    node._attributes = attributes
+    return node
 
 
 def group_document(zarr_format: int, attributes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
