@@ -480,8 +480,15 @@ class Group:
 
     def _opened(self, spec: Spec) -> TensorStore:
         access = self._access
-        opening = spec._opening(access.context, access.readable, access.writable)
-        return TensorStore._of(*opening.run())
+        request = OpenRequest(
+            spec._mode,
+            access.context,
+            access.readable,
+            access.writable,
+            spec._transform,
+            self._hierarchy,
+        )
+        return TensorStore._of(*spec._driver.open(request).run())
 
     # ---- deleting and consolidating
 

@@ -19,6 +19,7 @@ from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError
 from gpustore.executor import Executor
 from gpustore.future import Future, WriteFutures
+from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
@@ -136,6 +137,8 @@ class OpenRequest:
         False for one of them does. (TensorStore takes False as not said, and so may write.)
     transform : IndexTransform or None
         What the spec says about the domain wanted.
+    hierarchy : Hierarchy or None
+        Of the group through which it is opened.
     """
 
     mode: OpenMode
@@ -143,6 +146,7 @@ class OpenRequest:
     read: bool | None
     write: bool | None
     transform: IndexTransform | None
+    hierarchy: Hierarchy | None = None
 
     @property
     def readable(self) -> bool:

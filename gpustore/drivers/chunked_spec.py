@@ -212,8 +212,8 @@ class _Steps:
             cache_of(metadata_pool.value),
         )
         self.cache = cache_of(self.resources["cache_pool"].value)
-        self.hierarchy = None
-        if spec.node_path:
+        self.hierarchy = request.hierarchy
+        if spec.node_path and self.hierarchy is None:
             root = self.store.path[: -len(spec.node_path) - 1]
             self.hierarchy = Hierarchy(
                 self.store.driver, root, self.format.zarr_format, self.limits, self.file.cache

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpustore._json import JsonValue, expect_object, in_member, quote, text
+from gpustore._json import REQUIRED, JsonValue, expect_object, in_member, quote, text
 from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import logical_path
@@ -99,7 +99,8 @@ class ConsolidatedMetadata:
     def _documents(self, path: str) -> dict[str, JsonValue]:
         """Those of one node by name; none if it is not there."""
         if self.zarr_format == 3:
-            return {"zarr.json": self._entries[path]} if path in self._entries else {}
+            value = self._entries.get(path, REQUIRED)
+            return {} if value is REQUIRED else {"zarr.json": value}
         prefix = f"{path}/" if path else ""
         names = NODE_DOCUMENTS[2]
         return {

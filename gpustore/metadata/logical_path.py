@@ -36,7 +36,9 @@ def logical_path(path: str) -> str:
     >>> logical_path("\\foo//bar/")
     'foo/bar'
     """
-    normalised = _SLASHES.sub("/", path).strip("/")
+    normalised = path
+    if "/" in path or "\\" in path:
+        normalised = _SLASHES.sub("/", path).strip("/")
     if "." in normalised:
         for segment in normalised.split("/"):
             if segment in (".", ".."):

@@ -248,6 +248,18 @@ def test_list_is_sorted_and_respects_the_range(store):
     assert (store + "none/").list().result() == []
 
 
+def test_directories_are_listed_one_level_deep(store):
+    names = ["a/b/c", "a/b/d", "a/x", "a.b/y", "日本/z", "top", "a/b/e/f"]
+    store.write_many(WriteRequest(names, [b"x"] * len(names))).raise_first()
+    path = store.path
+    assert store.driver.list_directories(path) == ["a", "a.b", "日本"]
+    assert store.driver.list_directories(path + "a/") == ["b"]
+    assert store.driver.list_directories(path + "a/b/") == ["e"]
+    assert store.driver.list_directories(path + "a/b/e/") == []
+    assert store.driver.list_directories(path + "none/") == []
+    assert store.driver.list_directories(path + "top/") == []
+
+
 def test_delete_range_deletes_only_the_range(store):
     keys = ["a/b", "a/c", "a/d/e", "ab", "b/a", "b/b/c"]
     store.write_many(WriteRequest(keys, [b"x"] * len(keys))).raise_first()

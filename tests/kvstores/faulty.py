@@ -169,6 +169,11 @@ class FaultyKvStore(KvStoreDriver):
             raise self._error("list from", inclusive_min)
         return self.base.list(inclusive_min, exclusive_max)
 
+    def list_directories(self, prefix):
+        if self._fault("list", prefix) is not None:
+            raise self._error("list from", prefix)
+        return self.base.list_directories(prefix)
+
     def locate_many(self, keys):
         columns = self.base.locate_many(keys)
         for i, key in enumerate(keys):

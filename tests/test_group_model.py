@@ -1,0 +1,135 @@
+"""A hierarchy against a model: the same steps on a dict, in any order, in both formats."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import gpustore
+
+PATHS = st.sampled_from(["a", "b", "a/a", "a/b", "a/b/c", "\\a//b/", "b/c/"])
+NAMES = st.sampled_from(["x", "y", "\u65e5"])
+VALUES = st.sampled_from([0, "text", [1, {"n": None}], True])
+
+
+def plain(path):
+    return "/".join(part for part in path.replace("\\", "/").split("/") if part)
+
+
+class HierarchyMachine(RuleBasedStateMachine):
+    """`nodes` maps paths to None for a group, to the shape of an array; `attrs` to attributes."""
+
+    @initialize(zarr_format=st.sampled_from([2, 3]))
+    def begin(self, zarr_format):
+        self.context = gpustore.Context()
+        self.url = f"memory://h/|zarr{zarr_format}:"
+        self.group = gpustore.open_group(self.url, create=True, context=self.context).result()
+        self.nodes = {"": None}
+        self.attrs = {"": {}}
+
+    def blocked(self, path):
+        """Whether something above is an array."""
+        parts = path.split("/")
+        return any(self.nodes.get("/".join(parts[:i])) is not None for i in range(1, len(parts)))
+
+    def made(self, path, shape, attrs):
+        parts = path.split("/")
+        for i in range(1, len(parts)):
+            above = "/".join(parts[:i])
+            self.nodes.setdefault(above, None)
+            self.attrs.setdefault(above, {})
+        self.nodes[path], self.attrs[path] = shape, attrs
+
+    def create(self, begin, path, shape, attrs, *, wins=()):
+        if path in self.nodes:
+            kind = None if self.nodes[path] is None else "array"
+            if (kind, "require") in wins:
+                begin().result()
+                return
+            with pytest.raises((gpustore.AlreadyExistsError, gpustore.MismatchError)):
+                begin().result()
+        elif self.blocked(path):
+            with pytest.raises(gpustore.MismatchError):
+                begin().result()
+        else:
+            begin().result()
+            self.made(path, shape, attrs)
+
+    @rule(path=PATHS, name=NAMES, value=VALUES)
+    def create_group(self, path, name, value):
+        attrs = {name: value}
+        self.create(
+            lambda: self.group.create_group(path, attributes=attrs), plain(path), None, attrs
+        )
+
+    @rule(path=PATHS)
+    def require_group(self, path):
+        self.create(
+            lambda: self.group.require_group(path), plain(path), None, {}, wins=[(None, "require")]
+        )
+
+    @rule(path=PATHS, size=st.integers(0, 3), name=NAMES, value=VALUES)
+    def create_array(self, path, size, name, value):
+        attrs = {name: value}
+
+        def begin():
+            return self.group.create_array(path, dtype="uint8", shape=[size], attributes=attrs)
+
+        self.create(begin, plain(path), (size,), attrs)
+
+    @rule(path=PATHS)
+    def delete(self, path):
+        path = plain(path)
+        if path not in self.nodes:
+            with pytest.raises(gpustore.NotFoundError):
+                del self.group[path]
+            return
+        del self.group[path]
+        for gone in [p for p in self.nodes if p == path or p.startswith(f"{path}/")]:
+            del self.nodes[gone], self.attrs[gone]
+
+    @rule(path=PATHS | st.just(""), name=NAMES, value=VALUES)
+    def set_attribute(self, path, name, value):
+        path = plain(path)
+        if path in self.nodes:
+            owner = self.group[path] if path else self.group
+            owner.attrs[name] = value
+            self.attrs[path] = {**self.attrs[path], name: value}
+
+    @rule(path=PATHS, name=NAMES)
+    def delete_attribute(self, path, name):
+        path = plain(path)
+        if name in self.attrs.get(path, {}):
+            del self.group[path].attrs[name]
+            self.attrs[path] = {n: v for n, v in self.attrs[path].items() if n != name}
+
+    @rule()
+    def consolidate(self):
+        self.group = self.group.consolidate().result()
+
+    @rule(use_consolidated=st.sampled_from([None, False]))
+    def open_again(self, use_consolidated):
+        self.group = gpustore.open_group(
+            self.url, context=self.context, use_consolidated=use_consolidated
+        ).result()
+
+    @invariant()
+    def the_group_is_the_model(self):
+        found = self.group.members(max_depth=None).result()
+        assert {path: node.shape if node.is_array else None for path, node in found.items()} == {
+            path: shape for path, shape in self.nodes.items() if path
+        }
+        for path, node in found.items():
+            assert dict(node.attributes) == self.attrs[path]
+        assert dict(self.group.attrs) == self.attrs[""]
+
+    def teardown(self):
+        # Whoever comes new sees the same.
+        fresh = gpustore.open_group(self.url, context=self.context).result()
+        assert list(fresh.members(max_depth=None).result()) == list(
+            self.group.members(max_depth=None).result()
+        )
+
+
+TestHierarchy = HierarchyMachine.TestCase
+TestHierarchy.settings = settings(max_examples=200, stateful_step_count=6)
