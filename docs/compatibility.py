@@ -65,9 +65,22 @@ CODECS = {
     "gzip (v2, v3)": "gzip",
     "lz4 (v2)": "lz4",
     "lzma (v2)": "lzma",
-    "numcodecs filters: delta, fixedscaleoffset, quantize, packbits, astype": "delta",
+    **{
+        f"{id} (v2 filter, v3 as numcodecs.{id})": id
+        for id in (
+            *("adler32", "astype", "base64", "crc32", "delta", "fixedscaleoffset", "fletcher32"),
+            *("jenkins_lookup3", "quantize"),
+        )
+    },
+    "bitround (v2 filter, v3)": "bitround",
+    "cast_value (v3)": "cast_value",
+    "categorize (v2 filter)": "categorize",
+    "packbits (v2 filter, v3)": "packbits",
+    "reshape (v3)": "reshape",
+    "scale_offset (v3)": "scale_offset",
+    "zfp (v3)": "zfp",
     "sharding_indexed (v3)": "sharding_indexed",
-    "shuffle (v2 filter)": "shuffle",
+    "shuffle (v2 filter, v3 as numcodecs.shuffle)": "shuffle",
     "transpose (v3)": "transpose",
     "vlen-utf8 and vlen-bytes (v2, v3)": "vlen_utf8",
     "zlib (v2)": "zlib",

@@ -72,6 +72,22 @@ CODECS: dict[str, Any] = {
     "lzma": {"id": "lzma", "format": 1, "check": -1, "preset": None, "filters": None},
     "crc32c": [BYTES, {"name": "crc32c"}],
     "shuffle (filter)": {"id": "shuffle", "elementsize": 4},
+    "delta (filter)": {"id": "delta", "dtype": "<u2"},
+    "fixedscaleoffset (filter)": {
+        "id": "fixedscaleoffset",
+        "scale": 2,
+        "offset": 1,
+        "dtype": "<u2",
+    },
+    "quantize (filter)": {"id": "quantize", "digits": 1, "dtype": "<f2"},
+    "astype (filter)": {"id": "astype", "encode_dtype": "|u1", "decode_dtype": "<u2"},
+    "categorize (filter)": {"id": "categorize", "labels": ["a"], "dtype": "<U1"},
+    "packbits": [{"name": "packbits"}],
+    "bitround": [{"name": "bitround", "configuration": {"keepbits": 3}}, BYTES],
+    **{
+        f"{id} (filter)": {"id": id}
+        for id in ("adler32", "crc32", "fletcher32", "jenkins_lookup3", "base64")
+    },
 }
 
 # Part of the layout: they cost the same with and without a GPU, inside shards as outside.
@@ -82,12 +98,17 @@ TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
 ALONE, WITH_NVCOMP = GpuDecoders(has_nvcomp=False), GpuDecoders(has_nvcomp=True)
 
 
+def is_filter(codec: Any) -> bool:
+    """Whether it stands among the filters of Zarr v2."""
+    return codec is not None and registry.find("codecs", codec["id"]).v2 is None
+
+
 def chain_of(codec: Any, name: str) -> CodecChain:
     """The chain of chunks of 64 elements."""
     if isinstance(codec, list):
         named = [NamedConfiguration(one["name"], one.get("configuration", {})) for one in codec]
         return resolve_v3(named, dtype(name), (64,))
-    if codec is not None and codec["id"] == "shuffle":
+    if is_filter(codec):
         return resolve_v2(None, [codec], Component.whole(dtype(name)), (64,), "C")
     return resolve_v2(codec, None, Component.whole(dtype(name)), (64,), "C")
 

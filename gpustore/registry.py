@@ -41,7 +41,7 @@ _OBJECT = {
 # Modules of those folders that are machinery, not registered things.
 _NOT_REGISTERED = {
     "kvstores": {"base"},
-    "codecs": {"base", "chain", "compressor", "filter", "merge"},
+    "codecs": {"base", "chain", "compressor", "filter", "merge", "value"},
     "backends": {"base", "decoders", "rehearsal", "selection"},
     "pipelines": {
         "cached",

@@ -18,10 +18,10 @@ import numpy as np
 
 from gpustore._json import JsonValue, in_member
 from gpustore.codecs.chain import CodecChain, resolve_chain, resolve_v3
-from gpustore.codecs.merge import composed_order, parse_chain, refuse_stages
+from gpustore.codecs.merge import ValueChoice, composed_order, parse_chain, refuse_stages
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
-from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.json_array import shape_text
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
@@ -245,7 +245,7 @@ def resolve_codecs(
         As :func:`gpustore.codecs.chain.resolve_v3`; also if inner chunks do not divide a shard, or
         an index has no fixed size.
     """
-    return _resolve(tuple(codecs), dtype, tuple(chunk_shape), limits, 0)
+    return _resolve(tuple(codecs), dtype, tuple(chunk_shape), limits, 0, ())
 
 
 def _resolve(
@@ -254,10 +254,13 @@ def _resolve(
     chunk_shape: tuple[int, ...],
     limits: Limits,
     depth: int,
+    before: tuple[ValueChoice, ...],
 ) -> ResolvedCodecs:
+    """Resolve codecs that follow `before`, which encode each element by itself."""
     limits.check("codecs", len(codecs), "codecs")
     spec = parse_chain(codecs, stored=True)
     if not spec.is_sharded or spec.layout is None:
+        spec = replace(spec, arrays=before + spec.arrays)
         chain = resolve_chain(spec, dtype, chunk_shape, limits=limits)
         return ResolvedCodecs(chain, chunk_shape, ())
     limits.check("nested_shardings", depth + 1, "Shards within shards")
@@ -274,6 +277,8 @@ def _resolve(
         encoded_inner,
         limits,
         depth + 1,
+        before
+        + tuple(_in_shards(array) for array in spec.arrays if isinstance(array, ValueChoice)),
     )
     # The inner levels see the dimensions as the transposes have left them.
     level = ShardLevel(form, order, _to_array(order, inner.key_ratio))
@@ -291,6 +296,19 @@ def _resolve(
         inner_order=tuple(every[d] for d in inner.chain.inner_order),
     )
     return ResolvedCodecs(chain, _to_array(order, inner.chunk_shape), (level, *deeper))
+
+
+def _in_shards(array: ValueChoice) -> ValueChoice:
+    """A codec before shards as one of their inner chunks, which it comes to.
+
+    Inner chunks that are missing hold the fill value as it encodes that, so it must come back.
+    """
+    if not array.face.in_shards:
+        raise UnsupportedError(
+            f"Codec {array.named} is not supported before sharding_indexed: put it among the "
+            f'"codecs" of the shards'
+        )
+    return replace(array, face=replace(array.face, keeps_fill=True))
 
 
 def _to_array(order: tuple[int, ...], encoded: tuple[int, ...]) -> tuple[int, ...]:

@@ -433,23 +433,24 @@ def parse_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """A registered bytes -> bytes codec.
+    """A registered codec of bytes, or of elements: one algorithm under all its names.
 
     Attributes
     ----------
     name : str
         Name in Zarr v3 and id in Zarr v2.
-    v3, v2 : Face or None
+    v3, v2 : Face, ValueFace or None
         None where that version does not have the codec; in Zarr v2, as a compressor.
-    filter : Face or None
-        Its face among the filters of Zarr v2.
+    filter : Face, ValueFace or None
+        Its face among the filters of Zarr v2, if that is another. Zarr v3 also has those of
+        Zarr v2, under the name ``numcodecs.<id>``.
     """
 
     kind: ClassVar[str] = "bytes -> bytes"
     name: str
-    v3: Face | None = None
-    v2: Face | None = None
-    filter: Face | None = None
+    v3: Any = None
+    v2: Any = None
+    filter: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The codecs of an array, resolved: how chunks become bytes and bytes chunks.
 
-A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus bytes -> bytes stages.
-Transposes are part of the layout.
+A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus stages: first those that
+change elements, then bytes -> bytes. Transposes are part of the layout, but those that follow a
+stage which needs the elements in order.
 :func:`resolve_v3` and :func:`resolve_v2` make one from stored metadata:
 
 1. Validate the codecs strictly (:mod:`gpustore.codecs.merge`).
@@ -16,28 +17,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, at_position, in_member, text
-from gpustore.codecs.base import BytesCodec, ChunkBytes, LayoutCodec, too_long, too_short
+from gpustore.codecs.base import (
+    BytesCodec,
+    ChunkBytes,
+    LayoutCodec,
+    ShardCodec,
+    too_long,
+    too_short,
+)
 from gpustore.codecs.bytes import checker, illegal_bits, in_records, normalizer
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.filter import choose_filters
 from gpustore.codecs.merge import (
+    ArrayChoice,
     ChainSpec,
+    Choice,
+    StageChoice,
+    ValueChoice,
     composed_order,
+    of_codec,
     parse_chain,
     resolving,
 )
+from gpustore.codecs.value import Elements, PermuteStage, SwapStage, ValueStage
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
-from gpustore.metadata.component import Component
+from gpustore.metadata.component import Component, is_opaque
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.resources.gpu_decode_trust import Distrust
 
@@ -324,6 +340,25 @@ class CodecChain:
         """
         return decoded if self._check is None else self._check(decoded)
 
+    def check_fill(self, fill_value: NDArray[Any]) -> None:
+        """Raise MetadataError if codecs that must keep the fill value change it."""
+        value = fill_value.astype(self.layout.dtype).tobytes()
+        last = max(
+            (i for i, s in enumerate(self.stages) if getattr(s, "keeps_fill", False)), default=-1
+        )
+        for stage in self.stages[: last + 1]:
+            if not isinstance(stage, ValueStage):
+                continue
+            try:
+                encoded = bytes(stage.encode(value))
+            except GpustoreError as error:
+                raise MetadataError(f"fill_value cannot be encoded: {error.text}") from error
+            if stage.keeps_fill and bytes(stage.decode(encoded, len(value), exact=True)) != value:
+                raise MetadataError(
+                    f"fill_value does not come back as it was through codec {text(stage.name)}"
+                )
+            value = encoded
+
     def to_json(self) -> JsonValue:
         """The members that a CodecSpec of the same driver has: codecs, or compressor and filters.
 
@@ -380,28 +415,99 @@ def resolve_chain(
     """As :func:`resolve_v3`, for codecs that are parsed already."""
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     assert spec.layout is not None  # Stored chains have one.
-    if not isinstance(spec.layout.codec, LayoutCodec):
+    if isinstance(spec.layout.codec, ShardCodec):
         # Only the index of a shard comes here so: it must have a fixed size.
         raise MetadataError(f"Expected no sharding, but received: {spec.layout.named}")
+    if any(isinstance(array, ValueChoice) for array in (*spec.arrays, spec.layout)):
+        # The byte order is that of what the codecs make of the elements.
+        component = replace(component, stored=component.stored.newbyteorder("="))
     rank = len(chunk_shape)
+    before = _ValueStages(component, chunk_shape)
     for array in spec.arrays:
-        with resolving(array.named):
-            array.codec.order(array.options, rank)
+        before.add(array)
     inner_order = composed_order(spec.arrays, rank)
     stored_shape = tuple(chunk_shape[dim] for dim in inner_order)
-    with resolving(spec.layout.named):
-        options = spec.layout.options
-        stored = spec.layout.codec.layout(options, component, stored_shape)
+    stages: list[BytesCodec] = before.stages
+    if isinstance(spec.layout, ValueChoice):
+        before.add(spec.layout)
+        stored = ChunkBytes.of_component(component, stored_shape)
+    else:
+        assert isinstance(spec.layout.codec, LayoutCodec)
+        with resolving(spec.layout.named):
+            options, encoded = spec.layout.options, before.component
+            stored = spec.layout.codec.layout(options, encoded, stored_shape)
+            if encoded is not component:
+                if not stored.dtype.isnative:
+                    stages.append(SwapStage.of(encoded.stored))
+                stored = ChunkBytes.of_component(component, stored_shape)
     inner_order += tuple(range(rank, rank + component.rank))
     layout = stored.transposed(inner_order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
-    stages = []
-    itemsize: int | None = component.nbytes
+    itemsize: int | None = before.elements.dtype.itemsize if before.typed else component.nbytes
     for stage in spec.stages:
         stages.append(stage.face.prepare(stage.options, itemsize))
         itemsize = None
     json = {"codecs": [named.to_json() for named in spec.named]}
     return CodecChain(layout, stages, json, inner_order=inner_order)
+
+
+class _ValueStages:
+    """The stages that array -> array codecs come to, added one after the other.
+
+    Attributes
+    ----------
+    stages : list of BytesCodec
+    elements : Elements
+        What the codecs so far have made.
+    typed : bool
+        Whether one of them was a codec of values.
+    """
+
+    def __init__(self, component: Component, shape: Sequence[int]) -> None:
+        self.stages: list[BytesCodec] = []
+        self.elements = Elements(component.stored, tuple(shape))
+        self.typed = False
+        self._component = component
+        self._is_ordered = False
+
+    @property
+    def component(self) -> Component:
+        """What the array -> bytes codec sees of each element."""
+        if not self.typed:
+            return self._component
+        return Component.whole(DataType(self.elements.dtype.name))
+
+    def add(self, choice: Choice) -> None:
+        """Add an array -> array codec, or an array -> bytes codec of values."""
+        with resolving(choice.named):
+            if isinstance(choice, ArrayChoice):
+                self._transpose(choice.codec.order(choice.options, len(self.elements.shape)))
+            elif isinstance(choice, ValueChoice):
+                self._add_value(choice)
+
+    def _transpose(self, order: tuple[int, ...]) -> None:
+        shape = self.elements.shape
+        if self._is_ordered:
+            itemsize = self.elements.dtype.itemsize if self.typed else self._component.nbytes
+            self.stages.append(PermuteStage(shape, order, itemsize))
+        self.elements = Elements(self.elements.dtype, tuple(shape[dim] for dim in order))
+
+    def _add_value(self, choice: ValueChoice) -> None:
+        face = choice.face
+        stored = self._component.stored
+        if not self._component.is_element or is_opaque(stored) or stored.subdtype is not None:
+            raise UnsupportedError(
+                "codecs of elements are not supported for records, strings and raw bytes"
+            )
+        decoded, encoded = face.given(choice.options, self.elements)
+        stage = face.prepare(choice.options, decoded, encoded)
+        if stage is not None:
+            if face.keeps_fill and isinstance(stage, ValueStage):
+                stage = replace(stage, keeps_fill=True)
+            self.stages.append(stage)
+        self.typed |= stage is not None
+        self._is_ordered |= not face.is_elementwise
+        self.elements = encoded
 
 
 def v2_inner_order(rank: int, inner_rank: int, order: str) -> tuple[int, ...]:
@@ -444,20 +550,53 @@ def resolve_v2(
     layout = ChunkBytes.of_component(component, tuple(chunk_shape), order=order)
     inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    stored = component.stored if component.is_element else np.dtype(f"V{component.nbytes}")
+    given = _Given(Elements(stored, tuple(chunk_shape)), component.nbytes)
     stages: list[BytesCodec] = []
-    itemsize: int | None = component.nbytes
-    nbytes = layout.nbytes
     chosen = choose_filters(filters, stored=True)
     for index, one in enumerate(chosen):
         with in_member("filters"), at_position(index):
-            stages.append(one.face.prepare(one.options, itemsize))
-            nbytes = stages[-1].encoded_bound(nbytes)
-        itemsize = None  # Of bytes, as numcodecs has it.
+            given = _add_v2(stages, one, given)
     choice = choose_v2(compressor, stored=True)
     if choice is not None:
-        stages.append(choice.face.prepare(choice.options, itemsize))
+        with in_member("compressor"):
+            _add_v2(stages, choice, given)
     json: JsonValue = {
-        "compressor": None if choice is None else {"id": choice.codec.name, **choice.options},
-        "filters": [{"id": one.codec.name, **one.options} for one in chosen] or None,
+        "compressor": None if choice is None else {"id": choice.name, **choice.options},
+        "filters": [{"id": one.name, **one.options} for one in chosen] or None,
     }
     return CodecChain(layout, stages, json, inner_order=inner_order)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a codec of Zarr v2 is given: elements, None if not even their number is known.
+
+    `itemsize` is None for bytes.
+    """
+
+    elements: Elements | None
+    itemsize: int | None
+
+
+def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: _Given) -> _Given:
+    """Prepare a filter or a compressor; returns what the next one is given."""
+    if isinstance(choice, StageChoice):
+        stage = choice.face.prepare(choice.options, given.itemsize)
+        stages.append(stage)
+        if given.elements is None or stage.overhead is None:
+            return _Given(None, None)
+        nbytes = given.elements.count * given.elements.dtype.itemsize
+        nbytes = stage.encoded_bound(nbytes)  # Raises.
+        return _Given(Elements(np.dtype(np.uint8), (nbytes,)), None)
+    with of_codec(choice.name):
+        if given.elements is None:
+            raise MetadataError(
+                "It is for elements, and follows a codec whose encoding may have any number of "
+                "bytes"
+            )
+        decoded, encoded = choice.face.viewed(choice.options, given.elements)
+        prepared = choice.face.prepare(choice.options, decoded, encoded)
+    if prepared is not None:
+        stages.append(prepared)
+    return _Given(encoded, encoded.dtype.itemsize)

@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import StageChoice, unknown_codec
+from gpustore.codecs.merge import StageChoice, ValueChoice, face_v2, of_codec, unknown_codec
+from gpustore.codecs.value import ValueFace
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
@@ -48,7 +49,7 @@ def parse_v2(compressor: Compressor | None, *, stored: bool) -> dict[str, JsonVa
     return None if choice is None else {"id": choice.codec.name, **choice.options}
 
 
-def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | None:
+def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | ValueChoice | None:
     """The codec that a compressor names and its options, validated as by :func:`parse_v2`."""
     if compressor is None:
         return None
@@ -56,10 +57,15 @@ def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | N
         members = Members(dict(compressor))
         name = members.take_str("id")
         codec = registry.find("codecs", name)
-        if not isinstance(codec, Codec) or codec.v2 is None:
+        face = face_v2(codec) if isinstance(codec, Codec) else None
+        if face is None:
             raise members.error(unknown_codec(name, "v2"), "id")
-        options = codec.v2.parse(members, stored=stored)
-        return StageChoice(codec, codec.v2, options).completed(None)
+        if isinstance(face, ValueFace):
+            with of_codec(name):
+                options = face.parse(members, stored=stored)
+            return ValueChoice(name, codec, face, options).completed(None)
+        options = face.parse(members, stored=stored)
+        return StageChoice(name, codec, face, options).completed(None)
 
 
 def merge_v2(

@@ -3,8 +3,8 @@
 ============  ======================================================================
 what          Four bytes after the data: their CRC-32C (Castagnoli), little endian
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/crc32c/index.html
-v3 name       ``crc32c``
-v2 id         none
+v3 name       ``crc32c``, and ``numcodecs.crc32c``
+v2 id         ``crc32c``, among the filters
 ============  ======================================================================
 
 Zarr v3::
@@ -12,16 +12,19 @@ Zarr v3::
     {"name": "crc32c"}
 
 It costs 36 us a MiB, so checking is never left out. Bytes after the checksum are an error;
-TensorStore takes the checksum from where it expects it and ignores what follows.
+TensorStore takes the checksum from where it expects it and ignores what follows. numcodecs has the
+checksum before the data if ``location`` is ``start``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import google_crc32c
 import numpy as np
+from numcodecs.checksum32 import CRC32C
 
+from gpustore.codecs._checksum import checksum_face
 from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
 from gpustore.device import Decoders, Device
@@ -122,4 +125,15 @@ def _prepare(options: Options, itemsize: int | None) -> _Crc32c:
     return _Crc32c()
 
 
-CODEC = Codec(name="crc32c", v3=Face(options=(), prepare=_prepare))
+def _prepare_v2(options: Options, itemsize: int | None) -> BytesCodec:
+    return _prepare({}, itemsize) if options["location"] == "end" else _at_start(options, itemsize)
+
+
+_v2 = checksum_face("crc32c", CRC32C, "end")
+_at_start = _v2.prepare
+
+CODEC = Codec(
+    name="crc32c",
+    v3=Face(options=(), prepare=_prepare),
+    filter=replace(_v2, prepare=_prepare_v2),
+)

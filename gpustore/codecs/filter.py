@@ -1,7 +1,7 @@
 """The filters of a Zarr v2 array before they are resolved: parsing, merging.
 
 Filters come before the compressor, the first one first to encode. Only those of which gpustore
-has a codec are known; no code is ever looked up by an id.
+has a codec are known, any compressor too; no code is ever looked up by an id.
 
 TensorStore has none: it refuses arrays with filters, and keeps those of a CodecSpec unread.
 """
@@ -9,12 +9,13 @@ TensorStore has none: it refuses arrays with filters, and keeps those of a Codec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import StageChoice
+from gpustore.codecs.merge import StageChoice, ValueChoice, face_v2, of_codec
+from gpustore.codecs.value import ValueFace
 from gpustore.errors import MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
@@ -41,7 +42,7 @@ def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
     >>> parse_filters([{"id": "pickle"}], stored=True)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    gpustore.errors.UnsupportedError: ... filters are not supported, except "shuffle": "pickle"
+    gpustore.errors.UnsupportedError: ... filter "pickle" is not supported: it makes objects ...
     """
     return [
         {"id": choice.codec.name, **choice.options}
@@ -49,27 +50,39 @@ def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
     ]
 
 
-def choose_filters(filters: Filters | None, *, stored: bool) -> list[StageChoice]:
+def choose_filters(filters: Filters | None, *, stored: bool) -> list[StageChoice | ValueChoice]:
     """The codecs that filters name and their options, validated as by :func:`parse_filters`."""
     with in_member("filters"):
         return [_choose(one, index, stored=stored) for index, one in enumerate(filters or ())]
 
 
-def _choose(one: Mapping[str, JsonValue], index: int, *, stored: bool) -> StageChoice:
+def _choose(one: Mapping[str, JsonValue], index: int, *, stored: bool) -> StageChoice | ValueChoice:
     members = Members(dict(one))
     name = members.take_str("id")
     codec = registry.find("codecs", name)
-    if not isinstance(codec, Codec) or codec.filter is None:
+    face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
+    if face is None:
+        if name in _OBJECTS:
+            raise UnsupportedError(
+                f"filter {text(name)} is not supported: it makes objects of bytes, which runs "
+                f"what the bytes say or is no array"
+            )
         known = ", ".join(map(text, _known()))
         raise UnsupportedError(f"filters are not supported, except {known}: {text(name)}")
-    with at_position(index):
-        options = codec.filter.parse(members, stored=stored)
-        return StageChoice(codec, codec.filter, options).completed(None)
+    with at_position(index), of_codec(name):
+        options = face.parse(members, stored=stored)
+        if isinstance(face, ValueFace):
+            return ValueChoice(name, codec, face, options).completed(None)
+        return StageChoice(name, codec, face, options).completed(None)
+
+
+_OBJECTS: Final = ("pickle", "json2", "json", "msgpack2", "msgpack")
+"""numcodecs' codecs of Python objects."""
 
 
 def _known() -> list[str]:
     found = ((name, registry.find("codecs", name)) for name in registry.ids("codecs"))
-    return [name for name, codec in found if getattr(codec, "filter", None) is not None]
+    return [name for name, codec in found if isinstance(codec, Codec) and face_v2(codec)]
 
 
 def merge_filters(a: Filters | Unset, b: Filters | Unset) -> Filters | Unset:

@@ -19,7 +19,7 @@ Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -27,6 +27,8 @@ import numpy as np
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
+from gpustore.codecs.value import ValueFace
+from gpustore.dtype import dtype as DataType
 from gpustore.errors import (
     GpustoreError,
     MetadataError,
@@ -35,18 +37,22 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.metadata.component import is_opaque
-from gpustore.metadata.data_type import V3DataType
+from gpustore.metadata.data_type import V3DataType, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 
 __all__ = [
     "ArrayChoice",
     "ChainSpec",
+    "Choice",
     "LayoutChoice",
     "StageChoice",
+    "ValueChoice",
     "complete_v3",
     "composed_order",
+    "face_v2",
     "inner_order_v3",
     "merge_v3",
+    "of_codec",
     "parse_chain",
     "parse_codecs",
     "parse_v3",
@@ -61,6 +67,8 @@ __all__ = [
 _V3_DEFAULT: Final = "bytes"
 _V3_TRANSPOSE: Final = "transpose"
 _V3_SHARDING: Final = "sharding_indexed"
+_NUMCODECS: Final = "numcodecs."
+"""What zarr-python puts before the ids of Zarr v2 for which Zarr v3 has no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +109,12 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """A bytes -> bytes codec, its face in one version of the format, and the options chosen."""
+    """A bytes -> bytes codec, its face in one version of the format, and the options chosen.
 
+    `name` is the one it has in that version.
+    """
+
+    name: str
     codec: Codec
     face: Face
     options: Options
@@ -115,16 +127,41 @@ class StageChoice:
     @property
     def named(self) -> NamedConfiguration:
         """As it stands in Zarr v3 metadata."""
-        return NamedConfiguration(self.codec.name, self.options)
+        return NamedConfiguration(self.name, self.options)
 
     def completed(self, itemsize: int | None) -> StageChoice:
         """With every option chosen, for elements of `itemsize` bytes (None: no elements)."""
-        return StageChoice(
-            self.codec, self.face, self.face.complete(self.face, self.options, itemsize)
-        )
+        return replace(self, options=self.face.complete(self.face, self.options, itemsize))
 
 
-Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice
+@dataclass(frozen=True, slots=True)
+class ValueChoice:
+    """A codec of elements, its face in one version of the format, and the options chosen.
+
+    `name` is the one it has in that version.
+    """
+
+    name: str
+    codec: Codec
+    face: ValueFace
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.face.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.name, self.options)
+
+    def completed(self, dtype: np.dtype[Any] | None) -> ValueChoice:
+        """With every option chosen, for elements of `dtype` if that is known."""
+        return replace(self, options=self.face.complete(self.options, dtype))
+
+
+Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice | ValueChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +170,16 @@ class ChainSpec:
 
     Attributes
     ----------
-    arrays : tuple of ArrayChoice
+    arrays : tuple of ArrayChoice or ValueChoice
         The array -> array codecs in the order of encoding.
-    layout : LayoutChoice or None
+    layout : LayoutChoice, ValueChoice or None
         The array -> bytes codec, None if that is left to be chosen.
     stages : tuple of StageChoice
         The bytes -> bytes codecs in the order of encoding.
     """
 
-    arrays: tuple[ArrayChoice, ...]
-    layout: LayoutChoice | None
+    arrays: tuple[ArrayChoice | ValueChoice, ...]
+    layout: LayoutChoice | ValueChoice | None
     stages: tuple[StageChoice, ...]
 
     @property
@@ -162,18 +199,35 @@ def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") 
     return prefixing(lambda: f"Error {what} through codec {named}")
 
 
+def of_codec(name: str) -> prefixing:
+    """Prefix errors of the block with the codec of Zarr v2 they are about."""
+    return prefixing(lambda: f"Codec {text(name)}")
+
+
 def unknown_codec(name: str, version: str) -> GpustoreError:
     """The error for a name without a codec in that version of the format; lists those there are."""
-    known = []
+    known: list[str] = []
+    prefixed: list[str] = []
     for candidate in registry.ids("codecs"):
         codec = registry.find("codecs", candidate)
         if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec)):
             has_face = version == "v3"
+        elif version == "v2":
+            has_face = face_v2(codec) is not None
         else:
-            has_face = getattr(codec, version) is not None
+            has_face = codec.v3 is not None
+            if face_v2(codec) is not None:
+                prefixed.append(_NUMCODECS + candidate)
         if has_face:
             known.append(candidate)
+    known += prefixed
     return MetadataError(f"{text(name)} is not registered; registered are: {', '.join(known)}")
+
+
+def face_v2(codec: Codec, *, first: bool = False) -> Face | ValueFace | None:
+    """How a codec is written in Zarr v2, None if not at all; `first` prefers that of filters."""
+    face: Face | ValueFace | None = codec.filter if first else codec.v2
+    return face or codec.v2 or codec.filter
 
 
 # --------------------------------------------------------------------------- Zarr v3
@@ -220,7 +274,7 @@ def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> Chain
 
 def _is_passed_over(named: NamedConfiguration) -> bool:
     """Whether a stored codec is not known, and need not be."""
-    return not named.must_understand and _find_v3(named.name) is None
+    return not named.must_understand and _find_v3(named.name) == (None, None)
 
 
 def passed_over(codecs: Sequence[NamedConfiguration]) -> tuple[str, ...]:
@@ -244,24 +298,21 @@ def passed_over(codecs: Sequence[NamedConfiguration]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _find_v3(name: str) -> ArrayCodec | LayoutCodec | ShardCodec | Codec | None:
-    codec: Any = registry.find("codecs", name)
-    return None if isinstance(codec, Codec) and codec.v3 is None else codec
-
-
 def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
-    arrays: list[ArrayChoice] = []
-    layout: LayoutChoice | None = None
+    arrays: list[ArrayChoice | ValueChoice] = []
+    layout: LayoutChoice | ValueChoice | None = None
     stages: list[StageChoice] = []
     for choice in choices:
         if isinstance(choice, StageChoice):
             stages.append(choice)
         elif layout is not None or stages:
             raise MetadataError(f"Expected bytes -> bytes codec, but received: {choice.named}")
-        elif isinstance(choice, ArrayChoice):
-            arrays.append(choice)
-        else:
+        elif isinstance(choice, LayoutChoice) or (
+            isinstance(choice, ValueChoice) and choice.face.kind != ArrayCodec.kind
+        ):
             layout = choice
+        else:
+            arrays.append(choice)
         if stages and stored and layout is None:
             break
     if stored and layout is None:
@@ -270,7 +321,7 @@ def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
 
 
 def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
-    codec = _find_v3(named.name)
+    codec, face = _find_v3(named.name)
     if codec is None:
         with in_member("name"):
             raise unknown_codec(named.name, "v3")
@@ -280,8 +331,23 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
             return ArrayChoice(codec, codec.parse(members, stored=stored))
         if isinstance(codec, LayoutCodec | ShardCodec):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
-        assert codec.v3 is not None
-        return StageChoice(codec, codec.v3, codec.v3.parse(members, stored=stored))
+        if isinstance(face, ValueFace):
+            options = face.parse(members, stored=stored, typed=False)
+            return ValueChoice(named.name, codec, face, options)
+        assert face is not None
+        return StageChoice(named.name, codec, face, face.parse(members, stored=stored))
+
+
+def _find_v3(name: str) -> tuple[Any, Face | ValueFace | None]:
+    """The codec of that name, and how it is written there if it may be written in several ways."""
+    codec = registry.find("codecs", name)
+    if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec)):
+        return codec, None
+    face = codec.v3 if isinstance(codec, Codec) else None
+    if name.startswith(_NUMCODECS):
+        codec = registry.find("codecs", name.removeprefix(_NUMCODECS))
+        face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
+    return (None, None) if face is None else (codec, face)
 
 
 def merge_v3(
@@ -331,16 +397,16 @@ def merge_v3(
         left, right = _with_last_transpose(left, right), _with_last_transpose(right, left)
     _check_lengths(left.arrays, right.arrays, ArrayCodec.kind)
     arrays = tuple(
-        ArrayChoice(mine.codec, _merge_options(mine, other))
+        replace(mine, options=_merge_options(mine, other))
         for mine, other in zip(left.arrays, right.arrays, strict=True)
     )
     layout = left.layout or right.layout
     if left.layout is not None and right.layout is not None:
         options = _merge_options(left.layout, right.layout, strict=strict)
-        layout = LayoutChoice(left.layout.codec, options)
+        layout = replace(left.layout, options=options)
     _check_lengths(left.stages, right.stages, Codec.kind)
     stages = tuple(
-        StageChoice(mine.codec, mine.face, _merge_options(mine, other))
+        replace(mine, options=_merge_options(mine, other))
         for mine, other in zip(left.stages, right.stages, strict=True)
     )
     return ChainSpec(arrays, layout, stages).named
@@ -361,13 +427,13 @@ def _with_inner(shard: ChainSpec, inner: ChainSpec) -> ChainSpec:
     own = NamedConfiguration.list_from_json(options.get("codecs", [])) or None
     merged = merge_v3(own, inner.named)
     options["codecs"] = [codec.to_json() for codec in merged or ()]
-    return ChainSpec(shard.arrays, LayoutChoice(shard.layout.codec, options), shard.stages)
+    return ChainSpec(shard.arrays, replace(shard.layout, options=options), shard.stages)
 
 
 def _with_last_transpose(spec: ChainSpec, other: ChainSpec) -> ChainSpec:
     """`spec` with the last codec of `other` if that is the one transpose it has more."""
     arrays = other.arrays
-    if len(arrays) == len(spec.arrays) + 1 and arrays[-1].codec.name == _V3_TRANSPOSE:
+    if len(arrays) == len(spec.arrays) + 1 and arrays[-1].named.name == _V3_TRANSPOSE:
         return ChainSpec((*spec.arrays, arrays[-1]), spec.layout, spec.stages)
     return spec
 
@@ -382,7 +448,7 @@ def _check_lengths(a: Sequence[Choice], b: Sequence[Choice], kind: str) -> None:
 
 
 def _merge_options(a: Choice, b: Choice, *, strict: bool = False) -> Options:
-    if a.codec is not b.codec:
+    if a.named.name != b.named.name:
         raise _cannot_merge(a.named.to_json(), b.named.to_json())
     merged = {**a.options, **b.options}
     for option in a.known:
@@ -439,26 +505,43 @@ def complete_v3(
     '{"configuration":{"order":[1,0]},"name":"transpose"}'
     """
     spec = parse_chain(codecs or (), stored=False)
-    arrays = []
+    arrays: list[ArrayChoice | ValueChoice] = []
+    element, encoded_rank = native_dtype(dtype), rank
     for array in spec.arrays:
         with resolving(array.named):
-            arrays.append(ArrayChoice(array.codec, array.codec.complete(array.options, rank)))
+            if isinstance(array, ArrayChoice):
+                options = array.codec.complete(array.options, encoded_rank)
+                arrays.append(ArrayChoice(array.codec, options))
+                continue
+            value = array.completed(element)
+            arrays.append(value)
+            element = value.face.types(value.options, element)[1]
+            encoded_rank = value.face.rank(value.options, encoded_rank)
     rest: tuple[int, ...] | None = None
     if inner_order is not None:
         found = composed_order(arrays, rank)
         rest = tuple(found.index(dim) for dim in inner_order)
+        if rest != tuple(range(rank)) and not _is_reordered(arrays):
+            axes = ", ".join(map(str, inner_order))
+            raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
     if spec.layout is not None and isinstance(spec.layout.codec, ShardCodec):
         refuse_stages(spec)
         with resolving(spec.layout.named):
-            options = spec.layout.codec.complete(spec.layout.options, dtype, rank, rest)
+            inner_dtype = dtype if element == native_dtype(dtype) else DataType(element.name)
+            options = spec.layout.codec.complete(spec.layout.options, inner_dtype, rank, rest)
         return ChainSpec(tuple(arrays), LayoutChoice(spec.layout.codec, options), ()).named
     if rest is not None and rest != tuple(range(rank)):
         transpose = registry.find("codecs", _V3_TRANSPOSE)
         arrays.append(ArrayChoice(transpose, {"order": list(rest)}))
-    first = spec.layout or LayoutChoice(registry.find("codecs", _V3_DEFAULT), {})
-    assert isinstance(first.codec, LayoutCodec)
-    itemsize: int | None = 1 if _is_bytes(dtype) else dtype.itemsize
-    layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
+    layout: LayoutChoice | ValueChoice
+    itemsize: int | None = 1 if _is_bytes(dtype) else element.itemsize
+    if isinstance(spec.layout, ValueChoice):
+        layout = spec.layout.completed(element)
+        itemsize = 1
+    else:
+        first = spec.layout or LayoutChoice(registry.find("codecs", _V3_DEFAULT), {})
+        assert isinstance(first.codec, LayoutCodec)
+        layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
     if isinstance(dtype, np.dtype) and dtype.subdtype is None:
         itemsize = 1  # To TensorStore the stages after records encode bytes.
     stages = []
@@ -467,6 +550,11 @@ def complete_v3(
             stages.append(stage.completed(itemsize))
         itemsize = None
     return ChainSpec(tuple(arrays), layout, tuple(stages)).named
+
+
+def _is_reordered(arrays: Sequence[ArrayChoice | ValueChoice]) -> bool:
+    """Whether a transpose after these is one of the whole array's dimensions."""
+    return all(isinstance(a, ArrayChoice) or a.face.is_elementwise for a in arrays)
 
 
 def _is_bytes(dtype: V3DataType) -> bool:
@@ -487,8 +575,10 @@ def refuse_stages(spec: ChainSpec) -> None:
         )
 
 
-def composed_order(arrays: Sequence[ArrayChoice], rank: int) -> tuple[int, ...]:
+def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tuple[int, ...]:
     """The one permutation that array -> array codecs come to, and so the inner order.
+
+    What follows a codec that needs the elements in order does not count: it moves what that made.
 
     >>> transpose = registry.find("codecs", "transpose")
     >>> composed_order([ArrayChoice(transpose, {"order": o}) for o in ([2, 0, 1], [1, 0, 2])], 3)
@@ -496,6 +586,10 @@ def composed_order(arrays: Sequence[ArrayChoice], rank: int) -> tuple[int, ...]:
     """
     composed = tuple(range(rank))
     for array in arrays:
+        if isinstance(array, ValueChoice):
+            if not array.face.is_elementwise:
+                break
+            continue
         with resolving(array.named, what="propagating data type and shape"):
             order = array.codec.order(array.options, rank)
         composed = tuple(composed[dim] for dim in order)
@@ -590,4 +684,4 @@ def shard_v3(
         options["codecs"] = [codec.to_json() for codec in nested]
     else:
         options.setdefault("chunk_shape", list(read))
-    return ChainSpec(spec.arrays, LayoutChoice(spec.layout.codec, options), spec.stages).named
+    return ChainSpec(spec.arrays, replace(spec.layout, options=options), spec.stages).named

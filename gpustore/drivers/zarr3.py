@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, expect_list
+from gpustore._json import JsonValue, Members, expect_list, in_member
 from gpustore.codecs.merge import (
     complete_v3,
     inner_order_v3,
@@ -136,6 +136,9 @@ class Zarr3Format:
         check_rank(rank + component.rank)
         codecs = resolve_codecs(metadata.codecs, component, metadata.chunk_shape, limits=limits)
         fill, blank = fill_of_component(component, stored, metadata.fill_value)
+        if fill is not None and component.is_element:
+            with in_member("codecs"):
+                codecs.chain.check_fill(fill)
         return ArrayDescription(
             shape=metadata.shape + component.shape,
             chunk_shape=metadata.chunk_shape + component.shape,

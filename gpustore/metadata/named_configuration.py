@@ -104,7 +104,8 @@ class NamedConfiguration:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the object form; no options, no ``configuration``, as TensorStore writes it."""
         value: dict[str, JsonValue] = {"name": self.name}
-        if self.configuration:
+        # zarr-python opens none of its own codecs without that member.
+        if self.configuration or self.name.startswith("numcodecs."):
             value["configuration"] = dict(self.configuration)
         if not self.must_understand:
             value["must_understand"] = False

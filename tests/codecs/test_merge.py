@@ -152,14 +152,21 @@ def test_an_unknown_codec_lists_the_known_ones():
         parse_v3(named(["lz4"]), stored=False)
     assert str(caught.value) == (
         'Error parsing object member "codecs": Error parsing value at position 0: Error parsing '
-        'object member "name": "lz4" is not registered; registered are: blosc, bytes, crc32c, '
-        "gzip, sharding_indexed, transpose, zstd"
+        'object member "name": "lz4" is not registered; registered are: bitround, blosc, '
+        "bytes, crc32c, gzip, packbits, sharding_indexed, transpose, zstd, numcodecs.adler32, "
+        "numcodecs.astype, numcodecs.base64, numcodecs.bitround, numcodecs.blosc, numcodecs.bz2, "
+        "numcodecs.categorize, numcodecs.crc32, numcodecs.crc32c, numcodecs.delta, "
+        "numcodecs.fixedscaleoffset, numcodecs.fletcher32, numcodecs.gzip, "
+        "numcodecs.jenkins_lookup3, numcodecs.lz4, numcodecs.lzma, numcodecs.packbits, "
+        "numcodecs.quantize, numcodecs.shuffle, numcodecs.zlib, numcodecs.zstd"
     )
     with pytest.raises(MetadataError) as caught:
         parse_v2({"id": "pickle"}, stored=True)
     assert str(caught.value) == (
         'Error parsing object member "compressor": Error parsing object member "id": "pickle" is '
-        "not registered; registered are: blosc, bz2, gzip, lz4, lzma, zlib, zstd"
+        "not registered; registered are: adler32, astype, base64, bitround, blosc, bz2, "
+        "categorize, crc32, crc32c, delta, fixedscaleoffset, fletcher32, gzip, jenkins_lookup3, "
+        "lz4, lzma, packbits, quantize, shuffle, zlib, zstd"
     )
 
 
@@ -305,7 +312,7 @@ def test_completes_v2_as_tensorstore_does(members):
 
 V2_WRONG = [
     {"id": "vlen-utf8"},
-    {"id": "crc32c"},
+    {"id": "crc32d"},
     {"id": "bytes"},
     {"id": "msgpack"},
     {"id": "zlib", "level": -1},

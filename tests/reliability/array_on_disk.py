@@ -29,11 +29,34 @@ FORMATS = {
     "zarr2 blosc snappy": ("zarr2", {"id": "blosc", "cname": "snappy", "shuffle": 1, **_BLOSC}),
     "zarr2 lz4": ("zarr2", {"id": "lz4", "acceleration": 1}),
     "zarr2 lzma": ("zarr2", {"id": "lzma", "preset": 1}),
+    "zarr2 filters": (
+        "zarr2",
+        [
+            {"id": "astype", "encode_dtype": "<f4", "decode_dtype": "<u2"},
+            {"id": "quantize", "digits": 0, "dtype": "<f4"},
+            {"id": "bitround", "keepbits": 23},
+            {
+                "id": "fixedscaleoffset",
+                "scale": 1,
+                "offset": 1,
+                "dtype": "<f4",
+                "astype": "<i4",
+            },
+            {"id": "delta", "dtype": "<i4", "astype": "<i2"},
+            {"id": "crc32"},
+            {"id": "adler32", "location": "end"},
+            {"id": "fletcher32"},
+            {"id": "shuffle", "elementsize": 2},
+            {"id": "jenkins_lookup3"},
+            {"id": "base64"},
+        ],
+    ),
     "zarr3 bytes": ("zarr3", []),
     "zarr3 gzip": ("zarr3", [_named("gzip", level=1)]),
     "zarr3 zstd": ("zarr3", [_named("zstd", level=1)]),
     "zarr3 zstd checksum": ("zarr3", [_named("zstd", level=1, checksum=True)]),
     "zarr3 crc32c": ("zarr3", [_CRC32C]),
+    "zarr3 packbits": ("zarr3", [_named("packbits", last_bit=8, padding_encoding="first_byte")]),
     "zarr3 zstd crc32c": ("zarr3", [_named("zstd", level=1), _CRC32C]),
     "zarr3 crc32c gzip": ("zarr3", [_CRC32C, _named("gzip", level=1)]),
     "zarr3 blosc blosclz": (
@@ -41,12 +64,14 @@ FORMATS = {
         [_named("blosc", cname="blosclz", shuffle="shuffle", typesize=2, **_BLOSC)],
     ),
 }
-"""Name -> Zarr v2: the compressor; Zarr v3: what follows the codec `bytes`."""
+"""Name -> Zarr v2: the compressor, or all filters and it; Zarr v3: what follows the codec `bytes`,
+or all codecs if one of them is that, or in its place."""
 
 RAW = frozenset({"zarr2 none", "zarr3 bytes"})
 
 CHECKSUMMED = frozenset(
     {
+        "zarr2 filters",
         *("zarr2 zlib", "zarr2 gzip", "zarr2 bz2", "zarr2 lzma", "zarr3 gzip"),
         "zarr3 zstd checksum",
         *("zarr3 crc32c", "zarr3 zstd crc32c", "zarr3 crc32c gzip"),
@@ -65,7 +90,8 @@ def metadata(name, *, shape=SHAPE, chunk=CHUNK, dtype=DTYPE):
                 "shape": list(shape),
                 "chunks": list(chunk),
                 "dtype": dtype.str,
-                "compressor": codec,
+                "compressor": codec[-1] if isinstance(codec, list) else codec,
+                "filters": codec[:-1] if isinstance(codec, list) else None,
             },
         }
     return {
@@ -74,7 +100,9 @@ def metadata(name, *, shape=SHAPE, chunk=CHUNK, dtype=DTYPE):
             "shape": list(shape),
             "chunk_grid": _named("regular", chunk_shape=list(chunk)),
             "data_type": dtype.name,
-            "codecs": [_named("bytes", endian="little"), *codec],
+            "codecs": codec
+            if any(one["name"] in ("bytes", "packbits") for one in codec)
+            else [_named("bytes", endian="little"), *codec],
         },
     }
 

@@ -1,0 +1,97 @@
+"""Codecs of numcodecs that put a checksum of 32 bits before or behind the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpustore.codecs.base import (
+    BytesCodec,
+    Codec,
+    Face,
+    Option,
+    Options,
+    choice,
+    deliver,
+    too_long,
+    too_short,
+)
+from gpustore.errors import CorruptChunkError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["Checksum", "checksum_codec", "checksum_face"]
+
+_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum(BytesCodec):
+    """The checksum of a codec of numcodecs, whose :meth:`decode` compares it.
+
+    Attributes
+    ----------
+    name : str
+    codec : numcodecs.abc.Codec
+        Kept from chunk to chunk: it has no state.
+    """
+
+    overhead = _NBYTES
+    is_view = True
+    decode_ns = 0.5
+
+    name: str
+    codec: Any
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Exactly what an encoding has."""
+        return decoded_nbytes + _NBYTES
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """The data and their checksum."""
+        return memoryview(self.codec.encode(decoded))
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """A view of `encoded` without its checksum, or a copy in `out`."""
+        nbytes = len(encoded) - _NBYTES
+        if nbytes < 0 or (exact and nbytes < decoded_max):
+            expected = decoded_max + _NBYTES if exact else _NBYTES
+            raise too_short(expected, len(encoded), codec=self.name)
+        if nbytes > decoded_max:
+            raise too_long(decoded_max + _NBYTES, len(encoded), codec=self.name)
+        try:
+            view = memoryview(self.codec.decode(encoded))
+        except RuntimeError as error:
+            raise CorruptChunkError(
+                f"Digest mismatch: {error}".replace(chr(10), " "),
+                status="DATA_LOSS",
+                codec=self.name,
+            ) from error
+        return deliver(view, decoded_max, exact=exact, out=out)
+
+
+def checksum_face(name: str, make: Callable[..., Any], location: str) -> Face:
+    """The face in Zarr v2 of a checksum that stands where ``location`` says."""
+
+    def prepare(options: Options, itemsize: int | None) -> Checksum:
+        del itemsize
+        return Checksum(name, make(location=options["location"]))
+
+    return Face(
+        options=(
+            Option(
+                name="location",
+                convert=choice("start", "end"),
+                default=location,
+                stored_default=location,
+            ),
+        ),
+        prepare=prepare,
+    )
+
+
+def checksum_codec(name: str, make: Callable[..., Any]) -> Codec:
+    """A checksum that stands before the bytes unless ``location`` says otherwise."""
+    return Codec(name=name, filter=checksum_face(name, make, "start"))

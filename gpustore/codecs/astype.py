@@ -1,0 +1,69 @@
+"""The ``astype`` codec.
+
+============  ======================================================================
+what          The elements as another type
+specification https://numcodecs.readthedocs.io/en/stable/filter/astype.html
+v3 name       ``numcodecs.astype``
+v2 id         ``astype``, among the filters
+============  ======================================================================
+
+Zarr v2::
+
+    "filters": [{"id": "astype", "encode_dtype": "<f4", "decode_dtype": "<f8"}]
+
+What the stored type cannot hold becomes something else, as in numcodecs: ``cast_value`` is the
+codec that says what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import REQUIRED
+from gpustore.codecs.base import ABSENT, Codec, Option, Options
+from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+
+__all__ = ["CODEC"]
+
+_TYPE = numpy_type("biufc")
+
+
+@dataclass(frozen=True, slots=True)
+class _AsType(ValueStage):
+    name = "astype"
+    decode_ns = 0.3
+
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """By NumPy's rule "unsafe"."""
+        cast(decoded, encoded)
+
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """By NumPy's rule "unsafe"."""
+        cast(encoded, decoded)
+
+
+def _types(options: Options, dtype: np.dtype[Any]) -> Types:
+    return np.dtype(options.get("decode_dtype", dtype)), np.dtype(options["encode_dtype"])
+
+
+def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _AsType:
+    del options
+    return _AsType(decoded.dtype, encoded.dtype)
+
+
+CODEC = Codec(
+    name="astype",
+    filter=ValueFace(
+        options=(
+            Option(name="encode_dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
+            Option(name="decode_dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
+        ),
+        prepare=_prepare,
+        types=_types,
+        type_option="decode_dtype",
+    ),
+)

@@ -1,0 +1,69 @@
+"""The ``base64`` codec.
+
+============  ======================================================================
+what          The bytes as text of 64 letters (RFC 4648), four for every three
+specification https://numcodecs.readthedocs.io/en/stable/base64.html
+v3 name       ``numcodecs.base64``
+v2 id         ``base64``, among the filters
+============  ======================================================================
+
+Zarr v2::
+
+    "filters": [{"id": "base64"}]
+
+Other characters among the letters are an error; numcodecs skips them.
+"""
+
+from __future__ import annotations
+
+import binascii
+from dataclasses import dataclass
+
+from gpustore.codecs.base import (
+    BytesCodec,
+    Codec,
+    Face,
+    Options,
+    deliver,
+    too_long,
+    too_short,
+)
+from gpustore.errors import CorruptChunkError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Base64(BytesCodec):
+    name = "base64"
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Exactly what an encoding has."""
+        return -(-decoded_nbytes // 3) * 4
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """One line."""
+        return binascii.b2a_base64(decoded, newline=False)
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """Letters only."""
+        try:
+            decoded = binascii.a2b_base64(encoded, strict_mode=True)
+        except ValueError as error:
+            raise CorruptChunkError(f"Invalid base64: {error}", codec=self.name) from error
+        if len(decoded) > decoded_max:
+            raise too_long(decoded_max, len(decoded), codec=self.name)
+        if exact and len(decoded) < decoded_max:
+            raise too_short(decoded_max, len(decoded), codec=self.name)
+        return deliver(decoded, decoded_max, exact=exact, out=out)
+
+
+def _prepare(options: Options, itemsize: int | None) -> _Base64:
+    del options, itemsize
+    return _Base64()
+
+
+CODEC = Codec(name="base64", filter=Face(options=(), prepare=_prepare))

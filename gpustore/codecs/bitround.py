@@ -1,0 +1,158 @@
+"""The ``bitround`` codec.
+
+============  ======================================================================
+what          Numbers rounded to some of their leading bits
+specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/bitround
+v3 name       ``bitround``, and ``numcodecs.bitround``
+v2 id         ``bitround``, among the filters
+============  ======================================================================
+
+Zarr v3::
+
+    {"name": "bitround", "configuration": {"keepbits": 10}}
+
+Of floating-point numbers ``keepbits`` bits of the mantissa are kept, of integers (only in Zarr v3)
+so many from the highest that is set; ties go to the even neighbour. Of numcodecs' filter the bytes
+are those of numcodecs. The one of Zarr v3 keeps every NaN as it is, where that may make a number of
+it. Decoding changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import REQUIRED, text
+from gpustore.codecs.base import ABSENT, Codec, Option, Options, deliver, integer
+from gpustore.codecs.value import Elements, ValueFace, ValueStage
+from gpustore.errors import MetadataError
+from gpustore.kvstores.base import Buffer
+
+__all__ = ["CODEC"]
+
+_MANTISSA: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+@dataclass(frozen=True, slots=True)
+class _BitRound(ValueStage):
+    """Bits of unsigned integers are rounded: those of numbers with `mantissa` bits after the point,
+    0 for integers.
+    """
+
+    name = "bitround"
+    is_view = True
+    decodes_parts = False
+    decode_ns = 0.05
+
+    keepbits: int
+    mantissa: int
+    keeps_nan: bool
+
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """Rounded; sums that overflow wrap around, as in numcodecs, or become the largest."""
+        bits = decoded.astype(decoded.dtype.newbyteorder("="), copy=False)
+        word = bits.dtype.type
+        if self.mantissa:
+            drop = np.full(len(bits), max(self.mantissa - self.keepbits, 0), word)
+        else:
+            drop = np.maximum(_bit_lengths(bits), word(self.keepbits)) - word(self.keepbits)
+        if self.mantissa and self.keeps_nan:
+            magnitude = (1 << (8 * bits.itemsize - 1)) - 1
+            infinity = magnitude + 1 - (1 << self.mantissa)
+            drop[(bits & word(magnitude)) > word(infinity)] = 0
+        one = word(1)
+        half = (one << (np.maximum(drop, one) - one)) - one
+        rounded = bits + np.where(drop > 0, half + ((bits >> drop) & one), word(0))
+        if not self.mantissa:
+            rounded[rounded < bits] = np.iinfo(bits.dtype).max
+        encoded[:] = (rounded >> drop) << drop
+
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """The same."""
+        decoded[:] = encoded
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """`encoded` itself, or a copy in `out`."""
+        self._decoded_nbytes(len(encoded), decoded_max, exact=exact)
+        return deliver(encoded, decoded_max, exact=exact, out=out)
+
+
+def _bit_lengths(bits: NDArray[Any]) -> NDArray[Any]:
+    """The position after the highest bit that is set.
+
+    >>> _bit_lengths(np.array([0, 1, 2, 255], np.uint8)).tolist()
+    [0, 1, 2, 8]
+    """
+    word = bits.dtype.type
+    rest, found = bits.copy(), np.zeros_like(bits)
+    step = 4 * bits.itemsize
+    while step:
+        above = rest >> word(step)
+        found += np.where(above > 0, word(step), word(0))
+        rest = np.where(above > 0, above, rest)
+        step //= 2
+    found += rest > 0
+    return found
+
+
+def _stage(dtype: np.dtype[Any], keepbits: int, mantissa: int, *, keeps_nan: bool) -> _BitRound:
+    part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    bits = np.dtype(f"u{part}").newbyteorder("=" if dtype.isnative else "S")
+    return _BitRound(bits, bits, keepbits, mantissa, keeps_nan)
+
+
+def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _BitRound:
+    del encoded
+    dtype, keepbits = decoded.dtype, options["keepbits"]
+    mantissa = _MANTISSA.get(dtype.name, 0)
+    if dtype.kind == "c":
+        mantissa = 23 if dtype.itemsize == 8 else 52
+    elif not mantissa and dtype.kind not in "iu":
+        raise MetadataError(f"Elements of type {dtype.name} are not rounded")
+    return _stage(dtype, keepbits, mantissa, keeps_nan=True)
+
+
+def _prepare_v2(options: Options, decoded: Elements, encoded: Elements) -> _BitRound:
+    del encoded
+    dtype, keepbits = decoded.dtype, options["keepbits"]
+    if dtype.kind != "f":
+        raise MetadataError(f"Only float16, float32 and float64 are rounded, not {dtype.name}")
+    mantissa = _MANTISSA[dtype.name]
+    if keepbits > mantissa:
+        raise MetadataError(
+            f'"keepbits" of {keepbits} is more than the {mantissa} bits of {text(dtype.str)}'
+        )
+    return _stage(dtype, keepbits, mantissa, keeps_nan=False)
+
+
+CODEC = Codec(
+    name="bitround",
+    v3=ValueFace(
+        options=(
+            Option(
+                name="keepbits",
+                convert=integer(1, 64),
+                default=ABSENT,
+                constraint_default=REQUIRED,
+            ),
+        ),
+        prepare=_prepare,
+        in_shards=True,
+    ),
+    filter=ValueFace(
+        options=(
+            Option(
+                name="keepbits",
+                convert=integer(0, 64),
+                default=ABSENT,
+                constraint_default=REQUIRED,
+            ),
+        ),
+        prepare=_prepare_v2,
+    ),
+)

@@ -1,0 +1,99 @@
+"""The ``fixedscaleoffset`` codec.
+
+============  ======================================================================
+what          Scaled differences to an offset, rounded to the nearest integer
+specification https://numcodecs.readthedocs.io/en/stable/filter/fixedscaleoffset.html
+v3 name       ``numcodecs.fixedscaleoffset``
+v2 id         ``fixedscaleoffset``, among the filters
+============  ======================================================================
+
+Zarr v2::
+
+    "filters": [
+        {"id": "fixedscaleoffset", "scale": 10, "offset": 1000, "dtype": "<f8", "astype": "|u1"}
+    ]
+
+What is stored is ``around((x - offset) * scale)`` as ``astype``, which is ``dtype`` if it is
+absent; it decodes to ``x / scale + offset``. Values that ``astype`` cannot hold become others, as
+in numcodecs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import REQUIRED
+from gpustore.codecs.base import ABSENT, Codec, Option, Options
+from gpustore.codecs.value import (
+    BLOCK,
+    Elements,
+    Types,
+    ValueFace,
+    ValueStage,
+    blocks,
+    cast,
+    number,
+    numpy_type,
+)
+from gpustore.errors import MetadataError
+
+__all__ = ["CODEC"]
+
+_TYPE = numpy_type("iuf")
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedScaleOffset(ValueStage):
+    name = "fixedscaleoffset"
+    offset: int | float
+    scale: int | float
+
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """Scaled and rounded."""
+        for block in blocks(len(decoded)):
+            cast(np.around((decoded[block] - self.offset) * self.scale), encoded[block])
+
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """The quotient in floating point, then the sum."""
+        scale = float(self.scale)  # An integer need not fit the type of the elements.
+        dtype = np.true_divide(encoded[:0], scale).dtype
+        temporary = np.empty(min(len(encoded), BLOCK), dtype)
+        for block in blocks(len(encoded)):
+            part = decoded[block]
+            quotient = part if dtype == decoded.dtype else temporary[: len(part)]
+            np.true_divide(encoded[block], scale, out=quotient)
+            np.add(quotient, self.offset, out=part, casting="unsafe")
+
+
+def _types(options: Options, dtype: np.dtype[Any]) -> Types:
+    decoded = np.dtype(options.get("dtype", dtype))
+    return decoded, np.dtype(options.get("astype", decoded))
+
+
+def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _FixedScaleOffset:
+    stage = _FixedScaleOffset(decoded.dtype, encoded.dtype, options["offset"], options["scale"])
+    try:
+        stage.encode(bytes(decoded.dtype.itemsize))
+    except OverflowError as error:
+        raise MetadataError(f"Elements of type {decoded.dtype.name}: {error}") from error
+    return stage
+
+
+CODEC = Codec(
+    name="fixedscaleoffset",
+    filter=ValueFace(
+        options=(
+            Option(name="scale", convert=number, default=ABSENT, constraint_default=REQUIRED),
+            Option(name="offset", convert=number, default=ABSENT, constraint_default=REQUIRED),
+            Option(name="dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
+            Option(name="astype", convert=_TYPE, default=ABSENT, stored_default=ABSENT),
+        ),
+        prepare=_prepare,
+        types=_types,
+        type_option="dtype",
+    ),
+)

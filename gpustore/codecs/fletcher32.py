@@ -1,0 +1,32 @@
+"""The ``fletcher32`` codec.
+
+============  ======================================================================
+what          Four bytes behind the data: their Fletcher-32 as in HDF5
+specification https://numcodecs.readthedocs.io/en/stable/checksum32.html
+v3 name       ``numcodecs.fletcher32``
+v2 id         ``fletcher32``, among the filters
+============  ======================================================================
+
+Zarr v2::
+
+    "filters": [{"id": "fletcher32"}]
+
+HDF5's filter of that name; it has no options.
+"""
+
+from __future__ import annotations
+
+from numcodecs.fletcher32 import Fletcher32
+
+from gpustore.codecs._checksum import Checksum
+from gpustore.codecs.base import Codec, Face, Options
+
+__all__ = ["CODEC"]
+
+
+def _prepare(options: Options, itemsize: int | None) -> Checksum:
+    del options, itemsize
+    return Checksum("fletcher32", Fletcher32())
+
+
+CODEC = Codec(name="fletcher32", filter=Face(options=(), prepare=_prepare))

@@ -1,0 +1,90 @@
+"""The ``quantize`` codec.
+
+============  ======================================================================
+what          Floating-point numbers rounded to some decimal digits
+specification https://numcodecs.readthedocs.io/en/stable/filter/quantize.html
+v3 name       ``numcodecs.quantize``
+v2 id         ``quantize``, among the filters
+============  ======================================================================
+
+Zarr v2::
+
+    "filters": [{"id": "quantize", "digits": 2, "dtype": "<f8", "astype": "<f4"}]
+
+Encoding rounds to a multiple of the power of two next below ``10 ** -digits``. Decoding only
+changes the type from ``astype``, which is ``dtype`` if it is absent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import REQUIRED
+from gpustore.codecs.base import ABSENT, Codec, Option, Options, integer
+from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+
+__all__ = ["CODEC"]
+
+_TYPE = numpy_type("f")
+_MAX_DIGITS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantize(ValueStage):
+    name = "quantize"
+    decode_ns = 0.3
+    digits: int
+
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """Rounded, in the type of the elements."""
+        scale = _scale(self.digits)
+        cast(np.around(scale * decoded) / scale, encoded)
+
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """The rounded values."""
+        cast(encoded, decoded)
+
+
+def _scale(digits: int) -> float:
+    """The power of two of which the reciprocal is the step.
+
+    >>> _scale(0), _scale(1), _scale(2), _scale(-2)
+    (1.0, 16.0, 128.0, 0.015625)
+    """
+    exponent = math.log10(10.0**-digits)
+    exponent = math.floor(exponent) if exponent < 0 else math.ceil(exponent)
+    return 2.0 ** math.ceil(math.log2(10.0**-exponent))
+
+
+def _types(options: Options, dtype: np.dtype[Any]) -> Types:
+    decoded = np.dtype(options.get("dtype", dtype))
+    return decoded, np.dtype(options.get("astype", decoded))
+
+
+def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _Quantize:
+    return _Quantize(decoded.dtype, encoded.dtype, options["digits"])
+
+
+CODEC = Codec(
+    name="quantize",
+    filter=ValueFace(
+        options=(
+            Option(
+                name="digits",
+                convert=integer(-_MAX_DIGITS, _MAX_DIGITS),
+                default=ABSENT,
+                constraint_default=REQUIRED,
+            ),
+            Option(name="dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
+            Option(name="astype", convert=_TYPE, default=ABSENT, stored_default=ABSENT),
+        ),
+        prepare=_prepare,
+        types=_types,
+        type_option="dtype",
+    ),
+)

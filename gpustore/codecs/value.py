@@ -1,0 +1,414 @@
+"""Codecs that change the elements of a chunk: their values, their type, how many there are.
+
+Such a codec is an array -> array codec of Zarr v3 (``packbits``: array -> bytes), and most filters
+of Zarr v2 are. In a chain each is one stage on contiguous elements in the order in which they are
+stored, so that it needs no dimensions: transposes before it are part of the layout, and commute
+with what changes each element by itself.
+
+:class:`ValueFace`
+    The options of one in one version of the format, and what it makes of type and shape.
+:class:`ValueStage`
+    The stage it prepares: elements of one type to elements of another, as bytes.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import JsonValue, Members, expect_float, expect_str, text
+from gpustore.codecs.base import (
+    ABSENT,
+    BytesCodec,
+    Option,
+    Options,
+    parse_options,
+    too_long,
+    too_short,
+)
+from gpustore.codecs.bytes import checker, normalizer
+from gpustore.errors import CorruptChunkError, MetadataError
+from gpustore.kvstores.base import Buffer
+from gpustore.metadata.data_type import parse_v2_dtype, v2_dtype_to_json
+
+__all__ = [
+    "BLOCK",
+    "Elements",
+    "PermuteStage",
+    "SwapStage",
+    "Types",
+    "ValueFace",
+    "ValueStage",
+    "as_bytes",
+    "blocks",
+    "cast",
+    "number",
+    "numpy_type",
+]
+
+BLOCK: Final = 1 << 14
+"""Elements at a time where a result goes through a temporary: these stay in a CPU's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """What a codec of the chain is given.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        With its byte order.
+    shape : tuple of int
+        Of a chunk there; in Zarr v2 of one dimension.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def viewed(self, dtype: np.dtype[Any]) -> Elements:
+        """The same bytes as elements of `dtype`, as numcodecs' filters look at them.
+
+        Raises
+        ------
+        MetadataError
+            If they are no whole number.
+        """
+        if dtype == self.dtype:
+            return self
+        nbytes = self.count * self.dtype.itemsize
+        if nbytes % dtype.itemsize:
+            raise MetadataError(
+                f"Data type {text(v2_dtype_to_json(dtype))} does not divide chunks of {nbytes} "
+                f"bytes"
+            )
+        return Elements(dtype, (nbytes // dtype.itemsize,))
+
+
+Types = tuple[np.dtype[Any], np.dtype[Any]]
+"""Of the decoded and of the encoded elements."""
+
+
+def _same_types(options: Options, dtype: np.dtype[Any]) -> Types:
+    del options
+    return dtype, dtype
+
+
+def _same_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, ...]:
+    del options
+    return shape
+
+
+def _same_rank(options: Options, rank: int) -> int:
+    del options
+    return rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFace:
+    """The options of a codec of elements in one version of the format.
+
+    Attributes
+    ----------
+    options : tuple of Option
+    prepare : callable
+        ``prepare(options, decoded, encoded)`` makes the stage from complete options and two
+        :class:`Elements`, or None if nothing is to be done. Raises MetadataError for elements it
+        is not for.
+    kind : str
+        Of the codec in Zarr v3.
+    types : callable
+        ``types(options, dtype)`` are those it decodes to and encodes as; `dtype` is the one of
+        the elements there. MetadataError if it is not for them.
+    shape, rank : callable
+        ``shape(options, shape)`` and ``rank(options, rank)``, what it makes of those.
+    type_option : str
+        The option that names the decoded type; in Zarr v3 it may be left to the array.
+    is_elementwise : bool
+        Whether each element is encoded by itself, so that the order of the others is all one.
+    keeps_fill : bool
+        Whether the fill value must come back as it was.
+    in_shards : bool
+        Whether it may stand before ``sharding_indexed``.
+    """
+
+    options: tuple[Option, ...]
+    prepare: Callable[[Options, Elements, Elements], BytesCodec | None]
+    kind: Literal["array -> array", "array -> bytes"] = "array -> array"
+    types: Callable[[Options, np.dtype[Any]], Types] = _same_types
+    shape: Callable[[Options, tuple[int, ...]], tuple[int, ...]] = _same_shape
+    rank: Callable[[Options, int], int] = _same_rank
+    type_option: str = ""
+    is_elementwise: bool = True
+    keeps_fill: bool = False
+    in_shards: bool = False
+
+    def parse(self, members: Members, *, stored: bool, typed: bool = True) -> dict[str, JsonValue]:
+        """Validate options: those of stored metadata (strict), or constraints (all optional).
+
+        `typed` says whether the option that names the decoded type must be there.
+        """
+        known = self.options
+        if not typed:
+            known = tuple(
+                replace(one, stored_default=ABSENT, constraint_default=ABSENT)
+                if one.name == self.type_option
+                else one
+                for one in known
+            )
+        return parse_options(known, members, stored=stored)
+
+    def complete(self, options: Options, dtype: np.dtype[Any] | None) -> dict[str, JsonValue]:
+        """Give every option that has a default its value, for elements of `dtype` if known."""
+        defaults = {o.name: o.default for o in self.options if o.default is not ABSENT}
+        if self.type_option and dtype is not None:
+            defaults[self.type_option] = dtype.str
+        return {**defaults, **options}
+
+    def viewed(self, options: Options, elements: Elements) -> tuple[Elements, Elements]:
+        """What it decodes to and encodes as in Zarr v2, where bytes are looked at as elements."""
+        decoded, encoded = self.types(options, elements.dtype)
+        found = elements.viewed(decoded)
+        return found, Elements(encoded, self.shape(options, found.shape))
+
+    def given(self, options: Options, elements: Elements) -> tuple[Elements, Elements]:
+        """What it decodes to and encodes as in Zarr v3, where elements have a type.
+
+        Raises
+        ------
+        MetadataError
+            If its options name another type, or one in the byte order of another machine.
+        """
+        decoded, encoded = self.types(options, elements.dtype)
+        if decoded != elements.dtype:
+            raise MetadataError(
+                f"It is for elements of type {text(decoded.str)}, not {elements.dtype.name}"
+            )
+        if not encoded.isnative:
+            raise MetadataError(
+                f'{text(encoded.str)} has a byte order, which the codec "bytes" is to say'
+            )
+        return elements, Elements(encoded, self.shape(options, elements.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStage(BytesCodec):
+    """Elements of type `decoded` to as many of type `encoded`.
+
+    Attributes
+    ----------
+    decoded, encoded : numpy.dtype
+        With their byte orders.
+    keeps_fill : bool
+        Whether the fill value must come back as it was.
+    """
+
+    overhead: ClassVar[int | None] = 0
+    decode_ns: ClassVar[float] = 0.5
+    decodes_parts: ClassVar[bool] = True
+
+    decoded: np.dtype[Any]
+    encoded: np.dtype[Any]
+    keeps_fill: bool = field(default=False, kw_only=True)
+
+    @abc.abstractmethod
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """Encode into `encoded`; both are 1-D and of the types of the stage."""
+
+    @abc.abstractmethod
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """Decode into `decoded`; both are 1-D and of the types of the stage."""
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Exactly what an encoding has."""
+        return decoded_nbytes // self.decoded.itemsize * self.encoded.itemsize
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """Every element."""
+        elements = np.frombuffer(decoded, self.decoded)
+        encoded = np.empty(len(elements), self.encoded)
+        with np.errstate(all="ignore"):
+            self.to_encoded(elements, encoded)
+        clear = normalizer(self.encoded)
+        return as_bytes(encoded) if clear is None else clear(as_bytes(encoded))
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """Every element."""
+        nbytes = self._decoded_nbytes(len(encoded), decoded_max, exact=exact)
+        whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+        self._decode_into(encoded, whole)
+        return whole
+
+    def decode_part(
+        self, encoded: Buffer, nbytes: int, start: int, stop: int, out: memoryview
+    ) -> tuple[Buffer, int]:
+        """The elements that the range touches, or all if they need each other."""
+        if not self.decodes_parts:
+            return self.decode(encoded, nbytes, exact=True, out=out), 0
+        self._decoded_nbytes(len(encoded), nbytes, exact=True)
+        first, last = start // self.decoded.itemsize, -(-stop // self.decoded.itemsize)
+        size = self.encoded.itemsize
+        part = out[: (last - first) * self.decoded.itemsize]
+        self._decode_into(memoryview(encoded)[first * size : last * size], part)
+        return part, first * self.decoded.itemsize
+
+    def _decode_into(self, encoded: Buffer, out: memoryview) -> None:
+        check = checker(self.encoded)
+        legal = encoded if check is None else check(encoded)
+        with np.errstate(all="ignore"):
+            self.to_decoded(np.frombuffer(legal, self.encoded), np.frombuffer(out, self.decoded))
+
+    def _decoded_nbytes(self, found: int, decoded_max: int, *, exact: bool) -> int:
+        most = self.encoded_bound(decoded_max)
+        if found > most:
+            raise too_long(most, found, codec=self.name)
+        if exact and found < most:
+            raise too_short(most, found, codec=self.name)
+        if found % self.encoded.itemsize:
+            raise CorruptChunkError(
+                f"{found} bytes are no elements of {self.encoded.itemsize} bytes", codec=self.name
+            )
+        return found // self.encoded.itemsize * self.decoded.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SwapStage(ValueStage):
+    """Elements in the other byte order, for the codec ``bytes`` after codecs of elements."""
+
+    name = "bytes"
+    decode_ns = 0.3
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any]) -> SwapStage:
+        """From elements of `dtype` in the order of this machine to the other one."""
+        part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+        native = np.dtype(f"u{part}")
+        return cls(native, native.newbyteorder("S"))
+
+    def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
+        """Swapped."""
+        encoded[:] = decoded
+
+    def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
+        """Swapped back."""
+        decoded[:] = encoded
+
+
+@dataclass(frozen=True, slots=True)
+class PermuteStage(BytesCodec):
+    """A transpose of what a codec has made that needs the order it was given.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of what is encoded.
+    order : tuple of int
+        As the codec ``transpose`` has it.
+    itemsize : int
+    """
+
+    name = "transpose"
+    overhead = 0
+    decode_ns = 1.0
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    itemsize: int
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """As many bytes."""
+        return decoded_nbytes
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """The elements in the other order."""
+        there = np.frombuffer(decoded, f"V{self.itemsize}").reshape(self.shape)
+        return as_bytes(np.ascontiguousarray(there.transpose(self.order)).reshape(-1))
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """The elements in the order they had."""
+        nbytes = math.prod(self.shape) * self.itemsize
+        if len(encoded) > nbytes:
+            raise too_long(nbytes, len(encoded), codec=self.name)
+        if len(encoded) < nbytes:
+            raise too_short(nbytes, len(encoded), codec=self.name)
+        whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+        element = np.dtype(f"V{self.itemsize}")
+        there = np.frombuffer(encoded, element).reshape([self.shape[dim] for dim in self.order])
+        np.frombuffer(whole, element).reshape(self.shape).transpose(self.order)[...] = there
+        return whole
+
+
+def as_bytes(elements: NDArray[Any]) -> memoryview:
+    """The bytes of contiguous elements."""
+    return elements.reshape(-1).view(np.uint8).data
+
+
+def blocks(count: int) -> list[slice]:
+    """Parts of `count` elements that are worked on one after the other."""
+    return [slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK)]
+
+
+def cast(source: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy elements by NumPy's rule "unsafe"; of a complex number the real part, silently."""
+    if source.dtype.kind == "c" and target.dtype.kind not in "cb":
+        source = source.real
+    np.copyto(target, source, casting="unsafe")
+
+
+# --------------------------------------------------------------------------- options of numcodecs
+
+_NAMES: Final = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "float32", "float64", "complex64", "complex128"}
+)
+
+
+def numpy_type(kinds: str) -> Callable[[JsonValue], JsonValue]:
+    """Options that are a NumPy type of one of some kinds, in any of the ways numcodecs takes.
+
+    They are kept as numcodecs writes them.
+
+    >>> numpy_type("if")("float64"), numpy_type("if")(">i2"), numpy_type("u")("u1")
+    ('<f8', '>i2', '|u1')
+    """
+
+    def convert(value: JsonValue) -> str:
+        word = expect_str(value)
+        if word in _NAMES:
+            word = np.dtype(word).str
+        elif word[:1].isalpha() or word[:1] == "=":
+            word = f"<{word.removeprefix('=')}"
+        if word.endswith("1") and word[:1] in "<>" and len(word) == 3:
+            word = f"|{word[1:]}"
+        found = parse_v2_dtype(word)
+        if found.kind not in kinds or found.names is not None:
+            raise MetadataError(
+                f"Expected a data type of kind {' or '.join(kinds)}, but received: {text(value)}"
+            )
+        return str(found.str)
+
+    return convert
+
+
+def number(value: JsonValue) -> JsonValue:
+    """Options that are finite numbers; an integer stays one."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return value
+    found = expect_float(value)
+    if not math.isfinite(found):
+        raise MetadataError(f"Expected finite number, but received: {text(value)}")
+    return found
