@@ -7,8 +7,8 @@ for: C and F order, transposes, steps, fields and byte order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,35 +26,61 @@ from gpustore.device_kernels.launch import (
     repeated,
 )
 from gpustore.device_kernels.run import Rows
-from gpustore.errors import UnsupportedError
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow, Points
 
-__all__ = ["Places", "place", "place_fill", "swapped"]
+__all__ = ["Part", "Places", "parts", "place", "place_fill"]
 
 Integers = NDArray[np.int64]
 
 
-def swapped(dtype: np.dtype[Any]) -> int:
-    """Bytes of the units of an element whose order is not this machine's; 1 if there are none.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of an element that are copied alike.
 
-    Raises
-    ------
-    UnsupportedError
-        If an element has units of several sizes.
-
-    >>> swapped(np.dtype("<u4").newbyteorder()), swapped(np.dtype(">c16")), swapped(np.dtype("V3"))
-    (4, 8, 1)
+    Attributes
+    ----------
+    offset, itemsize : int
+        Where they are.
+    unit : int
+        Bytes of which the order is reversed, each unit by itself; 1 to copy them as they are.
+    shape, strides : tuple of int
+        Of a subarray: how often they occur, and how many bytes apart.
     """
-    if dtype.isnative:
-        return 1
-    unit = {"c": dtype.itemsize // 2, "U": 4}.get(dtype.kind, dtype.itemsize)
-    if dtype.fields or unit not in (1, 2, 4, 8):
-        raise UnsupportedError(
-            f"Elements of {dtype} cannot be brought into this machine's byte order on a device; "
-            f'open with device="cpu"'
-        )
-    return unit
+
+    offset: int
+    itemsize: int
+    unit: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+def parts(dtype: np.dtype[Any]) -> list[Part]:
+    """What an element is copied in: one part, but for records of another byte order.
+
+    >>> parts(np.dtype("<u4").newbyteorder()), parts(np.dtype("V3"))
+    ([Part(offset=0, itemsize=4, unit=4, shape=(), strides=())], \
+[Part(offset=0, itemsize=3, unit=1, shape=(), strides=())])
+    """
+    found = list(_leaves(dtype, 0))
+    if all(part.unit == 1 for part in found):
+        return [Part(0, dtype.itemsize, 1)]
+    return found
+
+
+def _leaves(dtype: np.dtype[Any], offset: int) -> Iterator[Part]:
+    """The fields of fields that are no records; NumPy knows no order of subarrays."""
+    if dtype.fields is None:
+        unit = {"c": dtype.itemsize // 2, "U": 4}.get(dtype.kind, dtype.itemsize)
+        yield Part(offset, dtype.itemsize, 1 if dtype.isnative else unit)
+        return
+    for name in dtype.names or ():
+        field, start = dtype.fields[name][:2]
+        whole = ChunkBytes.contiguous(field.base, field.shape)
+        for part in _leaves(field.base, offset + start):
+            yield replace(
+                part, shape=whole.shape + part.shape, strides=whole.strides + part.strides
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,18 +261,40 @@ def _copy(
         src_stride = (0,) * len(places.count)
     else:
         src += places.src
-    rectangles = Rows(src, places.dst, places.count, src_stride, places.dst_stride)
-    unit = swapped(stored)
-    if places.points is None:
-        launches = copy_launches(rectangles, stored.itemsize, unit=unit)
-    else:
-        listed = [
-            Listed(
-                [len(pairs[k][0]) for pairs in places.points],
-                None if one_element else [np.asarray(pairs[k][0]) for pairs in places.points],
-                [np.asarray(pairs[k][1]) for pairs in places.points],
-            )
-            for k in range(len(places.points[0]))
-        ]
-        launches = indexed_launches(rectangles, listed, stored.itemsize, unit=unit)
-    batch.launch_tables(launches)
+    points = places.points or []
+    listed = [
+        Listed(
+            [len(pairs[k][0]) for pairs in points],
+            None if one_element else [np.asarray(pairs[k][0]) for pairs in points],
+            [np.asarray(pairs[k][1]) for pairs in points],
+        )
+        for k in range(len(points[0]) if points else 0)
+    ]
+    for part in parts(stored):
+        rectangles = Rows(
+            src + part.offset,
+            places.dst + part.offset,
+            np.concatenate([places.count, _repeated(part.shape, len(src))]),
+            _with_part(src_stride, part, len(src)),
+            _with_part(places.dst_stride, part, len(src)),
+        )
+        if not listed:
+            launches = copy_launches(rectangles, part.itemsize, unit=part.unit)
+        else:
+            launches = indexed_launches(rectangles, listed, part.itemsize, unit=part.unit)
+        batch.launch_tables(launches)
+
+
+def _repeated(column: Sequence[int], n: int) -> Integers:
+    """The same for each of `n` rectangles, shape (len(column), n)."""
+    return np.repeat(np.array(column, np.int64).reshape(-1, 1), n, axis=1)
+
+
+def _with_part(stride: ArrayLike, part: Part, n: int) -> ArrayLike:
+    """Strides of the dimensions of rectangles, and of those of a subarray behind them."""
+    if not part.shape:
+        return stride
+    given = np.asarray(stride, np.int64)
+    if given.ndim < 2:
+        return (*given.tolist(), *part.strides)
+    return np.concatenate([given, _repeated(part.strides, n)])

@@ -54,13 +54,10 @@ def converted_type(metadata: Mapping[str, Any], fill: bytes | None, after: int) 
     found: dict[str, Any]
     if after == 2:
         _check_for_v2(stored)
-        fields: list[Any] = [[name, _v2_name(part)] for name, part in _parts(stored)]
-        found = {"dtype": fields if stored.names else _v2_name(stored)}
+        found = {"dtype": _v2_name(stored)}
     else:
         _check_for_v3(stored)
-        fields = [{"name": name, "data_type": _v3_name(part)} for name, part in _parts(stored)]
-        struct = {"name": "struct", "configuration": {"fields": fields}}
-        found = {"data_type": struct if stored.names else _v3_name(stored)}
+        found = {"data_type": _v3_name(stored)}
         if fill is not None:  # Here in little endian, whatever the chunks have.
             fill = np.frombuffer(fill, stored).astype(_with_order(stored, "<")).tobytes()
     return found if fill is None else {**found, "fill_value": base64.b64encode(fill).decode()}
@@ -72,24 +69,36 @@ def endian_of_records(metadata: Mapping[str, Any]) -> str:
 
 
 def _check_for_v2(stored: np.dtype[Any]) -> None:
-    for name, part in _parts(stored):
-        if part.isbuiltin == 2 and part.itemsize > 1 and ">" in _orders(stored):
+    for name, part in _leaves(stored):
+        what = _what(name)
+        if part.base.isbuiltin == 2 and part.base.itemsize > 1 and ">" in _orders(stored):
             raise gpustore.UnsupportedError(
-                f'field "{name}" is {part.name}, which Zarr v2 has in little endian only'
+                f"{what} {part.base.name}, which Zarr v2 has in little endian only"
+            )
+        if part.base.name in ("uint2", "uint4", "float8_e4m3") or part.base.name[:7] == "float6_":
+            raise gpustore.UnsupportedError(f"{what} {part.base.name}, which Zarr v2 does not have")
+        if part.shape and not name:
+            raise gpustore.UnsupportedError(
+                f"{what} complex_{part.base.name}, which Zarr v2 does not have"
             )
 
 
 def _check_for_v3(stored: np.dtype[Any]) -> None:
-    for name, part in _parts(stored):
-        what = f'field "{name}" is' if name else "an element is"
+    for name, part in _leaves(stored):
         if part.shape:
-            raise gpustore.UnsupportedError(f"{what} a subarray, which Zarr v3 does not have")
+            raise gpustore.UnsupportedError(
+                f"{_what(name)} a subarray, which Zarr v3 does not have"
+            )
         if part.kind == "S":
             raise gpustore.UnsupportedError(
-                f"{what} a string, {part.str}, which Zarr v3 does not have"
+                f"{_what(name)} a string, {part.str}, which Zarr v3 does not have"
             )
     if len(_orders(stored)) > 1:
         raise gpustore.UnsupportedError("fields have different byte orders")
+
+
+def _what(name: str) -> str:
+    return f'field "{name}" is' if name else "an element is"
 
 
 # --------------------------------------------------------------------------- as NumPy says it
@@ -98,33 +107,60 @@ def _check_for_v3(stored: np.dtype[Any]) -> None:
 def _stored(metadata: Mapping[str, Any]) -> np.dtype[Any]:
     """The elements in chunks; ml_dtypes's always count as in native byte order."""
     if "dtype" in metadata:
-        dtype = metadata["dtype"]
-        if isinstance(dtype, str):
-            return _from_v2(dtype)
-        return np.dtype([(name, _from_v2(kind), *map(tuple, more)) for name, kind, *more in dtype])
-    data_type = metadata["data_type"]
-    if isinstance(data_type, str):
-        return _from_v3(data_type)
-    fields = data_type["configuration"]["fields"]
-    stored = np.dtype([(one["name"], _from_v3(one["data_type"])) for one in fields])
-    return _with_order(stored, ">" if _endian_of(metadata["codecs"]) == "big" else "<")
+        return _from_v2(metadata["dtype"])
+    order: Literal["<", ">"] = ">" if _endian_of(metadata["codecs"]) == "big" else "<"
+    return _with_order(_from_v3(metadata["data_type"]), order)
 
 
-def _from_v2(name: str) -> np.dtype[Any]:
-    return np.dtype(name) if name[0] in "<>|" else gpustore.dtype(name).numpy_dtype
+def _from_v2(kind: Any) -> np.dtype[Any]:
+    if isinstance(kind, list):
+        return np.dtype([(name, _from_v2(part), *map(tuple, more)) for name, part, *more in kind])
+    return np.dtype(kind) if kind[0] in "<>|" else gpustore.dtype(kind).numpy_dtype
 
 
-def _from_v3(name: str) -> np.dtype[Any]:
-    if name[0] == "r":
-        return np.dtype(f"V{int(name[1:]) // 8}")
-    return gpustore.dtype(name).numpy_dtype
+def _from_v3(kind: Any) -> np.dtype[Any]:
+    """Of a data type as gpustore writes it."""
+    if isinstance(kind, str):
+        if kind[0] == "r":
+            return np.dtype(f"V{int(kind[1:]) // 8}")
+        part = kind.removeprefix("complex_")
+        found = gpustore.dtype(part).numpy_dtype
+        return found if part == kind else np.dtype((found, (2,)))
+    name, options = kind["name"], kind["configuration"]
+    if name == "struct":
+        return np.dtype([(one["name"], _from_v3(one["data_type"])) for one in options["fields"]])
+    if name.startswith("numpy."):
+        code = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}[name]
+        factor = "" if options["scale_factor"] == 1 else options["scale_factor"]
+        return np.dtype(f"{code}[{factor}{options['unit']}]")
+    if name == "fixed_length_utf32":
+        return np.dtype(f"U{options['length_bytes'] // 4}")
+    return np.dtype(f"S{options['length_bytes']}")
 
 
-def _v2_name(part: np.dtype[Any]) -> str:
+def _v2_name(part: np.dtype[Any]) -> Any:
+    """Of what is not a subarray."""
+    if part.names is not None:
+        return [
+            [name, _v2_name(field.base), *([list(field.shape)] if field.shape else [])]
+            for name, field in _parts(part)
+        ]
     return part.name if part.isbuiltin == 2 else part.str  # 2: registered by ml_dtypes
 
 
-def _v3_name(part: np.dtype[Any]) -> str:
+def _v3_name(part: np.dtype[Any]) -> Any:
+    if part.names is not None:
+        fields = [{"name": name, "data_type": _v3_name(field)} for name, field in _parts(part)]
+        return {"name": "struct", "configuration": {"fields": fields}}
+    if part.subdtype is not None:
+        return f"complex_{part.base.name}"
+    if part.kind in "Mm":
+        unit, factor = np.datetime_data(part)
+        name = "numpy.datetime64" if part.kind == "M" else "numpy.timedelta64"
+        return {"name": name, "configuration": {"unit": unit, "scale_factor": factor}}
+    if part.kind in "US":
+        name = "fixed_length_utf32" if part.kind == "U" else "null_terminated_bytes"
+        return {"name": name, "configuration": {"length_bytes": part.itemsize}}
     return f"r{8 * part.itemsize}" if part.kind == "V" and part.isbuiltin != 2 else part.name
 
 
@@ -135,16 +171,28 @@ def _parts(stored: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
     return [(name, stored.fields[name][0]) for name in stored.names]
 
 
+def _leaves(stored: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
+    """As :func:`_parts`, with the fields of fields that are records, their names after a dot."""
+    found = []
+    for name, part in _parts(stored):
+        if part.base.names is None or part.shape:
+            found.append((name, part))
+        else:
+            found += [(f"{name}.{inner}", leaf) for inner, leaf in _leaves(part)]
+    return found
+
+
 def _with_order(stored: np.dtype[Any], order: Literal["<", ">"]) -> np.dtype[Any]:
     """The same data type in one byte order."""
-    if stored.names is None:
-        return stored
-    return np.dtype([(name, part.newbyteorder(order)) for name, part in _parts(stored)])
+    return stored.newbyteorder(order)
 
 
 def _orders(stored: np.dtype[Any]) -> set[str]:
     """All byte orders in an element."""
-    return {_order(part.base) for _, part in _parts(stored)} - {""}
+    found = set()
+    for _, part in _parts(stored):
+        found |= {_order(part.base)} if part.base.names is None else _orders(part.base)
+    return found - {""}
 
 
 def _order(part: np.dtype[Any]) -> str:

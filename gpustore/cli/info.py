@@ -143,10 +143,13 @@ def _plain(value: Any) -> Any:
     """A fill value as JSON: what JSON has no number for becomes text."""
     if value is None:
         return None
-    item = np.asarray(value).tolist()
+    array = np.asarray(value)
+    if array.dtype.kind in "Mm" and np.datetime_data(array.dtype)[0] == "generic":
+        array = array.view(np.int64)  # Times without a unit have no text.
+    item = array.tolist()
     if isinstance(item, bool | int | str) or (isinstance(item, float) and math.isfinite(item)):
         return item
-    return str(np.asarray(value))
+    return str(array)
 
 
 def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[tuple[str, str]]:

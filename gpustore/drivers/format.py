@@ -21,7 +21,7 @@ from gpustore.index_space.bounds import Box
 from gpustore.index_space.domain import make_domain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
-from gpustore.metadata.data_type import V3_DATA_TYPES, not_supported
+from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -306,7 +306,10 @@ def check_dtype(dtype: dtype_, *, more: Sequence[str] = ()) -> None:
         Data types that only this format has.
     """
     if dtype.name not in (*V3_DATA_TYPES, *more) and dtype.array_dtype.kind not in "MmU":
-        raise UnsupportedError(not_supported(dtype.name))
+        known = (*V3_DATA_TYPES, *more, "datetime64[<unit>]", "timedelta64[<unit>]", "U<length>")
+        raise UnsupportedError(
+            f"{dtype.name} data type is not one of the supported data types: {', '.join(known)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

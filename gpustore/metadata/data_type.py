@@ -48,7 +48,6 @@ __all__ = [
     "V3DataType",
     "data_type_to_json",
     "native_dtype",
-    "not_supported",
     "parse_v2_dtype",
     "parse_v3_data_type",
     "record",
@@ -198,21 +197,16 @@ def _v3_data_type(name: str) -> V3DataType:
         return dtype(name)
     if name in _V3_PAIRS:
         return np.dtype((dtype(_V3_PAIRS[name]).array_dtype, (2,)))
-    message = not_supported(text(name)[1:-1])
+    more = ("r<N>", *MORE_NUMBERS, *_V3_PAIRS, *_TIMES, "fixed_length_utf32", "struct")
+    message = (
+        f"{text(name)[1:-1]} data type is not one of the supported data types: "
+        f"{', '.join((*V3_DATA_TYPES, *more))}"
+    )
     if name in _V3_KNOWN:
         raise UnsupportedError(f"{message} (it is known, but not supported yet)")
     if name in (*_TIMES, *_STRINGS, *_RECORDS):
         raise MetadataError(f"{message} (it needs a configuration)")
     raise MetadataError(message)
-
-
-def not_supported(name: str) -> str:
-    """What to say of a type that Zarr v3 has not."""
-    more = ("r<N>", *MORE_NUMBERS, *_V3_PAIRS, *_TIMES, "fixed_length_utf32", "struct")
-    return (
-        f"{name} data type is not one of the supported data types: "
-        f"{', '.join((*V3_DATA_TYPES, *more))}"
-    )
 
 
 def data_type_to_json(data_type: V3DataType) -> JsonValue:

@@ -38,6 +38,7 @@ from gpustore._json import (
 from gpustore.dtype import DTYPES, dtype, of_elements
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
+from gpustore.metadata.data_type import V3_DATA_TYPES
 
 __all__ = [
     "FillValue",
@@ -146,7 +147,9 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
     if isinstance(value, str) and not _is_only_field(value, data_type):
         data = _base64_bytes(value, data_type.itemsize)
         return _read_only(np.frombuffer(data, data_type.newbyteorder("<")).astype(data_type))
-    if isinstance(value, list):
+    if isinstance(value, list) and not (
+        len(data_type.names) == 1 and len(value) == 2 and data_type[0].kind == "c"
+    ):
         if len(value) != len(data_type.names):
             raise MetadataError(
                 f"Array has length {len(value)} but should have length {len(data_type.names)}"
@@ -174,7 +177,8 @@ def _is_only_field(value: str, data_type: np.dtype[Any]) -> bool:
 
 def _field(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
     """Of a field of a record."""
-    if is_opaque(data_type) and isinstance(value, int) and not isinstance(value, bool):
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if data_type.names is None and is_opaque(data_type) and is_number:
         data = bytes([expect_int(value, 0, 255)]) * data_type.itemsize
         return np.frombuffer(data, data_type).reshape(())
     return _opaque(value, data_type)
@@ -190,11 +194,11 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
     """Return the JSON that :func:`parse_v3_fill_value` turns into exactly these bits."""
     if isinstance(data_type, np.dtype):
         if data_type.names is not None:
-            if len(data_type.names) == 1 and data_type[0].names is None:
+            if len(data_type.names) == 1 and _is_plain(data_type[0]):
                 # TensorStore reads nothing else of them.
                 (name,) = data_type.names
                 return v3_fill_value_to_json(value[name], data_type[name])
-            return {name: _field_to_json(value[name], data_type[name]) for name in data_type.names}
+            return _record_to_json(value, data_type)
         if is_opaque(data_type):
             return base64.b64encode(value.tobytes()).decode()
         if data_type.subdtype is not None:
@@ -217,8 +221,21 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
     return _float_to_json(value)
 
 
+def _is_plain(field: np.dtype[Any]) -> bool:
+    """Whether TensorStore has fields of that type."""
+    if field.names is not None or field.shape:
+        return False
+    return field.type is np.void or (field.kind not in "MmUS" and field.name in V3_DATA_TYPES)
+
+
+def _record_to_json(value: FillValue, data_type: np.dtype[Any]) -> JsonValue:
+    return {name: _field_to_json(value[name], data_type[name]) for name in data_type.names or ()}
+
+
 def _field_to_json(value: FillValue, data_type: np.dtype[Any]) -> JsonValue:
     """Of one of several fields of a record."""
+    if data_type.names is not None:
+        return _record_to_json(value, data_type)
     data = value.tobytes()
     # The only form of raw bytes that TensorStore reads there; it has none for different ones.
     if is_opaque(data_type) and data.count(data[0]) == len(data):
@@ -374,7 +391,9 @@ def _exact(value: JsonValue, data_type: dtype) -> FillValue:
     if data_type.name == "bool":
         return fill_value_array(expect_bool(value), data_type)
     if data_type.type in _TIMES:
-        number = _NAT if value == "NaT" else expect_int(value, _NAT, -(_NAT + 1))
+        number = (
+            _NAT if value == "NaT" else expect_int(value, _NAT, -(_NAT + 1), integral_floats=True)
+        )
         return fill_value_array(np.array(number, np.int64).view(data_type.array_dtype), data_type)
     if data_type.name in _SUB_BYTE_INT:
         low, high = _SUB_BYTE_INT[data_type.name]

@@ -324,3 +324,86 @@ def test_info_lists_the_fields(version, tmp_path, gpustore_command):
         ["x", "y", "z"] if version == 2 else ["x", "y"]
     )
     assert facts["values_possible"] == 9
+
+
+NESTED2 = [
+    ["id", ">u2"],
+    ["p", [["b", "|b1"], ["t", ">M8[25s]"]]],
+    ["u", ">U2"],
+    ["d", ">m8[D]"],
+]
+NESTED3 = (
+    '[{"name":"id","data_type":"uint16"},{"name":"p","data_type":{"name":"struct","configuration":'
+    '{"fields":[{"name":"b","data_type":"bool"},{"name":"t","data_type":{"name":"numpy.datetime64",'
+    '"configuration":{"unit":"s","scale_factor":25}}}]}}},{"name":"u","data_type":{"name":'
+    '"fixed_length_utf32","configuration":{"length_bytes":8}}},{"name":"d","data_type":{"name":'
+    '"numpy.timedelta64","configuration":{"unit":"D","scale_factor":1}}}]'
+)
+
+
+@pytest.mark.parametrize(
+    ("type2", "type3"),
+    [
+        (NESTED2, {"name": "struct", "configuration": {"fields": json.loads(NESTED3)}}),
+        (
+            "<M8[ns]",
+            {"name": "numpy.datetime64", "configuration": {"unit": "ns", "scale_factor": 1}},
+        ),
+        ("<U3", {"name": "fixed_length_utf32", "configuration": {"length_bytes": 12}}),
+    ],
+    ids=["nested", "dates", "strings"],
+)
+def test_types_that_numpy_has_go_there_and_back(type2, type3, tmp_path, gpustore_command):
+    metadata = {"shape": [3], "chunks": [2], "dtype": type2, "compressor": None}
+    spec = {"driver": "zarr2", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
+    void = {"open_as_void": True} if isinstance(type2, list) else {}
+    store = gpustore.open(spec | void, create=True).result()
+    values = np.zeros(store.shape, store.dtype.array_dtype)
+    values[1:] = b"\1" if void else values.dtype.type("2020-01-01")
+    store[...] = values
+    assert gpustore_command("copy", tmp_path / "a", f"{tmp_path}/b|zarr3:")[0] == 0
+    assert json.loads((tmp_path / "b/zarr.json").read_text())["data_type"] == type3
+    assert gpustore_command("copy", tmp_path / "b", f"{tmp_path}/c|zarr2:")[0] == 0
+    assert json.loads((tmp_path / "c/.zarray").read_text())["dtype"] == type2
+    again = gpustore.open({"driver": "zarr2", "kvstore": f"file://{tmp_path}/c/", **void}).result()
+    assert again.read().result().tobytes() == values.tobytes()
+    code, out, _ = gpustore_command("info", tmp_path / "c")
+    assert code == 0
+    assert "chunks stored" in out
+
+
+@pytest.mark.parametrize(
+    ("data_type", "said"),
+    [
+        ("complex_float16", "complex_float16"),
+        ("uint4", "uint4"),
+        (
+            {
+                "name": "struct",
+                "configuration": {
+                    "fields": [
+                        {
+                            "name": "p",
+                            "data_type": {
+                                "name": "struct",
+                                "configuration": {"fields": [{"name": "x", "data_type": "uint2"}]},
+                            },
+                        },
+                        {"name": "q", "data_type": "float64"},
+                    ]
+                },
+            },
+            'field "p.x" is uint2',
+        ),
+    ],
+    ids=["pair", "uint4", "nested"],
+)
+def test_types_that_zarr2_lacks_are_said(data_type, said, tmp_path, gpustore_command):
+    metadata = {"shape": [3], "data_type": data_type}
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
+    void = {"open_as_void": True} if isinstance(data_type, dict) else {}
+    gpustore.open(spec | void, create=True).result()
+    code, _, err = gpustore_command("copy", tmp_path / "a", f"{tmp_path}/b|zarr2:")
+    assert code == 1
+    assert said in err
+    assert gpustore_command("copy", tmp_path / "a", f"{tmp_path}/c|zarr3:")[0] == 0
