@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -97,7 +98,6 @@ KEYWORDS = {
     "fill_value as float": {"fill_value": 7.0},
     "another fill_value": {"fill_value": 8},
     "fill_value of rank 1": {"fill_value": [1, 2]},
-    "fill_value of text": {"fill_value": "x"},
     "dimension_units": {"dimension_units": ["4nm", None]},
     "more dimension_units": {"dimension_units": [None, "3s"]},
     "no dimension_units": {"dimension_units": [None, None]},
@@ -196,6 +196,15 @@ def test_keyword_on_an_existing_array(name, driver, stored):
         for library in LIBRARIES
     ]
     assert agree(*outcomes), f"ours: {outcomes[0]}\ntheirs: {outcomes[1]}"
+
+
+@pytest.mark.parametrize("driver", FORMATS)
+def test_text_is_no_fill_value_of_numbers(driver, stored):
+    """TensorStore, which has no arrays of text, refuses it before it opens anything."""
+    sentence = "No TensorStore data type corresponding to NumPy dtype: dtype('<U1')"
+    for library in LIBRARIES:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            library.open(f"file://{stored}/{driver}|{driver}:", fill_value="x").result()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
-from gpustore.schema.fill_value import check_broadcast
+from gpustore.schema.fill_value import check_broadcast, refuse_text
 from gpustore.shard import ShardLevel
 from gpustore.unit import Unit
 
@@ -215,6 +215,7 @@ class ArrayDescription:
         found = None if self.fill_value is None else np.asarray(self.fill_value)
         inner = self.shape[len(self.shape) - self.inner_rank :]
         check_broadcast(wanted.shape, inner)
+        refuse_text(wanted, self.dtype)
         cast = np.broadcast_to(wanted.astype(self.dtype.array_dtype), inner)
         if found is None or cast.tobytes() != found.tobytes():
             raise MismatchError(

@@ -20,7 +20,7 @@ from gpustore.json_array import array_from_json, array_to_json, shape_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FillValue", "check_broadcast"]
+__all__ = ["FillValue", "check_broadcast", "refuse_text"]
 
 _NO_JSON = {"char", "byte"}
 _OBJECTS = {"string", "ustring", "json"}
@@ -104,9 +104,16 @@ class FillValue:
         return bool(np.all(self.array == other.array))
 
     def converted(self, dtype: DataType) -> FillValue:
-        """The value as `dtype`, by C conversion: 70000 becomes 4464 as uint16."""
+        """The value as `dtype`, by C conversion: 70000 becomes 4464 as uint16.
+
+        Raises
+        ------
+        MetadataError
+            If it is text, and elements are not.
+        """
         if dtype == self.dtype:
             return self
+        refuse_text(self.array, dtype)
         if self.dtype.name in _OBJECTS and dtype.name not in _OBJECTS:
             return FillValue.from_json(array_to_json(self.array, self.dtype), dtype)
         with np.errstate(all="ignore"):
@@ -123,6 +130,14 @@ class FillValue:
     def __str__(self) -> str:
         array = self.array.view(np.int64) if self.array.dtype.kind in "Mm" else self.array
         return _format(array.tolist(), array.ndim)
+
+
+def refuse_text(value: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
+    """Raise MetadataError if `value` is text and elements of `dtype` are not."""
+    if value.dtype.kind == "U" and dtype.array_dtype.kind not in "UO":
+        raise MetadataError(
+            f"No TensorStore data type corresponding to NumPy dtype: {value.dtype!r}"
+        )
 
 
 def check_broadcast(shape: Sequence[int], target: Sequence[int]) -> None:
