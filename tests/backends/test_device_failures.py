@@ -170,7 +170,8 @@ def check_passing(path, case, call, expected):
         found = None
         with suppress(gpustore.DeviceError):
             found = case.run(path, device)
-        assert found is None or call[0] == "open_file"
+        # Reads of a batch that fails are repeated one by one.
+        assert found is None or case.use is batch
         if found is not None:
             assert_same(device, found, expected)
         assert held(device)["slots"] == 0
