@@ -18,7 +18,7 @@ def blocks(page):
 
 
 def test_there_is_a_guide():
-    named = {"open", "create", "read", "write", "schema", "contexts"}
+    named = {"open", "create", "read", "write", "groups", "schema", "contexts"}
     assert named <= {page.stem for page in PAGES}
 
 
