@@ -447,8 +447,11 @@ class Group:
             made = self._spec(whole, mode, constraints, {**(metadata or {}), "attributes": stored})
 
         def run() -> TensorStore:
-            self._hierarchy.invalidate(ancestors(whole))
             node = None if mode.delete_existing else self._hierarchy.read(whole)
+            if node is None:
+                self._hierarchy.invalidate(ancestors(whole))
+                # What consolidated metadata did not tell.
+                node = None if mode.delete_existing else self._hierarchy.read(whole)
             if node is not None and not mode.open:
                 raise exists_error(self._hierarchy, whole)
             if node is not None and node.is_group:
@@ -605,11 +608,15 @@ def open_node(
         node = hierarchy.open(path, use_consolidated=use_consolidated)
         if node is None:
             raise NotFoundError(f"{hierarchy.where(path)} does not exist", key=path)
-        if node.error is not None:
-            raise node.error
-        if node.is_array:
-            raise MismatchError(f"{node.where} is an array; open it with gpustore.open", key=path)
-        return Group._of(hierarchy, access, node)
+        return _opened(hierarchy, access, node)
+
+
+def _opened(hierarchy: Hierarchy, access: GroupAccess, node: Node) -> Group:
+    if node.error is not None:
+        raise node.error
+    if node.is_array:
+        raise MismatchError(f"{node.where} is an array; open it with gpustore.open", key=node.path)
+    return Group._of(hierarchy, access, node)
 
 
 def create_node(
@@ -633,7 +640,7 @@ def create_node(
         if mode.open:
             node = hierarchy.read(path)
             if node is not None:
-                return open_node(hierarchy, access, path, use_consolidated=access.use_consolidated)
+                return _opened(hierarchy, access, node)
         if not hierarchy.create_group(path, attributes) and not mode.open:
             raise exists_error(hierarchy, path)
     return open_node(hierarchy, access, path, use_consolidated=False)

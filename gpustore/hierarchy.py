@@ -18,6 +18,7 @@ from gpustore.errors import (
     ConflictError,
     GpustoreError,
     InvalidKeyError,
+    LimitError,
     MismatchError,
     NotFoundError,
 )
@@ -49,7 +50,7 @@ from gpustore.metadata.node import (
 
 __all__ = ["Hierarchy", "exists_error"]
 
-_BATCH = 4096
+_BATCH = 512
 """Nodes read in one request; their documents are in memory together."""
 
 _ATTEMPTS = 100
@@ -215,18 +216,24 @@ class Hierarchy:
         names = NODE_DOCUMENTS[self.zarr_format]
         for first in range(0, len(paths), _BATCH):
             part = paths[first : first + _BATCH]
-            for path, *found in zip(part, *self._documents(part, names)):
+            # Many documents of members, or one as long as consolidated metadata may be.
+            one = len(part) == 1
+            most = self.limits.hierarchy_nbytes if one else self.limits.metadata_nbytes
+            for path, *found in zip(part, *self._documents(part, names, most)):
                 node = self._node(path, *found)
+                if node is not None and isinstance(node.error, LimitError) and not one:
+                    node = self.read(path)
                 if node is not None:
                     yield node
 
     def _documents(
-        self, paths: Sequence[str], names: Sequence[str]
+        self, paths: Sequence[str], names: Sequence[str], max_nbytes: int | None = None
     ) -> tuple[list[dict[str, JsonValue]], list[dict[str, GpustoreError]]]:
         """The parsed documents of some nodes by name, and what went wrong with others."""
         prefixes = [self.prefix(path) for path in paths]
         keys = [prefix + name for prefix in prefixes for name in names]
-        columns = self.store.read_many(ReadRequest(keys, max_nbytes=self.limits.hierarchy_nbytes))
+        most = max_nbytes or self.limits.hierarchy_nbytes
+        columns = self.store.read_many(ReadRequest(keys, max_nbytes=most))
         documents: list[dict[str, JsonValue]] = []
         errors: list[dict[str, GpustoreError]] = []
         for i in range(0, len(keys), len(names)):

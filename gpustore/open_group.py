@@ -117,11 +117,20 @@ def open_group(
     def run() -> Group:
         zarr_format = wanted
         if zarr_format is None:
-            zarr_format = 3 if mode.delete_existing else _detected(store, whole, mode)
+            # What is to be deleted says nothing, but what is at the root does.
+            paths = dict.fromkeys([whole, ""])
+            if mode.delete_existing:
+                del paths[whole]
+            detected = (_detected(store, path, mode) for path in paths)
+            zarr_format = next(filter(None, detected), 3)
         hierarchy = hierarchy_at(kvstore, zarr_format, scope)
-        if mode.create:
-            return create_node(hierarchy, access, whole, given, mode)
-        return open_node(hierarchy, access, whole, use_consolidated=use_consolidated)
+        if mode.open:
+            try:
+                return open_node(hierarchy, access, whole, use_consolidated=use_consolidated)
+            except NotFoundError:
+                if not mode.create:
+                    raise
+        return create_node(hierarchy, access, whole, given, mode)
 
     if store.driver.is_local and not mode.create:
         return Future.deferred(run, access.executor)
@@ -160,12 +169,12 @@ def _place(spec: Any) -> tuple[KvStore.Spec, int | None, str]:
 
 
 def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
-    """The format of what is at a path.
+    """The format of what is at a path; 0 if there is nothing and it may be created.
 
     Raises
     ------
     NotFoundError
-        If there is nothing, unless it may be created.
+        If there is nothing otherwise.
     MismatchError
         If there is more than one.
     """
@@ -191,4 +200,4 @@ def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
             raise NotFoundError(
                 f"No group at {where}: looked for {names} in it and found neither", key=prefix
             )
-    return formats.pop() if formats else 3
+    return formats.pop() if formats else 0

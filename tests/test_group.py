@@ -520,6 +520,45 @@ def test_arguments_that_make_no_sense(spec, options):
         gpustore.open_group(spec, **options).result()
 
 
+def test_the_format_of_the_root_is_that_of_what_is_made_below(root, place, zarr_format):
+    for options in ({}, {"open": True}, {"delete_existing": True}):
+        made = gpustore.open_group(place, path="a/b", create=True, **options).result()
+        assert made.zarr_format == zarr_format
+        del root["a"]
+    assert gpustore.open_group(place, create=True, delete_existing=True).result().zarr_format == 3
+
+
+def test_what_changes_nothing_keeps_consolidated_metadata(root, tmp_path, zarr_format):
+    group = fill(root).consolidate().result()
+    group.require_group("ct").result()
+    group.require_array("ct/raw", dtype="uint16", shape=[4, 6]).result()
+    assert group.is_consolidated
+    assert consolidated_file(tmp_path / "h.zarr", zarr_format)
+
+
+def test_threads_make_the_same_ancestors_at_once(root):
+    made = [root.create_group(f"a/b/c/{i}") for i in range(8)]
+    made += [root.create_array(f"a/b/d/{i}", dtype="bool", shape=[1]) for i in range(8)]
+    for future in made:
+        future.result()
+    names = [str(i) for i in range(8)]
+    assert root["a/b/c"].keys() == root["a/b/d"].keys() == names
+
+
+def test_documents_of_members_have_a_limit(root, place):
+    fill(root)
+    root["empty"].attrs["long"] = "x" * 5000
+    small = {"limits": {"metadata_nbytes": 2000, "hierarchy_nbytes": 4000}}
+    context = gpustore.Context(small)
+    group = gpustore.open_group(place, context=context).result()
+    members = group.members().result()
+    assert isinstance(members["empty"].error, gpustore.LimitError)
+    assert members["ct"].is_group
+    context = gpustore.Context({"limits": {"metadata_nbytes": 2000}})
+    group = gpustore.open_group(place, context=context).result()
+    assert len(group.members().result()["empty"].attributes["long"]) == 5000
+
+
 # ---- the examples of the v2 specification
 
 

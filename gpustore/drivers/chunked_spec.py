@@ -244,6 +244,8 @@ class _Steps:
             return self._new_metadata(_CREATE)
         if self.mode.delete_existing:
             path = self.store.path
+            if self.hierarchy is not None:
+                self.hierarchy.invalidate(ancestors(self.spec.node_path))
             try:
                 self.store.driver.delete_range(path, prefix_end(path))
             finally:
