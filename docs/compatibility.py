@@ -82,7 +82,8 @@ CODECS = {
     "sharding_indexed (v3)": "sharding_indexed",
     "shuffle (v2 filter, v3 as numcodecs.shuffle)": "shuffle",
     "transpose (v3)": "transpose",
-    "vlen-utf8 and vlen-bytes (v2, v3)": "vlen_utf8",
+    "vlen-bytes (v2, v3)": "vlen-bytes",
+    "vlen-utf8 (v2, v3)": "vlen-utf8",
     "zlib (v2)": "zlib",
     "zstd (v2, v3)": "zstd",
 }

@@ -47,6 +47,9 @@ TAIL = """\
 Whatever the codec, single values may be left to the host: several gzip members, zstd frames without
 a size or with a dictionary, batches of few and large streams, and what `gpu_decode_trust` does not
 let a GPU decode.
+
+Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
+NumPy's whatever the device, and each chunk that is decoded counts as a host fallback.
 """
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -92,6 +95,9 @@ CODECS: dict[str, Any] = {
 
 # Part of the layout: they cost the same with and without a GPU, inside shards as outside.
 LAYOUT = {"bytes", "transpose", "sharding_indexed"}
+
+# Of elements that no device can hold.
+OBJECTS = {"vlen-bytes", "vlen-utf8"}
 
 TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
 
@@ -139,7 +145,7 @@ def type_row(name: str) -> str:
 def page() -> str:
     """The text of docs/gpu.md."""
     files = {name.split()[0] for name in CODECS} - {"none"}
-    left_out = {one for one in registry.ids("codecs") if one not in files | LAYOUT}
+    left_out = {one for one in registry.ids("codecs") if one not in files | LAYOUT | OBJECTS}
     assert not left_out, f"say what a GPU does with {left_out}"
     lines = [
         HEAD,

@@ -119,6 +119,8 @@ def object_array(value: Any, dtype: DataType, *, max_rank: int) -> NDArray[Any]:
     >>> object_array([[1, 2], [3]], DataType("json"), max_rank=2)
     array([list([1, 2]), list([3])], dtype=object)
     """
+    if isinstance(value, np.ndarray) and dtype.name != "json" and value.ndim <= max_rank:
+        return _typed_objects(value, dtype)
     shape: tuple[int, ...] = ()
     elements = [value]
     while len(shape) < max_rank and elements and all(map(_is_sequence, elements)):
@@ -133,6 +135,19 @@ def object_array(value: Any, dtype: DataType, *, max_rank: int) -> NDArray[Any]:
     return array.reshape(shape)
 
 
+def _typed_objects(array: NDArray[Any], dtype: DataType) -> NDArray[Any]:
+    """A copy of an array as strings or bytes; NumPy's own types of those are converted."""
+    kinds = "UT" if dtype.type is str else "S"
+    found = array.astype(object)
+    if array.dtype.kind in kinds:
+        return found
+    flat = found.reshape(-1)
+    if any(kind is not dtype.type for kind in set(map(type, flat))):
+        for i, element in enumerate(flat):
+            flat[i] = _checked_object(element, dtype)
+    return flat.reshape(array.shape)
+
+
 def _is_sequence(value: object) -> bool:
     return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
@@ -144,7 +159,8 @@ def _checked_object(value: Any, dtype: DataType) -> Any:
         value = value.item()
     if not isinstance(value, dtype.type):
         raise TypeError(f"expected {dtype.type.__name__}, {type(value).__name__} found")
-    return value
+    # Of a class of its own, such as numpy.str_, a slice is a plain one.
+    return value if type(value) is dtype.type else dtype.type.__getitem__(value, slice(None))
 
 
 def shape_text(shape: Sequence[int]) -> str:

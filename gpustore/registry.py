@@ -63,6 +63,9 @@ _ALIASES = {
     ("drivers", "zarr"): "zarr2",
 }
 
+# Names with a dash, which files have as an underscore.
+_DASHED = {"vlen-bytes", "vlen-utf8"}
+
 
 @cache
 def ids(folder: str) -> tuple[str, ...]:
@@ -73,8 +76,10 @@ def ids(folder: str) -> tuple[str, ...]:
     """
     path = Path(__file__).parent / folder
     skip = _NOT_REGISTERED.get(folder, set())
-    names = (module.name for module in pkgutil.iter_modules([str(path)]))
-    return tuple(sorted(n for n in names if not n.startswith("_") and n not in skip))
+    names = {module.name for module in pkgutil.iter_modules([str(path)])}
+    found = {n for n in names if not n.startswith("_") and n not in skip}
+    dashed = {n for n in _DASHED if n.replace("-", "_") in found}
+    return tuple(sorted(found - {n.replace("-", "_") for n in dashed} | dashed))
 
 
 @cache
@@ -91,7 +96,7 @@ def find(folder: str, name: str) -> Any:
     name = _ALIASES.get((folder, name), name)
     if name not in ids(folder):
         return None
-    module = importlib.import_module(f"gpustore.{folder}.{name}")
+    module = importlib.import_module(f"gpustore.{folder}.{name.replace('-', '_')}")
     return getattr(module, _OBJECT[folder])
 
 

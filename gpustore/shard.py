@@ -294,6 +294,8 @@ def _resolve(
         inner.chain.stages,
         {"codecs": [named.to_json() for named in spec.named]},
         inner_order=tuple(every[d] for d in inner.chain.inner_order),
+        objects=inner.chain.objects,
+        objects_max=inner.chain.objects_max,
     )
     return ResolvedCodecs(chain, _to_array(order, inner.chunk_shape), (level, *deeper))
 

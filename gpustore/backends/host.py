@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -27,6 +28,7 @@ from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
+from gpustore.statistics import STATISTICS
 
 __all__ = ["BACKEND", "HostBackend", "HostMemory"]
 
@@ -55,7 +57,7 @@ class HostMemory:
     ----------
     array : ndarray
     flat : ndarray of uint8
-        All bytes of the array, whatever its strides.
+        All bytes of the array, whatever its strides; of objects, all references.
     offset : int
         Byte in `flat` at which the element of index zero starts.
     strides : tuple of int
@@ -72,8 +74,31 @@ def _memory(array: NDArray[Any]) -> HostMemory:
     # The address range is used because NumPy makes views from a buffer, offset and strides in
     # 0.2 us, several times faster than slicing, but only over contiguous buffers.
     low, high = np.lib.array_utils.byte_bounds(array)
+    if array.dtype.hasobject:
+        return _object_memory(array, low, high)
     flat = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), np.uint8)
     return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+
+
+def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
+    """The same of objects, which NumPy makes no views of from bytes."""
+    itemsize = array.dtype.itemsize
+    if any(stride % itemsize for stride in array.strides):
+        raise TypeError("references to objects must be whole steps apart, not a field of records")
+    if not array.size:
+        return HostMemory(array, np.empty(0, object), 0, array.strides)
+    first = array[(*(slice(0, 1) if s >= 0 else slice(-1, None) for s in array.strides), ...)]
+    flat = _view(first.reshape(-1), ((high - low) // itemsize,), 0, (itemsize,))
+    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+
+
+def _view(
+    flat: NDArray[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
+) -> NDArray[Any]:
+    """A view of references, from a byte offset and byte strides."""
+    first = flat[start // flat.itemsize :]
+    view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, shape, strides)
+    return view
 
 
 _GAP_NBYTES = 64
@@ -101,9 +126,15 @@ class HostBackend:
     device = "cpu"
     defers = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fallback: bool = False) -> None:
+        self._is_fallback = is_fallback
         self._scratch = _Scratch()
         self._spread_scratch = _Scratch()
+
+    @cached_property
+    def as_fallback(self) -> HostBackend:
+        """The same for what a device cannot hold: what is decoded is counted as a fallback."""
+        return HostBackend(is_fallback=True)
 
     def caller_stream(self, stream: Any) -> None:
         """There are none: whatever `stream` is, reads do not wait for it."""
@@ -189,6 +220,8 @@ class HostBackend:
         out: HostMemory,
     ) -> dict[int, GpustoreError]:
         """Decode and place each value; see :meth:`gpustore.backends.base.AtOnce.scatter`."""
+        if chain.objects is not None:
+            return self._scatter_objects(rows, values, chain, fill_value, out)
         errors: dict[int, GpustoreError] = {}
         src_start, dst_start, shapes = rows.rows()
         stored, dtype = chain.layout.dtype, out.array.dtype
@@ -277,6 +310,77 @@ class HostBackend:
                 errors[i] = _too_large(chain.layout.shape, stored)
         return errors
 
+    def _scatter_objects(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        out: HostMemory,
+    ) -> dict[int, GpustoreError]:
+        """Decode and place strings or bytes of any length."""
+        errors: dict[int, GpustoreError] = {}
+        src_start, dst_start, shapes = rows.rows()
+        for i, value in enumerate(values):
+            try:
+                elements = None if value is None else chain.decode_objects(value)
+                if rows.points is not None:
+                    src, dst = _elements(rows, i, base=out.offset)
+                    found = fill_value if elements is None else elements[src // elements.itemsize]
+                    out.flat[dst // out.flat.itemsize] = found
+                    continue
+                view = _view(out.flat, shapes[i], out.offset + dst_start[i], rows.dst_stride)
+                view[...] = (
+                    fill_value
+                    if elements is None
+                    else _view(elements, shapes[i], src_start[i], rows.src_stride)
+                )
+            except GpustoreError as error:
+                errors[i] = error
+            except MemoryError:
+                errors[i] = _too_large(chain.layout.shape, chain.layout.dtype)
+        if self._is_fallback:
+            STATISTICS.add(host_fallbacks=len(values) - values.count(None))
+        return errors
+
+    def _gather_objects(
+        self,
+        rows: PlanWindow,
+        stored: Sequence[Buffer | None],
+        chain: CodecChain,
+        fill_value: Any,
+        source: HostMemory,
+        *,
+        keep_fill: bool,
+    ) -> list[Buffer | None]:
+        """Overlay and encode chunks of strings or bytes of any length."""
+        src_start, dst_start, shapes = rows.rows()
+        encoded: list[Buffer | None] = []
+        for i, present in enumerate(stored):
+            key, doing = rows.keys[i], "writing" if present is None else "reading"
+            try:
+                if present is None:
+                    chunk = np.full(math.prod(chain.layout.shape), fill_value, object)
+                else:
+                    chunk = chain.decode_objects(present)
+                doing = "writing"
+                if rows.points is not None:
+                    src, dst = _elements(rows, i, base=source.offset)
+                    chunk[src // chunk.itemsize] = source.flat[dst // chunk.itemsize]
+                else:
+                    there = source.offset + dst_start[i]
+                    _view(chunk, shapes[i], src_start[i], rows.src_stride)[...] = _view(
+                        source.flat, shapes[i], there, rows.dst_stride
+                    )
+                is_fill = not keep_fill and bool((chunk == fill_value).all())
+                encoded.append(None if is_fill else chain.encode_objects(chunk))
+            except GpustoreError as error:
+                raise error.prefixed(f'Error {doing} "{key}"', key=key) from error
+            except MemoryError as error:
+                too_large = _too_large(chain.layout.shape, chain.layout.dtype)
+                raise too_large.prefixed(f'Error {doing} "{key}"', key=key) from error
+        return encoded
+
     def _decode_stack(self, values: Sequence[Any], chain: CodecChain) -> memoryview | None:
         """Decoded chunks one after the other; None if one fails: placed alone, it says why."""
         nbytes = chain.layout.nbytes
@@ -326,6 +430,10 @@ class HostBackend:
         keep_fill: bool,
     ) -> list[Buffer | None]:
         """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
+        if chain.objects is not None:
+            return self._gather_objects(
+                rows, stored, chain, fill_value, source, keep_fill=keep_fill
+            )
         src_start, dst_start, shapes = rows.rows()
         layout, dtype = chain.layout, source.array.dtype
         element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
@@ -373,6 +481,11 @@ def _cut_some(
     for src, dst, shape, target in zip(src_start, dst_start, shapes, targets):
         memory = out[target]
         there = memory.offset + dst
+        if dtype.hasobject:
+            _view(memory.flat, shape, there, dst_stride[target])[...] = _view(
+                flat, shape, base + src, src_stride[target]
+            )
+            continue
         np.ndarray(shape, dtype, memory.flat, there, dst_stride[target])[...] = np.ndarray(
             shape, dtype, flat, base + src, src_stride[target]
         )

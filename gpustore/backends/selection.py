@@ -19,7 +19,7 @@ from gpustore import registry
 from gpustore.errors import DeviceError
 from gpustore.resources.device import DEVICES
 
-__all__ = ["missing_for_cuda", "select_backend"]
+__all__ = ["for_objects", "missing_for_cuda", "select_backend"]
 
 
 def select_backend(device: Any) -> Any:
@@ -56,6 +56,15 @@ def select_backend(device: Any) -> Any:
         if isinstance(error, DeviceError):
             raise
         raise DeviceError(f'device "{text}" cannot be used: {error}') from error
+
+
+def for_objects(backend: Any) -> Any:
+    """The backend of arrays of Python objects, which no device can hold: their host memory.
+
+    If `backend` is a device's, each chunk that is decoded is counted as a fallback.
+    """
+    host = registry.find("backends", "host")
+    return host if backend.device == host.device else host.as_fallback
 
 
 _lock = threading.Lock()

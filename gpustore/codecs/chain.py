@@ -10,7 +10,9 @@ stage which needs the elements in order.
 3. Prepare the stages, and work out how many bytes each may see.
 
 Decoding knows how many bytes must come out, so no stage is ever asked to allocate what a chunk
-merely claims.
+merely claims. Strings and bytes of any length are the exception: a chain of those decodes to a
+stream of at most so many bytes as the limit of a chunk, and its layout is that of references to
+the elements that are made of the stream (:mod:`gpustore.codecs._vlen`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, at_position, in_member, text
+from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
     BytesCodec,
     ChunkBytes,
@@ -39,6 +42,7 @@ from gpustore.codecs.merge import (
     ArrayChoice,
     ChainSpec,
     Choice,
+    LayoutChoice,
     StageChoice,
     ValueChoice,
     composed_order,
@@ -50,7 +54,13 @@ from gpustore.codecs.value import Elements, PermuteStage, SwapStage, ValueStage
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError, UnsupportedError
+from gpustore.errors import (
+    CorruptChunkError,
+    GpustoreError,
+    LimitError,
+    MetadataError,
+    UnsupportedError,
+)
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.component import Component, is_opaque
@@ -65,6 +75,14 @@ _PARTED_NBYTES = 96 << 10
 
 _COPY_NS = 0.12
 """About how long one thread takes to place one decoded byte."""
+
+_OBJECT_NS = 12
+"""About how long it takes to make an element of any length, for each byte of its reference."""
+
+_REFERENCE_NBYTES = np.dtype(object).itemsize
+
+_OBJECTS_NBYTES = 64 << 10
+"""Chunks of those elements count as so large at least: a short one may stand for a lot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +107,18 @@ class CodecChain:
         What :meth:`to_json` returns.
     inner_order : tuple of int, optional
         By default that of C order.
+    objects : VlenCodec, optional
+        Makes strings or bytes of any length from decoded bytes; `layout` is that of references.
+    objects_max : int, optional
+        Most bytes that those may decode to.
 
     Attributes
     ----------
     layout : ChunkBytes
+    objects : VlenCodec or None
+    objects_max : int
+    batch_nbytes : int
+        Bytes that a decoded chunk counts as where some are fetched or cached together.
     inner_order : tuple of int
         Dimensions from the slowest to the fastest in the decoded bytes. Strides do not tell it
         where a dimension has one element.
@@ -121,6 +147,7 @@ class CodecChain:
         "_json",
         "_normalize",
         "_steps",
+        "batch_nbytes",
         "decode_s",
         "decodes_parts",
         "encoded_bound",
@@ -129,6 +156,8 @@ class CodecChain:
         "is_view",
         "layout",
         "needs_bytes",
+        "objects",
+        "objects_max",
         "reads_parts",
         "stages",
     )
@@ -140,13 +169,21 @@ class CodecChain:
         json: JsonValue,
         *,
         inner_order: tuple[int, ...] | None = None,
+        objects: VlenCodec | None = None,
+        objects_max: int = 0,
     ) -> None:
         self.layout = layout
+        self.objects = objects
+        self.objects_max = 0 if objects is None else objects_max
+        self.batch_nbytes = (
+            layout.nbytes if objects is None else max(layout.nbytes, _OBJECTS_NBYTES)
+        )
         self.inner_order = tuple(range(len(layout.shape))) if inner_order is None else inner_order
         self.stages = tuple(stages)
-        self.is_raw = not self.stages
+        self.is_raw = not self.stages and objects is None
         self.is_view = all(stage.is_view for stage in self.stages)
         ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
+        ns += 0 if objects is None else _OBJECT_NS
         self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
         self._distrust: Distrust | None = None
@@ -154,12 +191,12 @@ class CodecChain:
         self._normalize: Callable[[Buffer], Buffer] | None = in_records(
             layout, normalizer(layout.dtype)
         )
-        self.reads_parts = self._check is None or not layout.record
+        self.reads_parts = (self._check is None or not layout.record) and objects is None
         self._is_part = bool(layout.record) or layout.dtype.names is not None
         by_host = self._check is not None and self._is_part
         self.needs_bytes = by_host or any(one.needs_bytes for one in self.stages)
         steps = []
-        bound, exact = layout.nbytes, True
+        bound, exact = (layout.nbytes, True) if objects is None else (objects_max, False)
         for stage in self.stages:
             steps.append(_Step(stage, bound, exact))
             bound = stage.encoded_bound(bound)
@@ -199,12 +236,14 @@ class CodecChain:
         """
         if not self._steps:
             found, nbytes = len(encoded), self.layout.nbytes
+            if self.objects is not None:
+                return self._before_last(encoded)
             if found != nbytes:
                 raise self._wrong_length(found, nbytes)
             return encoded if self._check is None else self._check(encoded)
         step = self._steps[-1]
         decoded = step.stage.decode(
-            self._before_last(encoded), step.decoded_max, exact=True, out=out
+            self._before_last(encoded), step.decoded_max, exact=step.exact, out=out
         )
         return decoded if self._check is None else self._check(decoded)
 
@@ -240,10 +279,11 @@ class CodecChain:
     def _before_last(self, encoded: Buffer) -> Buffer:
         """The bytes that the last stage is to decode."""
         if len(encoded) > self.encoded_bound:
+            of = self.objects_max or self.layout.nbytes
             raise CorruptChunkError(
-                f"Encoded chunk of {len(encoded)} bytes; no encoding of {self.layout.nbytes} "
+                f"Encoded chunk of {len(encoded)} bytes; no encoding of {of} "
                 f"bytes has more than {self.encoded_bound}",
-                codec=self._steps[0].stage.name,
+                codec=self._steps[0].stage.name if self._steps else None,
             )
         decoded = encoded
         for step in self._steps[:-1]:
@@ -324,6 +364,28 @@ class CodecChain:
         for stage in self.stages:
             decoded = stage.encode(decoded)
         return decoded
+
+    def decode_objects(self, encoded: Buffer) -> NDArray[Any]:
+        """The elements of a chunk of objects, 1-D, as they follow each other in its layout."""
+        assert self.objects is not None
+        return self.objects.decode(self.decode(encoded), self.layout.nbytes // _REFERENCE_NBYTES)
+
+    def encode_objects(self, elements: NDArray[Any]) -> Buffer:
+        """Encode the elements of a chunk of objects, 1-D, in the order of its layout.
+
+        Raises
+        ------
+        LimitError
+            If nobody could read them with these limits.
+        """
+        assert self.objects is not None
+        stream = self.objects.encode(elements)
+        if len(stream) > self.objects_max:
+            raise LimitError(
+                f"Decoded chunk: chunk_nbytes is {len(stream)}, which exceeds the limit of "
+                f"{self.objects_max}: choose smaller chunks"
+            )
+        return self.encode(stream)
 
     def check(self, decoded: Buffer) -> Buffer:
         """Check any whole elements of decoded bytes, for readers of parts of raw chunks.
@@ -428,14 +490,20 @@ def resolve_chain(
     inner_order = composed_order(spec.arrays, rank)
     stored_shape = tuple(chunk_shape[dim] for dim in inner_order)
     stages: list[BytesCodec] = before.stages
+    objects = None
     if isinstance(spec.layout, ValueChoice):
         before.add(spec.layout)
         stored = ChunkBytes.of_component(component, stored_shape)
     else:
-        assert isinstance(spec.layout.codec, LayoutCodec)
         with resolving(spec.layout.named):
             options, encoded = spec.layout.options, before.component
-            stored = spec.layout.codec.layout(options, encoded, stored_shape)
+            _check_elements(spec.layout, encoded)
+            if isinstance(spec.layout.codec, VlenCodec):
+                objects = spec.layout.codec
+                stored = objects.layout(stored_shape)
+            else:
+                assert isinstance(spec.layout.codec, LayoutCodec)
+                stored = spec.layout.codec.layout(options, encoded, stored_shape)
             if encoded is not component:
                 if not stored.dtype.isnative:
                     stages.append(SwapStage.of(encoded.stored))
@@ -444,11 +512,34 @@ def resolve_chain(
     layout = stored.transposed(inner_order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     itemsize: int | None = before.elements.dtype.itemsize if before.typed else component.nbytes
+    if objects is not None:
+        itemsize = None
     for stage in spec.stages:
         stages.append(stage.face.prepare(stage.options, itemsize))
         itemsize = None
     json = {"codecs": [named.to_json() for named in spec.named]}
-    return CodecChain(layout, stages, json, inner_order=inner_order)
+    return CodecChain(
+        layout,
+        stages,
+        json,
+        inner_order=inner_order,
+        objects=objects,
+        objects_max=limits.chunk_nbytes,
+    )
+
+
+def _check_elements(choice: LayoutChoice, component: Component) -> None:
+    """Raise MetadataError unless the array -> bytes codec is for such elements."""
+    codec = choice.codec
+    if isinstance(codec, VlenCodec):
+        fits, wanted = component.dtype == codec.dtype, codec.dtype.name
+    else:
+        fits, wanted = not component.stored.hasobject, "a fixed size"
+    if not fits:
+        raise MetadataError(
+            f"{text(codec.name)} codec is for elements of {wanted}, but the data type is "
+            f"{component.dtype.name}"
+        )
 
 
 class _ValueStages:
@@ -495,7 +586,12 @@ class _ValueStages:
     def _add_value(self, choice: ValueChoice) -> None:
         face = choice.face
         stored = self._component.stored
-        if not self._component.is_element or is_opaque(stored) or stored.subdtype is not None:
+        if (
+            not self._component.is_element
+            or is_opaque(stored)
+            or stored.subdtype is not None
+            or stored.hasobject
+        ):
             raise UnsupportedError(
                 "codecs of elements are not supported for records, strings and raw bytes"
             )
@@ -554,7 +650,15 @@ def resolve_v2(
     given = _Given(Elements(stored, tuple(chunk_shape)), component.nbytes)
     stages: list[BytesCodec] = []
     chosen = choose_filters(filters, stored=True)
+    objects = None
     for index, one in enumerate(chosen):
+        if isinstance(one, LayoutChoice):
+            assert isinstance(one.codec, VlenCodec)
+            with in_member("filters"), at_position(index):
+                _check_elements(one, component)
+                one.codec.layout(tuple(chunk_shape))  # Raises.
+            objects, given = one.codec, _Given(None, None)
+            continue
         with in_member("filters"), at_position(index):
             given = _add_v2(stages, one, given)
     choice = choose_v2(compressor, stored=True)
@@ -563,9 +667,16 @@ def resolve_v2(
             _add_v2(stages, choice, given)
     json: JsonValue = {
         "compressor": None if choice is None else {"id": choice.name, **choice.options},
-        "filters": [{"id": one.name, **one.options} for one in chosen] or None,
+        "filters": [{"id": one.named.name, **one.options} for one in chosen] or None,
     }
-    return CodecChain(layout, stages, json, inner_order=inner_order)
+    return CodecChain(
+        layout,
+        stages,
+        json,
+        inner_order=inner_order,
+        objects=objects,
+        objects_max=limits.chunk_nbytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)

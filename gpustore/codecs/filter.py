@@ -13,10 +13,11 @@ from typing import Final, TypeAlias
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
+from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import StageChoice, ValueChoice, face_v2, of_codec
+from gpustore.codecs.merge import LayoutChoice, StageChoice, ValueChoice, face_v2, of_codec
 from gpustore.codecs.value import ValueFace
-from gpustore.errors import MismatchError, UnsupportedError
+from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
 
@@ -50,16 +51,28 @@ def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
     ]
 
 
-def choose_filters(filters: Filters | None, *, stored: bool) -> list[StageChoice | ValueChoice]:
-    """The codecs that filters name and their options, validated as by :func:`parse_filters`."""
+def choose_filters(
+    filters: Filters | None, *, stored: bool
+) -> list[StageChoice | ValueChoice | LayoutChoice]:
+    """The codecs that filters name and their options, validated as by :func:`parse_filters`.
+
+    The first one may be the array -> bytes codec of strings or bytes of any length.
+    """
     with in_member("filters"):
         return [_choose(one, index, stored=stored) for index, one in enumerate(filters or ())]
 
 
-def _choose(one: Mapping[str, JsonValue], index: int, *, stored: bool) -> StageChoice | ValueChoice:
+def _choose(
+    one: Mapping[str, JsonValue], index: int, *, stored: bool
+) -> StageChoice | ValueChoice | LayoutChoice:
     members = Members(dict(one))
     name = members.take_str("id")
     codec = registry.find("codecs", name)
+    if isinstance(codec, VlenCodec):
+        if index:
+            raise MetadataError(f"{text(name)} must be the first filter: it is for elements")
+        with at_position(index):
+            return LayoutChoice(codec, codec.parse(members, stored=stored))
     face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
     if face is None:
         if name in _OBJECTS:

@@ -26,6 +26,7 @@ import numpy as np
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
+from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
 from gpustore.codecs.value import ValueFace
 from gpustore.dtype import dtype as DataType
@@ -39,6 +40,7 @@ from gpustore.errors import (
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3DataType, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.metadata.object_type import OBJECT_CODECS, is_object
 
 __all__ = [
     "ArrayChoice",
@@ -93,7 +95,7 @@ class ArrayChoice:
 class LayoutChoice:
     """An array -> bytes codec and the options chosen for it."""
 
-    codec: LayoutCodec | ShardCodec
+    codec: LayoutCodec | ShardCodec | VlenCodec
     options: Options
 
     @property
@@ -210,7 +212,7 @@ def unknown_codec(name: str, version: str) -> GpustoreError:
     prefixed: list[str] = []
     for candidate in registry.ids("codecs"):
         codec = registry.find("codecs", candidate)
-        if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec)):
+        if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
             has_face = version == "v3"
         elif version == "v2":
             has_face = face_v2(codec) is not None
@@ -329,7 +331,7 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
         members = Members(dict(named.configuration))
         if isinstance(codec, ArrayCodec):
             return ArrayChoice(codec, codec.parse(members, stored=stored))
-        if isinstance(codec, LayoutCodec | ShardCodec):
+        if isinstance(codec, LayoutCodec | ShardCodec | VlenCodec):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
         if isinstance(face, ValueFace):
             options = face.parse(members, stored=stored, typed=False)
@@ -341,7 +343,7 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
 def _find_v3(name: str) -> tuple[Any, Face | ValueFace | None]:
     """The codec of that name, and how it is written there if it may be written in several ways."""
     codec = registry.find("codecs", name)
-    if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec)):
+    if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
         return codec, None
     face = codec.v3 if isinstance(codec, Codec) else None
     if name.startswith(_NUMCODECS):
@@ -539,10 +541,12 @@ def complete_v3(
         layout = spec.layout.completed(element)
         itemsize = 1
     else:
-        first = spec.layout or LayoutChoice(registry.find("codecs", _V3_DEFAULT), {})
-        assert isinstance(first.codec, LayoutCodec)
-        layout = LayoutChoice(first.codec, first.codec.complete(first.options, itemsize or 1))
-    if isinstance(dtype, np.dtype) and dtype.subdtype is None:
+        default = OBJECT_CODECS[dtype.name] if is_object(dtype) else _V3_DEFAULT
+        layout = spec.layout or LayoutChoice(registry.find("codecs", default), {})
+        if isinstance(layout.codec, LayoutCodec):
+            options = layout.codec.complete(layout.options, itemsize or 1)
+            layout = LayoutChoice(layout.codec, options)
+    if (isinstance(dtype, np.dtype) and dtype.subdtype is None) or is_object(dtype):
         itemsize = 1  # To TensorStore the stages after records encode bytes.
     stages = []
     for stage in spec.stages:

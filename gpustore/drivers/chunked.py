@@ -36,11 +36,13 @@ from gpustore.future import Future, Promise, WriteFutures
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.json_array import object_array
 from gpustore.json_file import JsonFile
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import ancestors
+from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import Explanation
 from gpustore.pipelines.read import read
@@ -349,6 +351,8 @@ class ChunkedDriver:
                 f'{{"must_understand": false}}, so the array can be read without them, but what is '
                 f"written without them might not be what others read"
             )
+        if is_object(self.dtype):
+            source = object_array(source, self.dtype, max_rank=transform.domain.rank)
         if self.recheck > self.read_at:
             return self._write_rechecked(transform, source)
         return write(self.array, transform, source)

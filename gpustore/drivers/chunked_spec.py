@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpustore._json import JsonValue, Members, in_member, text
-from gpustore.backends.selection import select_backend
+from gpustore.backends.selection import for_objects, select_backend
 from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
 from gpustore.codecs.base import ChunkBytes
 from gpustore.context import resource_json
@@ -51,6 +51,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
+from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner
 from gpustore.resources.gpu_decode_trust import distrust_of
@@ -326,7 +327,7 @@ class _Steps:
             ),
             fill_missing=bool(options.get("fill_missing_data_reads", True)),
             keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
-            backend=self.backend,
+            backend=self.backend if chain.objects is None else for_objects(self.backend),
             executor=self.executor,
             limits=self.limits,
             cache=self._cache_use(metadata, chain.layout.nbytes),
@@ -380,7 +381,8 @@ def _missing(description: ArrayDescription) -> Any:
     """What missing chunks read as: one element, or a stored one where those in it differ."""
     dtype, fill = description.dtype.array_dtype, description.fill_value
     if fill is None:
-        return np.zeros((), dtype)
+        objects = is_object(description.dtype)
+        return empty_object(description.dtype) if objects else np.zeros((), dtype)
     if fill.ndim == 0:
         return fill
     elements = np.unique(np.asarray(fill).reshape(-1, 1).view(f"V{dtype.itemsize}"))

@@ -22,6 +22,7 @@ from gpustore.index_space.domain import make_domain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
+from gpustore.metadata.object_type import is_object
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -217,7 +218,11 @@ class ArrayDescription:
         check_broadcast(wanted.shape, inner)
         refuse_text(wanted, self.dtype)
         cast = np.broadcast_to(wanted.astype(self.dtype.array_dtype), inner)
-        if found is None or cast.tobytes() != found.tobytes():
+        if is_object(self.dtype):
+            same = found is not None and bool((cast == found).all())
+        else:
+            same = found is not None and cast.tobytes() == found.tobytes()
+        if not same:
             raise MismatchError(
                 f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
                 f"specifies fill value of {'null' if found is None else found}",
@@ -306,10 +311,13 @@ def check_dtype(dtype: dtype_, *, more: Sequence[str] = ()) -> None:
     more : sequence of str
         Data types that only this format has.
     """
-    if dtype.name not in (*V3_DATA_TYPES, *more) and dtype.array_dtype.kind not in "MmU":
-        known = (*V3_DATA_TYPES, *more, "datetime64[<unit>]", "timedelta64[<unit>]", "U<length>")
+    numbers = (*V3_DATA_TYPES, *more)
+    is_other = is_object(dtype) or dtype.array_dtype.kind in "MmU"
+    if dtype.name not in numbers and not is_other:
+        words = ("datetime64[<unit>]", "timedelta64[<unit>]", "U<length>", "string", "ustring")
         raise UnsupportedError(
-            f"{dtype.name} data type is not one of the supported data types: {', '.join(known)}"
+            f"{dtype.name} data type is not one of the supported data types: "
+            f"{', '.join((*numbers, *words))}"
         )
 
 

@@ -41,6 +41,7 @@ from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
+from gpustore.metadata.object_type import OBJECT_CODECS, is_object, object_dtype
 from gpustore.metadata.zarr2 import (
     UNSET,
     Unset,
@@ -217,7 +218,7 @@ class Zarr2Format:
         if isinstance(stored, Unset):
             if dtype.name in _OPAQUE:
                 raise MetadataError(f"Data type not supported: {dtype.name}")
-            stored = dtype.array_dtype
+            stored = object_dtype(dtype) if is_object(dtype) else dtype.array_dtype
         component = self.selection.of(stored)
         domain = created_domain(merged)
         rank = domain.rank - component.rank
@@ -242,6 +243,8 @@ class Zarr2Format:
                     fill = fill_to_element(fill, stored, component, v2_dtype_to_json(stored))
         separator = constraints.dimension_separator
         compressor, filters = _completed(merged.codec)
+        if is_object(dtype) and filters is None and isinstance(constraints.filters, Unset):
+            filters = ({"id": OBJECT_CODECS[dtype.name]},)
         if filters is not None and constraints.filters is None:
             raise MismatchError(f'"filters" does not match: null vs {merged.codec}', status="")
         metadata = Zarr2Metadata(

@@ -48,6 +48,7 @@ from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import Component, is_opaque
 from gpustore.metadata.data_type import V3DataType, data_type_to_json, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.metadata.object_type import empty_object, object_type
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.metadata.zarr3_member import STORAGE_TRANSFORMERS
 from gpustore.schema import Schema
@@ -314,6 +315,8 @@ _ORDERS: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
 
 
 def _native_fill_value(fill: Any, element: np.dtype[Any]) -> Any:
+    if element.hasobject:
+        return empty_object(object_type(element)) if fill is None else fill
     if fill is None:
         return np.zeros((), element)
     if is_opaque(element) or element.subdtype is not None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from gpustore._json import quote, text
 from gpustore.dtype import DTYPES, of_elements
 from gpustore.dtype import dtype as DataType
-from gpustore.errors import MismatchError
+from gpustore.errors import MismatchError, UnsupportedError
+from gpustore.metadata.object_type import is_object, object_dtype, object_type
 
 __all__ = ["Component", "is_opaque", "select"]
 
@@ -55,7 +56,8 @@ class Component:
     @classmethod
     def whole(cls, data_type: DataType) -> Component:
         """All of stored elements that are numbers."""
-        return _component("", data_type.array_dtype, 0, data_type.array_dtype.itemsize)
+        stored = object_dtype(data_type) if is_object(data_type) else data_type.array_dtype
+        return _component("", stored, 0, stored.itemsize)
 
     def with_byteorder(self, order: Literal["<", ">"]) -> Component:
         """The same component of elements that are stored in byte order ``"<"`` or ``">"``."""
@@ -118,6 +120,11 @@ def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
     >>> select(records, "y", as_void=False)
     Component(name='y', dtype=dtype("char"), stored=dtype('S1'), shape=(5,), offset=12, nbytes=17)
     """
+    if as_void and stored.hasobject:
+        raise UnsupportedError(
+            f'"open_as_void" is not supported: elements of data type {object_type(stored).name} '
+            f"have any length"
+        )
     if as_void:
         return _component("", np.dtype(f"V{stored.itemsize}"), 0, stored.itemsize)
     if stored.fields is None or stored.names is None:
@@ -142,6 +149,8 @@ def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
 
 def _component(name: str, part: np.dtype[Any], offset: int, nbytes: int) -> Component:
     base, shape = part.base, part.shape
+    if base.hasobject:
+        return Component(name, object_type(base), base, shape, offset, nbytes)
     if base.names is None and is_opaque(base):
         kind = "char" if base.type is np.bytes_ else "byte"
         shape = (*shape, base.itemsize)

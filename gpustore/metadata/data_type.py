@@ -42,6 +42,7 @@ from gpustore._json import (
 from gpustore.dtype import DTYPES, MORE_NUMBERS, dtype
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.component import is_opaque
+from gpustore.metadata.object_type import V3_NAMES, V3_OBJECTS, is_object, object_dtype
 
 __all__ = [
     "V3_DATA_TYPES",
@@ -85,8 +86,6 @@ _UNITS: Final = (
     *("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "μs", "ns", "ps", "fs", "as", "generic"),
 )
 
-# Registered or written by zarr-python, but without an implementation here.
-_V3_KNOWN: Final = frozenset({"string", "bytes", "variable_length_bytes"})
 _V3_RAW: Final = re.compile(r"r(0|[1-9][0-9]{0,11})", re.ASCII)
 
 V3DataType: TypeAlias = "dtype | np.dtype[Any]"
@@ -95,7 +94,9 @@ V3DataType: TypeAlias = "dtype | np.dtype[Any]"
 
 def native_dtype(data_type: V3DataType) -> np.dtype[Any]:
     """The NumPy type of stored elements, in native byte order."""
-    return data_type.array_dtype if isinstance(data_type, dtype) else data_type
+    if not isinstance(data_type, dtype):
+        return data_type
+    return object_dtype(data_type) if is_object(data_type) else data_type.array_dtype
 
 
 def parse_v3_data_type(value: JsonValue) -> V3DataType:
@@ -177,6 +178,11 @@ def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
                     base = parse_v3_data_type(data_type)
             else:
                 base = _v3_data_type(expect_str(data_type))
+            if native_dtype(base).hasobject:
+                raise UnsupportedError(
+                    f"Field {quote(name)} has elements of any length: those are only supported "
+                    f"outside of structures"
+                )
         if any(name == other for other, _, _ in parsed):
             raise MetadataError(f"Field name {quote(name)} occurs more than once")
         parsed.append((name, native_dtype(base), ()))
@@ -185,6 +191,8 @@ def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
 
 def _v3_data_type(name: str) -> V3DataType:
     name = _V3_ALIASES.get(name, name)
+    if name in V3_OBJECTS:
+        return V3_OBJECTS[name]
     raw = _V3_RAW.fullmatch(name)
     if raw is not None:
         nbits = int(raw[1])
@@ -200,10 +208,8 @@ def _v3_data_type(name: str) -> V3DataType:
     more = ("r<N>", *MORE_NUMBERS, *_V3_PAIRS, *_TIMES, "fixed_length_utf32", "struct")
     message = (
         f"{text(name)[1:-1]} data type is not one of the supported data types: "
-        f"{', '.join((*V3_DATA_TYPES, *more))}"
+        f"{', '.join((*V3_DATA_TYPES, *more, *V3_OBJECTS))}"
     )
-    if name in _V3_KNOWN:
-        raise UnsupportedError(f"{message} (it is known, but not supported yet)")
     if name in (*_TIMES, *_STRINGS, *_RECORDS):
         raise MetadataError(f"{message} (it needs a configuration)")
     raise MetadataError(message)
@@ -246,6 +252,8 @@ def _with_length(name: str, native: np.dtype[Any]) -> JsonValue:
 
 def data_type_to_json_name(data_type: dtype) -> str:
     """The name of a type of numbers."""
+    if is_object(data_type):
+        return V3_NAMES[data_type.name]
     found = _v3_data_type(data_type.name)
     assert isinstance(found, dtype)
     return found.name
@@ -416,6 +424,8 @@ def v2_dtype_to_json(stored: np.dtype[Any]) -> JsonValue:
         return fields
     if is_opaque(stored):
         return f"|{stored.kind}{stored.itemsize}"
+    if is_object(stored):
+        return "|O"
     name = stored.name
     if name in _V2_BARE:
         return name

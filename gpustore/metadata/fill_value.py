@@ -39,6 +39,12 @@ from gpustore.dtype import DTYPES, dtype, of_elements
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3_DATA_TYPES
+from gpustore.metadata.object_type import (
+    is_object,
+    object_fill_to_json,
+    object_type,
+    parse_object_fill,
+)
 
 __all__ = [
     "FillValue",
@@ -78,6 +84,10 @@ def fill_value_array(value: object, data_type: dtype) -> FillValue:
     MetadataError
         If `value` is not of rank 0.
     """
+    if is_object(data_type):
+        return parse_object_fill(
+            object_fill_to_json(np.asarray(value, object), data_type), data_type
+        )
     with np.errstate(all="ignore"):
         array = np.array(value, dtype=data_type.array_dtype)
     if array.ndim != 0:
@@ -115,6 +125,8 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
     """
     if isinstance(data_type, np.dtype):
         return _opaque(value, data_type)
+    if is_object(data_type):
+        return parse_object_fill(value, data_type)
     if data_type.name in _PART:
         return _from_parts(value, data_type, parse_v3_fill_value)
     if data_type.type is np.str_:
@@ -205,6 +217,8 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
             part = of_elements(data_type.base)
             return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]
         data_type = of_elements(data_type)
+    if is_object(data_type):
+        return object_fill_to_json(value, data_type)
     if data_type.name in _PART:
         part = _PART[data_type.name]
         return [v3_fill_value_to_json(x, part) for x in _parts(value, part)]
@@ -296,6 +310,8 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
     """
     if value is None:
         return None
+    if stored.hasobject:
+        return parse_object_fill(value, object_type(stored))
     if is_opaque(stored):
         element = np.zeros(1, f"V{stored.itemsize}")
         if _is_zero(value):
@@ -324,6 +340,8 @@ def v2_fill_value_to_json(value: FillValue | None, stored: np.dtype[Any]) -> Jso
     """Return the JSON of a fill value; every NaN becomes ``"NaN"``."""
     if value is None:
         return None
+    if stored.hasobject:
+        return object_fill_to_json(value, object_type(stored))
     if is_opaque(stored):
         return base64.b64encode(value.tobytes()).decode()
     data_type = of_elements(stored)

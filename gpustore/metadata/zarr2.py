@@ -36,6 +36,7 @@ from gpustore.metadata.fill_value import (
     v2_fill_value_to_json,
 )
 from gpustore.metadata.named_configuration import json_equal
+from gpustore.metadata.object_type import object_type
 from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
 
 __all__ = [
@@ -98,7 +99,10 @@ class Zarr2Metadata:
     def __post_init__(self) -> None:
         with in_member("chunks"):
             check_length(self.chunks, len(self.shape))
-        if self.fill_value is not None and not is_opaque(self.dtype):
+        if self.fill_value is not None and self.dtype.hasobject:
+            fill_value = fill_value_array(self.fill_value, object_type(self.dtype))
+            object.__setattr__(self, "fill_value", fill_value)
+        elif self.fill_value is not None and not is_opaque(self.dtype):
             # JSON has one NaN only; what is written must be what is compared with.
             given = fill_value_array(self.fill_value, of_elements(self.dtype))
             written = v2_fill_value_to_json(given, self.dtype)

@@ -24,12 +24,16 @@ from gpustore._json import (
     expect_object,
     expect_str,
     in_member,
+    quote,
+    text,
 )
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.dtype import DTYPES
+from gpustore.errors import MetadataError
 from gpustore.limits import Limits
 from gpustore.metadata.data_type import parse_v2_dtype
 from gpustore.metadata.document import parse_shape, without_zeros
 from gpustore.metadata.fill_value import FillValue, parse_v2_fill_value
+from gpustore.metadata.object_type import OBJECT_CODECS, object_dtype
 
 __all__ = ["UNSET", "Codec", "Unset", "parse_members"]
 
@@ -107,21 +111,18 @@ def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[
     }
 
 
-# Filters that turn objects into bytes without running code from the file.
-_OBJECT_FILTERS: Final = frozenset({"vlen-utf8", "vlen-bytes", "vlen-array", "categorize"})
-
-
 def _dtype(value: JsonValue, filters: tuple[Codec, ...] | Unset | None) -> np.dtype[Any]:
-    try:
+    if value != "|O":
         return parse_v2_dtype(value)
-    except UnsupportedError as error:
-        ids = [] if filters is None or isinstance(filters, Unset) else [f["id"] for f in filters]
-        if value == "|O" and not _OBJECT_FILTERS.intersection(ids):
-            raise MetadataError(
-                f"{error.text}: objects are only read through one of the filters "
-                f"{', '.join(sorted(_OBJECT_FILTERS))}, but filters are {ids}"
-            ) from None
-        raise
+    ids = [] if filters is None or isinstance(filters, Unset) else [f["id"] for f in filters]
+    for name, filter_id in OBJECT_CODECS.items():
+        if ids[:1] == [filter_id]:
+            return object_dtype(DTYPES[name])
+    known = " or ".join(map(quote, OBJECT_CODECS.values()))
+    raise MetadataError(
+        f"Unsupported zarr dtype: {quote(value)}: objects are only read if the first filter is "
+        f"{known}, but the filters are {text(ids)}"
+    )
 
 
 def _compressor(value: JsonValue) -> Codec | None:

@@ -202,7 +202,7 @@ class Zarr3Metadata:
         return self.encode() == other.encode()
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.chunk_shape, self.data_type, self.fill_value.tobytes()))
+        return hash((self.shape, self.chunk_shape, self.data_type))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

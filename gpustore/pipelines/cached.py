@@ -47,7 +47,7 @@ def batches(
 def _cached_batches(
     array: ChunkedArray, stored: ChunkedArray, use: CacheUse, planned: PlanWindow, nbytes: int
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
+    batch = max(1, nbytes // max(1, array.chain.batch_nbytes))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
         wanted.check()
@@ -72,11 +72,12 @@ def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffe
     STATISTICS.add(cache_hits=len(rows) - len(missing))
     if missing:
         seen: dict[str, bytes] = {}
-        nbytes = stored.chain.layout.nbytes
         for first, some, values in stored_batches(stored, rows.take(missing), seen):
             for row, key, value in zip(missing[first:], some.keys, values):
                 decoded = None if value is None else _decoded(stored, key, value)
-                entry = Entry(decoded, 0 if value is None else nbytes, seen.get(key, b""), now)
+                entry = Entry(
+                    decoded, 0 if decoded is None else len(decoded), seen.get(key, b""), now
+                )
                 use.cache.put(use.space, key, parts[row], entry, found[row][1])
                 entries[row] = entry
     return [None if entry is None else entry.value for entry in entries]
@@ -103,10 +104,10 @@ def _check(
 
 
 def _decoded(stored: ChunkedArray, key: str, value: Buffer) -> Buffer:
-    """A decoded chunk in memory of its own, which nobody changes."""
+    """A decoded chunk in memory of its own, which nobody changes; of objects, their stream."""
     chain = stored.chain
     try:
-        if chain.is_raw:
+        if chain.is_raw or chain.objects is not None:
             return bytes(chain.decode(value))
         memory = np.empty(chain.layout.nbytes, np.uint8).data
         return memoryview(chain.decode(value, memory)).toreadonly()

@@ -96,7 +96,14 @@ class ChunkedArray:
         """What reads use: with a cache, the same array as if its chunks were stored decoded."""
         if self.cache is None:
             return self
-        chain = CodecChain(self.chain.layout, (), None, inner_order=self.chain.inner_order)
+        chain = CodecChain(
+            self.chain.layout,
+            (),
+            None,
+            inner_order=self.chain.inner_order,
+            objects=self.chain.objects,
+            objects_max=self.chain.objects_max,
+        )
         chain.decode_s = self.chain.decode_s  # How long a chunk takes that is not cached.
         whole = tuple(one for one in self.refiners if isinstance(one, ShardRefiner))
         stored = replace(self, refiners=whole, fill_missing=True)

@@ -223,6 +223,12 @@ def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreE
     """The error of one key, seen as what it means for a chunk."""
     where = f"Error reading {array.store.describe(key)}"
     nbytes = array.chain.layout.nbytes
+    if isinstance(error, LimitError) and array.chain.objects is not None:
+        return LimitError(
+            f"{error.text}; strings and bytes of a chunk may have chunk_nbytes together, the limit "
+            f"is {array.chain.objects_max}",
+            key=key,
+        )
     if isinstance(error, LimitError):
         return CorruptChunkError(
             f"{error.text}; no legal encoding of a chunk of {nbytes} bytes is that long",
@@ -244,7 +250,8 @@ def _check_lengths(array: ChunkedArray, rows: PlanWindow, wanted: Sequence[int])
             key = rows.keys[row]
             raise CorruptChunkError(
                 f"Error reading {array.store.describe(key)}: an inner chunk has {nbytes} bytes; no "
-                f"legal encoding of {array.chain.layout.nbytes} bytes is that long",
+                f"legal encoding of {array.chain.objects_max or array.chain.layout.nbytes} bytes "
+                f"is that long",
                 key=key,
             )
 

@@ -59,7 +59,7 @@ def stored_batches(
         until the next batch.
     """
     arena = _arena()
-    batch = max(1, (nbytes or BATCH_NBYTES) // max(1, array.chain.layout.nbytes))
+    batch = max(1, (nbytes or BATCH_NBYTES) // max(1, array.chain.batch_nbytes))
     wanted = CancelToken.current()
     done = attempts = 0
     while done < len(planned):

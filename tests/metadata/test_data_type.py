@@ -22,7 +22,7 @@ def test_v3_name_is_that_of_tensorstore(name):
     assert data_type_to_json(DTYPES[name]) == name
 
 
-@pytest.mark.parametrize("name", ["json", "ustring", "char", "byte"])
+@pytest.mark.parametrize("name", ["json", "char", "byte"])
 def test_data_type_without_v3_name_is_refused(name):
     with pytest.raises(MetadataError, match=f"{name} data type is not one of the supported"):
         data_type_to_json(DTYPES[name])

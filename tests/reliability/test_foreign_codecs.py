@@ -206,6 +206,10 @@ def test_v2_objects(tmp_path, trap, dtype, id):
         {".zarray": zarray(dtype=dtype, filters=filters, fill_value=None), "0": trap[0]},
         trap,
     )
+    if dtype == "|O" and id in ("vlen-utf8", "vlen-bytes"):
+        assert isinstance(found, CorruptChunkError)  # These are ours; the trap is none of them.
+        assert found.key == f"{tmp_path}/a/0"
+        return
     assert isinstance(found, MetadataError | UnsupportedError), repr(found)
     assert found.key == f"{tmp_path}/a/.zarray"
 
