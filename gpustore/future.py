@@ -346,13 +346,13 @@ class Future(Generic[T]):
 
     def _announce(self) -> None:
         """Wake who waits and call the callbacks; called once, by the thread that finished."""
-        callbacks, self._callbacks = self._callbacks, []
-        waiters, self._waiters = self._waiters, []
         self._deferred = None
+        waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.release()
-        if not callbacks:
+        if not self._callbacks:
             return
+        callbacks, self._callbacks = self._callbacks, []
         # What they begin is no part of the operation that this thread happens to work for.
         operation, CURRENT.operation = CURRENT.operation, None
         for callback in callbacks:

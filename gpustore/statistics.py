@@ -181,7 +181,7 @@ class _ProcessStatistics(Statistics):
         if operation is not None:
             kept = operation._kept
             kept.append(amounts)
-            if len(kept) > _MOST_KEPT:
+            if len(kept) > 100:  # An operation may take hours.
                 with _lock:
                     operation._summed()
             if not operation.counts_for_process:
@@ -190,10 +190,6 @@ class _ProcessStatistics(Statistics):
             counts = self._counts
             for name, amount in amounts.items():
                 counts[name] += amount
-
-
-_MOST_KEPT = 100
-"""What is added to an operation so often is summed up."""
 
 
 class _Current(threading.local):

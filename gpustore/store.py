@@ -36,6 +36,8 @@ __all__ = ["TensorStore"]
 
 _S = TypeVar("_S", bound="TensorStore")
 
+_ORDERS = ("C", "F")
+
 
 class TensorStore(IndexedView):
     """An array that is read and written through an index transform.
@@ -253,7 +255,8 @@ class TensorStore(IndexedView):
         CorruptChunkError, StoreIOError
             Through the Future; the message names the key.
         """
-        self._check_readable(order)
+        if order not in _ORDERS or not self._driver.readable:
+            self._check_readable(order)
         if batch is not None:
             check_batch(batch)
         # As `operation` does, which would take 1 us of the 40 that a small read takes.
@@ -364,7 +367,7 @@ class TensorStore(IndexedView):
         return self._driver.explain(self._transform)
 
     def _check_readable(self, order: str) -> None:
-        if order not in ("C", "F"):
+        if order not in _ORDERS:
             raise TypeError(f"`order` must be specified as 'C' or 'F', but received: {order!r}")
         if not self.readable:
             raise MetadataError("Source does not support reading.")

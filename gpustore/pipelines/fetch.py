@@ -189,8 +189,9 @@ def _read(
         )
     )
     _count(columns, decoded_nbytes)
-    for row, error in sorted(columns.error.items()):
-        raise _explained(array, keys[row], error) from error
+    if columns.error:
+        row = min(columns.error)
+        raise _explained(array, keys[row], columns.error[row]) from columns.error[row]
     if if_equal is not None:
         for row, state in enumerate(columns.state):
             if state is ReadState.UNSPECIFIED:
