@@ -7,15 +7,14 @@ Everything that does I/O is a Future; operators (``group["a/b"]``, ``in``, ``len
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from gpustore import registry
 from gpustore._json import JsonValue, pretty
 from gpustore.attributes import Attributes, json_attributes
-from gpustore.cache import cache_of
 from gpustore.context import Context
-from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest, open_kvstore
+from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import (
     MetadataError,
     MismatchError,
@@ -23,59 +22,18 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.executor import Executor
 from gpustore.future import Future, failed
+from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.hierarchy import Hierarchy, exists_error
 from gpustore.kvstore import KvStore
-from gpustore.kvstores.base import KvStoreDriver
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node, describe
 from gpustore.spec import Spec
 from gpustore.store import TensorStore
 
-__all__ = ["Group", "GroupAccess"]
+__all__ = ["Group", "create_node", "open_node"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAccess:
-    """How a group was opened, and so how what is in it is.
-
-    Attributes
-    ----------
-    context : Context
-    executor : Executor
-        Whose threads do the I/O.
-    readable, writable : bool
-    use_consolidated : bool or None
-    device : str or None
-        Of the arrays in it.
-    """
-
-    context: Context
-    executor: Executor
-    readable: bool
-    writable: bool
-    use_consolidated: bool | None
-    device: str | None
-
-    @classmethod
-    def of(
-        cls,
-        context: Context,
-        store: KvStoreDriver,
-        read: bool | None,
-        write: bool | None,
-        *,
-        use_consolidated: bool | None = None,
-        device: str | None = None,
-    ) -> Self:
-        """Access as asked for, as far as the store allows it."""
-        request = OpenRequest(OpenMode(), context, read, write, None)
-        executor: Executor = context.resource("data_copy_concurrency").value
-        writable = request.writable and store.can_write
-        return cls(context, executor, request.readable, writable, use_consolidated, device)
 
 
 class Group:
@@ -644,15 +602,6 @@ def create_node(
         if not hierarchy.create_group(path, attributes) and not mode.open:
             raise exists_error(hierarchy, path)
     return open_node(hierarchy, access, path, use_consolidated=False)
-
-
-def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> Hierarchy:
-    """The hierarchy whose root is at a kvstore's path. No I/O."""
-    store = open_kvstore(kvstore, context)
-    cache = cache_of(context.resource("cache_pool").value)
-    limits = context.resource("limits").value
-    root = store.path if not store.path or store.path.endswith("/") else store.path + "/"
-    return Hierarchy(store.driver, root, zarr_format, limits, cache)
 
 
 def _reopen(

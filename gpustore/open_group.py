@@ -12,7 +12,8 @@ from gpustore.context import Context
 from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
 from gpustore.future import Future
-from gpustore.group import Group, GroupAccess, create_node, hierarchy_at, open_node
+from gpustore.group import Group, create_node, open_node
+from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.metadata.logical_path import check_node_names, join, logical_path

@@ -322,6 +322,13 @@ def test_attributes_of_others_survive(root, place, zarr_format):
         assert changed == {**document, "attributes": {**document["attributes"], "more": 3}}
 
 
+def test_the_spec_of_an_array_follows_its_attributes(root):
+    store = fill(root)["ct/raw"]
+    store.attrs["unit"] = "mSv"
+    assert gpustore.open(store.spec()).result().attrs == {"unit": "mSv"}
+    assert pickle.loads(pickle.dumps(store[1])).attrs == {"unit": "mSv"}
+
+
 def _count(url, name, n):
     group = gpustore.open_group(url).result()
     for i in range(n):

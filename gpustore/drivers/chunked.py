@@ -288,7 +288,13 @@ class ChunkedDriver:
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """What would open or create it again."""
-        return self.respec(None if minimal else self.metadata)
+        if minimal:
+            return self.respec(None)
+        metadata = self.metadata
+        if self.file.format.zarr_format == 3 and "attributes" in vars(self):
+            # Those that were changed through it: the old ones would not be found.
+            metadata = replace(metadata, attributes=self.attributes.asdict())
+        return self.respec(metadata)
 
     def read(
         self,

@@ -56,6 +56,7 @@ LAYERS = {
     "gpustore.spec": 7,
     "gpustore.store": 7,
     "gpustore.group": 7,
+    "gpustore.group_access": 7,
     "gpustore.open": 7,
     "gpustore.open_group": 7,
     "gpustore.array": 7,

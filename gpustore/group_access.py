@@ -1,0 +1,65 @@
+"""How a group is opened, and where its hierarchy lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from gpustore.cache import cache_of
+from gpustore.context import Context
+from gpustore.drivers.base import OpenMode, OpenRequest, open_kvstore
+from gpustore.executor import Executor
+from gpustore.hierarchy import Hierarchy
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import KvStoreDriver
+
+__all__ = ["GroupAccess", "hierarchy_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccess:
+    """How a group was opened, and so how what is in it is.
+
+    Attributes
+    ----------
+    context : Context
+    executor : Executor
+        Whose threads do the I/O.
+    readable, writable : bool
+    use_consolidated : bool or None
+    device : str or None
+        Of the arrays in it.
+    """
+
+    context: Context
+    executor: Executor
+    readable: bool
+    writable: bool
+    use_consolidated: bool | None
+    device: str | None
+
+    @classmethod
+    def of(
+        cls,
+        context: Context,
+        store: KvStoreDriver,
+        read: bool | None,
+        write: bool | None,
+        *,
+        use_consolidated: bool | None = None,
+        device: str | None = None,
+    ) -> Self:
+        """Access as asked for, as far as the store allows it."""
+        request = OpenRequest(OpenMode(), context, read, write, None)
+        executor: Executor = context.resource("data_copy_concurrency").value
+        writable = request.writable and store.can_write
+        return cls(context, executor, request.readable, writable, use_consolidated, device)
+
+
+def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> Hierarchy:
+    """The hierarchy whose root is at a kvstore's path. No I/O."""
+    store = open_kvstore(kvstore, context)
+    cache = cache_of(context.resource("cache_pool").value)
+    limits = context.resource("limits").value
+    root = store.path if not store.path or store.path.endswith("/") else store.path + "/"
+    return Hierarchy(store.driver, root, zarr_format, limits, cache)
