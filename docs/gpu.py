@@ -87,6 +87,11 @@ CODECS: dict[str, Any] = {
     "categorize (filter)": {"id": "categorize", "labels": ["a"], "dtype": "<U1"},
     "packbits": [{"name": "packbits"}],
     "bitround": [{"name": "bitround", "configuration": {"keepbits": 3}}, BYTES],
+    "cast_value": [{"name": "cast_value", "configuration": {"data_type": "uint8"}}, BYTES],
+    "scale_offset": [
+        {"name": "scale_offset", "configuration": {"scale": 2, "offset": 1}},
+        BYTES,
+    ],
     **{
         f"{id} (filter)": {"id": id}
         for id in ("adler32", "crc32", "fletcher32", "jenkins_lookup3", "base64")
@@ -94,7 +99,7 @@ CODECS: dict[str, Any] = {
 }
 
 # Part of the layout: they cost the same with and without a GPU, inside shards as outside.
-LAYOUT = {"bytes", "transpose", "sharding_indexed"}
+LAYOUT = {"bytes", "reshape", "transpose", "sharding_indexed"}
 
 # Of elements that no device can hold.
 OBJECTS = {"vlen-bytes", "vlen-utf8"}

@@ -46,7 +46,10 @@ from gpustore.kvstores.base import Buffer
 
 __all__ = ["CODEC"]
 
-_BITS: Final = {"bool": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+_BITS: Final = {
+    **{"bool": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4},
+    **{"float6_e2m3fn": 6, "float6_e3m2fn": 6},
+}
 """Bits of types that have less than their bytes."""
 
 

@@ -56,6 +56,18 @@ FORMATS = {
     "zarr3 zstd": ("zarr3", [_named("zstd", level=1)]),
     "zarr3 zstd checksum": ("zarr3", [_named("zstd", level=1, checksum=True)]),
     "zarr3 crc32c": ("zarr3", [_CRC32C]),
+    "zarr3 values": (
+        "zarr3",
+        [
+            _named("scale_offset", offset=0, scale=7),
+            _named("reshape", shape=[[0], 1, [1]]),
+            _named("transpose", order=[2, 1, 0]),
+            _named("cast_value", data_type="int32"),
+            _named("bitround", keepbits=30),
+            _named("bytes", endian="big"),
+            _CRC32C,
+        ],
+    ),
     "zarr3 packbits": ("zarr3", [_named("packbits", last_bit=8, padding_encoding="first_byte")]),
     "zarr3 zstd crc32c": ("zarr3", [_named("zstd", level=1), _CRC32C]),
     "zarr3 crc32c gzip": ("zarr3", [_CRC32C, _named("gzip", level=1)]),
@@ -71,7 +83,7 @@ RAW = frozenset({"zarr2 none", "zarr3 bytes"})
 
 CHECKSUMMED = frozenset(
     {
-        "zarr2 filters",
+        *("zarr2 filters", "zarr3 values"),
         *("zarr2 zlib", "zarr2 gzip", "zarr2 bz2", "zarr2 lzma", "zarr3 gzip"),
         "zarr3 zstd checksum",
         *("zarr3 crc32c", "zarr3 zstd crc32c", "zarr3 crc32c gzip"),
