@@ -49,6 +49,7 @@ __all__ = [
     "WINDOW_ROWS",
     "ChunkPlan",
     "check_bounds",
+    "check_row_count",
     "plan_chunks",
 ]
 
@@ -425,7 +426,7 @@ def plan_chunks(
     # Refused before it is built: the table of one dimension alone could fill the memory.
     fewest = [fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
     if not empty:
-        _check_rows(math.prod(fewest), max_chunks)
+        check_row_count(math.prod(fewest), max_chunks)
     for dims, outputs in sets:
         if not empty:
             tables.append(
@@ -451,11 +452,12 @@ def plan_chunks(
         dense,
         pointed,
     )
-    _check_rows(len(plan), max_chunks)
+    check_row_count(len(plan), max_chunks)
     return plan
 
 
-def _check_rows(rows: int, most: int) -> None:
+def check_row_count(rows: int, most: int) -> None:
+    """Raise LimitError if there are more than `most` rows."""
     if rows > most:
         raise LimitError(
             f"A read or write of {rows} chunks exceeds the limit chunks_per_request of {most}; "

@@ -404,6 +404,7 @@ def _larger(
 
     It grows along the dimension in which crops are longest, measured in blocks.
     """
+    assert block.shape is not None
     chunk_nbytes = math.prod(block.chunk_shape) * block.itemsize
     chunks = math.prod(-(-n // size) for n, size in zip(block.shape, block.chunk_shape))
     reach = [

@@ -32,7 +32,7 @@ class _Rows:
     src_start: Integers
     dst_start: Integers
     count: Integers
-    target: Integers
+    target: Integers | None
     src_stride: list[tuple[int, ...]]
     dst_stride: list[tuple[int, ...]]
 
@@ -43,11 +43,17 @@ class _Rows:
             self.src_start[pieces],
             self.dst_start[pieces],
             self.count[:, pieces],
-            self.target[pieces],
+            None if self.target is None else self.target[pieces],
         )
 
 
-def join_plans(plans: Sequence[ChunkPlan], block: Block) -> PiecePlan:
+def join_plans(
+    plans: Sequence[ChunkPlan],
+    block: Block,
+    numbers: Sequence[int] | None = None,
+    *,
+    offset: int | None = None,
+) -> PiecePlan:
     """Join plans whose rows take elements from blocks of single chunks.
 
     Parameters
@@ -56,9 +62,15 @@ def join_plans(plans: Sequence[ChunkPlan], block: Block) -> PiecePlan:
         Made with the byte strides of `block` as ``src_stride``; without index arrays.
     block : Block
         Of single chunks.
+    numbers : sequence of int, optional
+        Of the read each plan is of; by default they count up. Each read has an array.
+    offset : int, optional
+        All reads go to one array instead, this many bytes after each other; their plans have the
+        same strides.
     """
+    numbers = range(len(plans)) if numbers is None else numbers
     rank = max(len(plan.input_shape) for plan in plans)
-    cells: list[list[int]] = [[] for _ in block.shape]
+    cells: list[list[int]] = [[] for _ in block.chunk_shape]
     count: list[list[int]] = [[] for _ in range(rank)]
     src_start: list[int] = []
     dst_start: list[int] = []
@@ -73,15 +85,21 @@ def join_plans(plans: Sequence[ChunkPlan], block: Block) -> PiecePlan:
             for d, column in enumerate(count):
                 given = d < len(rows.count)
                 column += [int(n) for n in rows.count[d]] if given else [1] * len(rows)
-    lengths = [len(plan) for plan in plans]
+    reads = np.repeat(np.array(numbers, np.int64), [len(plan) for plan in plans])
+    starts_in_array = np.array(dst_start, np.int64)
+    strided = dict(zip(numbers, plans)) if offset is None else {0: plans[0]}
+    if offset is not None:
+        starts_in_array += offset * reads
+    # Numbers without a plan have no pieces either.
+    of_read = [strided.get(number, plans[0]) for number in range(max(strided) + 1)]
     source = _Rows(
         [np.array(column, np.int64) for column in cells],
         np.array(src_start, np.int64),
-        np.array(dst_start, np.int64),
+        starts_in_array,
         np.array(count, np.int64).reshape(rank, len(src_start)),
-        np.repeat(np.arange(len(plans)), lengths),
-        [_padded(plan.src_stride, rank) for plan in plans],
-        [_padded(plan.dst_stride, rank) for plan in plans],
+        reads if offset is None else None,
+        [_padded(plan.src_stride, rank) for plan in of_read],
+        [_padded(plan.dst_stride, rank) for plan in of_read],
     )
     columns: list[CellColumn] = [(column, None) for column in source.cells]
     return plan_pieces(block, source, len(src_start), columns if len(src_start) else [])

@@ -54,8 +54,11 @@ class Block:
 
     Attributes
     ----------
-    shape, chunk_shape : tuple of int
-        Of the array and of a chunk, in elements.
+    shape : tuple of int, or None
+        Of the array, in elements. None if chunks of other shapes lie between these, so that their
+        grid indices do not tell how much of them is inside the array.
+    chunk_shape : tuple of int
+        Of a chunk, in elements.
     factor : tuple of int
         Chunks of a block along each dimension.
     key_ratio : tuple of int
@@ -76,7 +79,7 @@ class Block:
         have no memory.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     chunk_shape: tuple[int, ...]
     factor: tuple[int, ...]
     key_ratio: tuple[int, ...]
@@ -113,6 +116,14 @@ class Block:
         """Whether each block is one chunk."""
         return all(factor == 1 for factor in self.factor)
 
+    def inside(self, o: int, cell: Integers) -> Integers:
+        """How many elements of chunks are known to be all that lie inside the array."""
+        size = self.chunk_shape[o]
+        if self.shape is None:
+            return np.full_like(cell, size)
+        inside: Integers = np.minimum(size, self.shape[o] - cell * size)
+        return inside
+
     def keys(self, cells: Sequence[Integers], count: int) -> list[str]:
         """The key of each of `count` chunks."""
         if not self.key_rank:
@@ -137,7 +148,7 @@ class Block:
             dst += self.stride[o] * (cell % self.factor[o] * size + low[o])
             extent = high[o] - low[o]
             counts.append(extent.tolist())
-            whole &= extent == np.minimum(size, self.shape[o] - cell * size)
+            whole &= extent == self.inside(o, cell)
         return PlanWindow(
             cells=tuple(cell.tolist() for cell in cells),
             src_start=src.tolist(),
@@ -344,10 +355,7 @@ class PiecePlan:
         else:
             cells = [column[cut] for column in self.cells]
         low = [np.zeros_like(cell) for cell in cells]
-        high = [
-            np.minimum(size, extent - cell * size)
-            for cell, size, extent in zip(cells, block.chunk_shape, block.shape)
-        ]
+        high = [block.inside(o, cell) for o, cell in enumerate(cells)]
         return block.chunks(cells, low, high)
 
     def _box(self, taken: PieceColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:

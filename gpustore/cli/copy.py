@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         plan = plan_regions(
             source.shape,
             source.dtype.array_dtype.itemsize,
-            source_chunk=chunk_extents(source.chunk_layout.read_chunk.shape, source.shape),
-            target_chunk=chunk_extents(made.chunk_layout.write_chunk.shape, source.shape),
+            source_chunk=chunk_extents(source, "read_chunk"),
+            target_chunk=chunk_extents(made, "write_chunk"),
             memory_nbytes=arguments.memory << 20,
             workers=os.cpu_count() or 1,
         )
@@ -172,11 +172,11 @@ def _report(
     seconds: float,
 ) -> None:
     """What was done."""
-    elements, layout = Elements.of(target), target.chunk_layout
+    elements = Elements.of(target)
     nbytes = math.prod(target.shape) * target.dtype.array_dtype.itemsize
     rank = elements.rank
-    chunk = chunk_extents(layout.read_chunk.shape, target.shape)[:rank]
-    shard = chunk_extents(layout.write_chunk.shape, target.shape)[:rank]
+    chunk = chunk_extents(target, "read_chunk")[:rank]
+    shard = chunk_extents(target, "write_chunk")[:rank]
     ratio = f", ratio {nbytes / stored_nbytes:.2f}" if stored_nbytes else ""
     codec = target.codec.to_json() if target.codec is not None else {}
     pairs = [

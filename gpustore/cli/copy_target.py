@@ -208,11 +208,10 @@ class _Grid:
     @classmethod
     def of(cls, source: gpustore.TensorStore, rank: int) -> _Grid:
         """Those of the first `rank` dimensions."""
-        shape, layout = source.shape, source.chunk_layout
         return cls(
-            [int(n) for n in shape[:rank]],
-            chunk_extents(layout.read_chunk.shape, shape)[:rank],
-            chunk_extents(layout.write_chunk.shape, shape)[:rank],
+            [int(n) for n in source.shape[:rank]],
+            chunk_extents(source, "read_chunk")[:rank],
+            chunk_extents(source, "write_chunk")[:rank],
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -56,9 +56,11 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
     Returns
     -------
     dict
-        Sizes in bytes. ``shard`` is None unless several chunks share a stored value;
-        ``stored_nbytes`` is None where the kvstore does not tell sizes. Of records, ``fields``
-        tells what is in one; strings and raw bytes have an ``inner_shape``, their length.
+        Sizes in bytes. ``chunk_shapes`` are the chunk sizes along each dimension as they stand in
+        the metadata, where chunks differ; ``chunk`` is the largest then. ``shard`` is None unless
+        several chunks share a stored value; ``stored_nbytes`` is None where the kvstore does not
+        tell sizes. Of records, ``fields`` tells what is in one; strings and raw bytes have an
+        ``inner_shape``, their length.
         ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
         host if so, and what is missing for one here (None if the array is on a GPU).
     """
@@ -66,8 +68,9 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
     rank = elements.rank
     shape = [int(n) for n in store.shape]
     nbytes_decoded = math.prod(shape) * store.dtype.array_dtype.itemsize
-    chunk = chunk_extents(store.chunk_layout.read_chunk.shape, shape)[:rank]
-    written = chunk_extents(store.chunk_layout.write_chunk.shape, shape)[:rank]
+    chunk = chunk_extents(store, "read_chunk")[:rank]
+    written = chunk_extents(store, "write_chunk")[:rank]
+    edges = edges_of(store)
     shape = shape[:rank]
     spec = store.spec().to_json()
     codec = store.codec.to_json() if store.codec is not None else {}
@@ -84,13 +87,14 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
             for field in elements.fields
         ],
         "chunk": chunk,
+        "chunk_shapes": edges,
         "shard": written if written != chunk else None,
         "codec": {name: value for name, value in codec.items() if name != "driver"},
         "fill_value": spec["metadata"]["fill_value"]
         if rank < store.rank
         else _plain(store.fill_value),
         "nbytes": nbytes_decoded,
-        "values_possible": math.prod(-(-n // c) for n, c in zip(shape, written)),
+        "values_possible": math.prod(map(_count, written if edges is None else edges, shape)),
         "values_stored": nstored,
         "stored_nbytes": nbytes,
         "device": store.device,
@@ -108,14 +112,47 @@ def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
     }
 
 
-def chunk_extents(chunk: Sequence[int | None] | None, shape: Sequence[int]) -> list[int]:
-    """Chunk extents as ints, at least 1; a dimension without one is not divided.
+def chunk_extents(
+    store: gpustore.TensorStore, name: Literal["read_chunk", "write_chunk"]
+) -> list[int]:
+    """Chunk extents as ints, at least 1.
 
-    >>> chunk_extents((4, None), (10, 7)), chunk_extents(None, (10, 0))
-    ([4, 7], [10, 1])
+    A dimension along which chunks differ has the largest, one without chunks is not divided.
     """
-    extents = [None] * len(shape) if chunk is None else chunk
-    return [int(c) if c else max(1, n) for c, n in zip(extents, shape, strict=True)]
+    extents = getattr(store.chunk_layout, name).shape or [None] * store.rank
+    largest = [_largest(edges) for edges in edges_of(store) or ()]
+    largest += [int(n) for n in store.shape[len(largest) :]]
+    return [int(c) if c else max(1, n) for c, n in zip(extents, largest, strict=True)]
+
+
+def edges_of(store: gpustore.TensorStore) -> list[Any] | None:
+    """``chunk_shapes`` of an array whose chunk grid is rectilinear."""
+    grid = store.spec().to_json().get("metadata", {}).get("chunk_grid", {})
+    if grid.get("name") != "rectilinear":
+        return None
+    edges: list[Any] = grid["configuration"]["chunk_shapes"]
+    return edges
+
+
+def _largest(edges: Any) -> int:
+    """The largest chunk of an entry of ``chunk_shapes``."""
+    if isinstance(edges, int):
+        return edges
+    return max((edge[0] if isinstance(edge, list) else edge for edge in edges), default=1)
+
+
+def _count(edges: Any, extent: int) -> int:
+    """How many chunks of an entry of ``chunk_shapes`` hold `extent` elements.
+
+    >>> _count(3, 10), _count([[3, 2], 4, 9], 10), _count([[3, 9]], 7)
+    (4, 3, 3)
+    """
+    count, left = 0, extent
+    for edge in [[edges, extent]] if isinstance(edges, int) else edges:
+        size, times = edge if isinstance(edge, list) else (edge, 1)
+        needed = min(times, max(0, -(-left // size)))
+        count, left = count + needed, left - size * needed
+    return count
 
 
 def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
@@ -163,13 +200,16 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
     stored = f"{facts['values_stored']:,} of {facts['values_possible']:,}"
     if facts["stored_nbytes"] is not None:
         stored += f", {format_nbytes(facts['stored_nbytes'])}{ratio}"
+    edges = (
+        "" if facts["chunk_shapes"] is None else f" at most: {json.dumps(facts['chunk_shapes'])}"
+    )
     fill = "none" if facts["fill_value"] is None else facts["fill_value"]
     pairs = [
         ("format", facts["format"]),
         ("shape", format_shape(facts["shape"]) + named),
         ("type", str(Elements.of(store))),
         ("decoded size", format_nbytes(facts["nbytes"])),
-        ("chunk", format_shape(facts["chunk"])),
+        ("chunk", format_shape(facts["chunk"]) + edges),
         ("codecs", format_codecs(facts["codec"])),
         ("fill value", json.dumps(fill) if isinstance(fill, dict) else str(fill)),
         ("shards stored" if facts["shard"] else "chunks stored", stored),

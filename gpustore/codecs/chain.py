@@ -298,6 +298,10 @@ class CodecChain:
         chain._distrust = distrust
         return chain
 
+    def trusted_as(self, other: CodecChain) -> CodecChain:
+        """The same chain, whose values a device decodes as far as those of `other`."""
+        return self.distrusted(other._distrust)
+
     def device_refusal(self, device: Decoders) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
         if self._check is not None and self._is_part:

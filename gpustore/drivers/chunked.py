@@ -507,8 +507,7 @@ class ChunkedDriver:
     def _delete_outside(self, old: tuple[int, ...], new: tuple[int, ...]) -> None:
         """Delete the chunks that the old shape has and the new one has not."""
         array = self.array
-        before = tuple(-(-size // chunk) for size, chunk in zip(old, self.description.chunk_shape))
-        after = tuple(-(-size // chunk) for size, chunk in zip(new, self.description.chunk_shape))
+        before, after = map(self.description.cells, (old, new))
         kept = math.prod(min(a, b) for a, b in zip(after, before))
         if math.prod(before) - kept > _MOST_ENUMERATED and array.store.can_list:
             keys: Iterator[str] = iter(self._listed_outside(after))

@@ -23,7 +23,6 @@ import numpy as np
 from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import for_objects, select_backend
 from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
-from gpustore.codecs.base import ChunkBytes
 from gpustore.context import resource_json
 from gpustore.drivers.base import (
     METADATA_POOL,
@@ -52,11 +51,9 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
 from gpustore.metadata.object_type import empty_object, is_object
-from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.refiner import RawBytesRefiner
+from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.schema import Schema
-from gpustore.shard import ShardRefiner
 
 __all__ = ["ChunkedKind", "ChunkedSpec"]
 
@@ -321,16 +318,14 @@ class _Steps:
             blank=missing if description.blank is None else description.blank,
             chain=chain,
             levels=description.levels,
-            refiners=(
-                *(ShardRefiner(level) for level in description.levels),
-                *([_raw_bytes(chain.layout)] if narrows else []),
-            ),
+            refiners=refiners_of(chain, description.levels, narrows=narrows),
             fill_missing=bool(options.get("fill_missing_data_reads", True)),
             keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
             backend=self.backend if chain.objects is None else for_objects(self.backend),
             executor=self.executor,
             limits=self.limits,
             cache=self._cache_use(metadata, chain.layout.nbytes),
+            grid=description.grid,
         )
         spec, store = self.spec, self.store
         # References to resources of one context mean nothing in another.
@@ -389,10 +384,6 @@ def _missing(description: ArrayDescription) -> Any:
     return (
         np.asarray(fill).reshape(-1)[0:1].reshape(()) if len(elements) == 1 else description.blank
     )
-
-
-def _raw_bytes(layout: ChunkBytes) -> RawBytesRefiner:
-    return RawBytesRefiner(layout.nbytes, layout.dtype.itemsize, layout.offset)
 
 
 def _checked_mode(request: OpenRequest) -> OpenMode:

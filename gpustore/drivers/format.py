@@ -23,6 +23,7 @@ from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.object_type import is_object
+from gpustore.rectilinear_grid import RectilinearGrid
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -115,6 +116,8 @@ class ArrayDescription:
         How many of the dimensions, the last ones, lie inside each stored element.
     blank : ndarray of shape (), or None
         Bytes ``V<n>`` of a stored element that was never written, where elements are parts of it.
+    grid : RectilinearGrid, or None
+        Where chunks differ in shape; `chunk_shape` is that of the largest then.
     passed_over : tuple of str
         Names of extensions that are not known and need not be to read the array.
     domain : IndexDomain
@@ -136,6 +139,7 @@ class ArrayDescription:
     codec_json: JsonValue
     inner_rank: int = 0
     blank: Any = None
+    grid: RectilinearGrid | None = None
     passed_over: tuple[str, ...] = ()
     domain: IndexDomain = field(init=False)
 
@@ -146,6 +150,12 @@ class ArrayDescription:
         box = Box((0,) * rank, self.shape, (False,) * rank, implicit)
         object.__setattr__(self, "domain", make_domain(box, self.labels))
 
+    def cells(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """How many chunks with keys an array of this shape has, inner dimensions left out."""
+        if self.grid is not None:
+            return self.grid.cells(shape)
+        return tuple(-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape))
+
     @property
     def codec(self) -> CodecSpec:
         """The codec spec; made when asked for, because most opened arrays never are."""
@@ -153,14 +163,19 @@ class ArrayDescription:
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """Read chunks are the innermost, write chunks the outermost."""
+        """Read chunks are the innermost, write chunks the outermost.
+
+        Their shape is unset along dimensions along which they differ.
+        """
         rank = len(self.shape)
+        write = self.chunk_shape if self.grid is None else self.grid.uniform(self.shape)
+        read = write if self.grid is not None and not self.levels else self.read_shape
         return ChunkLayout(
             rank=rank,
             grid_origin=[0] * rank,
             inner_order=self.inner_order,
-            read_chunk=ChunkLayout.Grid(shape=self.read_shape),
-            write_chunk=ChunkLayout.Grid(shape=self.chunk_shape),
+            read_chunk=ChunkLayout.Grid(shape=read),
+            write_chunk=ChunkLayout.Grid(shape=write),
         )
 
     def check(self, schema: Schema, words: SchemaWords) -> None:
@@ -192,7 +207,11 @@ class ArrayDescription:
         layout = schema.chunk_layout
         if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
             check_codec_chunk(layout)
-            layout.merged(self.chunk_layout)
+            own = self.chunk_layout
+            layout.merged(own)
+            if self.grid is not None:
+                _check_uniform("read_chunk", layout.read_chunk.shape, own.read_chunk.shape)
+                _check_uniform("write_chunk", layout.write_chunk.shape, own.write_chunk.shape)
         self._check_fill_value(schema, words)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
@@ -227,6 +246,18 @@ class ArrayDescription:
                 f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
                 f"specifies fill value of {'null' if found is None else found}",
                 status=words.status,
+            )
+
+
+def _check_uniform(
+    name: str, wanted: tuple[int | None, ...] | None, own: tuple[int | None, ...] | None
+) -> None:
+    """Refuse a chunk size along a dimension along which chunks differ."""
+    for d, size in enumerate(wanted or ()):
+        if size and (own is None or not own[d]):
+            raise MismatchError(
+                f"{name} shape of {size} was asked for along dimension {d}, along which the chunks "
+                f"of the rectilinear grid differ in size"
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,7 @@ from gpustore.dtype import MORE_NUMBERS
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.limits import Limits
+from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import Component, is_opaque
 from gpustore.metadata.data_type import V3DataType, data_type_to_json, native_dtype
@@ -51,6 +53,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.object_type import empty_object, object_type
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.metadata.zarr3_member import STORAGE_TRANSFORMERS
+from gpustore.rectilinear_grid import RectilinearGrid
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
@@ -135,7 +138,15 @@ class Zarr3Format:
         stored = _stored(metadata.data_type, metadata.codecs)
         component = self.selection.of(stored)
         check_rank(rank + component.rank)
-        codecs = resolve_codecs(metadata.codecs, component, metadata.chunk_shape, limits=limits)
+        resolve = partial(resolve_codecs, metadata.codecs, component, limits=limits)
+        codecs = resolve(metadata.chunk_shape)
+        grid = None
+        if metadata.chunk_edges is not None:
+            inner_edges = tuple(map(ChunkEdges.regular, component.shape))
+            grid = RectilinearGrid(metadata.chunk_edges + inner_edges, resolve, component.rank)
+            if codecs.levels:
+                divisor = codecs.levels[0].divisor
+                grid.check_inner([n * size for n, size in zip(divisor, codecs.chunk_shape)])
         fill, blank = fill_of_component(component, stored, metadata.fill_value)
         if fill is not None and component.is_element:
             with in_member("codecs"):
@@ -156,6 +167,7 @@ class Zarr3Format:
             codec_json={"driver": self.json_id, **codecs.chain.to_json()},
             inner_rank=component.rank,
             blank=blank,
+            grid=grid,
             passed_over=passed_over(metadata.codecs) + _transformers(metadata),
         )
 
@@ -222,7 +234,9 @@ class Zarr3Format:
         rank = domain.rank - component.rank
         layout = merged.chunk_layout
         check_codec_chunk(layout)
-        if constraints.codecs is None or _is_sharded(constraints.codecs):
+        if constraints.chunk_edges is not None:
+            read, write = _rectilinear_shapes(constraints)
+        elif constraints.codecs is None or _is_sharded(constraints.codecs):
             read, write = choose_read_write_chunk_shapes(
                 layout.read_chunk, layout.write_chunk, domain
             )
@@ -269,8 +283,11 @@ class Zarr3Format:
             attributes=attributes,
             dimension_names=names,
             extensions=dict(constraints.extensions),
+            chunk_edges=constraints.chunk_edges,
         )
         metadata.check(limits)
+        if constraints.chunk_edges is not None:
+            self.describe(metadata, limits=limits).check(schema, self.words)
         read_shape = read_chunk_shape_v3(metadata.codecs, rank)
         if read_shape is not None:
             # Shards whose own chunk shape was not known before.
@@ -355,7 +372,7 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
             sizes = (*(None for _ in range(rank - len(inner))), *inner)
             schema.update(chunk_layout=ChunkLayout(chunk_shape=sizes))
     codecs = constraints.codecs
-    if constraints.chunk_shape is not None:
+    if constraints.chunk_shape is not None and constraints.chunk_edges is None:
         sizes = constraints.chunk_shape + inner
         schema.update(chunk_layout=ChunkLayout(write_chunk_shape=sizes))
         # Without codecs it may still turn out to be sharded, with smaller read chunks.
@@ -371,6 +388,26 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
     if order is not None:
         order = (*order, *range(outer, rank))
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
+
+
+def _rectilinear_shapes(constraints: Zarr3Constraints) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the innermost and of the (largest) outermost chunks of a rectilinear grid.
+
+    Raises
+    ------
+    MetadataError
+        If there are shards whose inner chunks are left to be chosen: they must divide all edges.
+    """
+    assert constraints.chunk_shape is not None
+    if not _is_sharded(constraints.codecs):
+        return constraints.chunk_shape, constraints.chunk_shape
+    read = read_chunk_shape_v3(constraints.codecs or (), len(constraints.chunk_shape))
+    if read is None:
+        raise MetadataError(
+            'With a rectilinear chunk grid "chunk_shape" and "codecs" of sharding_indexed must be '
+            "specified"
+        )
+    return read, constraints.chunk_shape
 
 
 def _transformers(metadata: Zarr3Metadata) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from gpustore._json import JsonValue, dump, in_member
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import V3DataType, data_type_to_json
 from gpustore.metadata.document import (
@@ -57,7 +58,8 @@ class Zarr3Metadata:
     data_type : dtype, or numpy.dtype of records and raw bits
         Of the stored elements; native byte order.
     chunk_shape : tuple of int, length rank
-        Extents of a chunk (with sharding: of a shard) in elements.
+        Extents of a chunk (with sharding: of a shard) in elements; of a rectilinear grid the
+        largest along each dimension.
     chunk_key_encoding : ChunkKeyEncoding
         How chunks are named.
     fill_value : numpy.ndarray of rank 0
@@ -70,11 +72,13 @@ class Zarr3Metadata:
         Names as stored; see :attr:`labels`.
     extensions : mapping of str to JsonValue
         Members that a reader need not understand, kept as they are. Not to be changed.
+    chunk_edges : tuple of ChunkEdges, length rank, or None
+        Chunk sizes along each dimension of a rectilinear grid; None if it is regular.
 
     Raises
     ------
     MetadataError
-        If the lengths differ.
+        If the lengths differ, or edges do not reach as far as the array.
     """
 
     shape: tuple[int, ...]
@@ -86,9 +90,17 @@ class Zarr3Metadata:
     attributes: Mapping[str, JsonValue] = field(default_factory=dict)
     dimension_names: DimensionNames | None = None
     extensions: Mapping[str, JsonValue] = field(default_factory=dict)
+    chunk_edges: tuple[ChunkEdges, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self, len(self.shape))
+        for d, (edges, extent) in enumerate(zip(self.chunk_edges or (), self.shape)):
+            if edges.total < extent:
+                raise MetadataError(
+                    f"Chunk edges of dimension {d} add up to {edges.total}, less than its extent "
+                    f"of {extent}; edges of a rectilinear grid do not change, and only one that is "
+                    f"a single integer has no end"
+                )
         if isinstance(self.data_type, DataType):
             fill_value = fill_value_array(self.fill_value, self.data_type)
             object.__setattr__(self, "fill_value", fill_value)
@@ -181,7 +193,7 @@ class Zarr3Metadata:
             "node_type": "array",
             "shape": list(self.shape),
             "data_type": data_type_to_json(self.data_type),
-            "chunk_grid": _chunk_grid(self.chunk_shape),
+            "chunk_grid": _chunk_grid(self.chunk_shape, self.chunk_edges),
             "chunk_key_encoding": self.chunk_key_encoding.to_json(),
             "fill_value": v3_fill_value_to_json(self.fill_value, self.data_type),
             "codecs": [codec.to_json() for codec in self.codecs],
@@ -224,6 +236,7 @@ class Zarr3Constraints:
     attributes: Mapping[str, JsonValue] = field(default_factory=dict)
     dimension_names: DimensionNames | None = None
     extensions: Mapping[str, JsonValue] = field(default_factory=dict)
+    chunk_edges: tuple[ChunkEdges, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self, self.rank)
@@ -272,7 +285,7 @@ class Zarr3Constraints:
             if self.fill_value is not None:
                 value["fill_value"] = v3_fill_value_to_json(self.fill_value, self.data_type)
         if self.chunk_shape is not None:
-            value["chunk_grid"] = _chunk_grid(self.chunk_shape)
+            value["chunk_grid"] = _chunk_grid(self.chunk_shape, self.chunk_edges)
         if self.chunk_key_encoding is not None:
             value["chunk_key_encoding"] = self.chunk_key_encoding.to_json()
         if self.codecs is not None:
@@ -319,6 +332,7 @@ class Zarr3Constraints:
             attributes=merge_mappings(self.attributes, other.attributes),
             dimension_names=either("dimension_names", list),
             extensions=merge_mappings(self.extensions, other.extensions),
+            chunk_edges=either("chunk_edges", _edges_to_json),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -367,7 +381,10 @@ def validate(
     for name in ("data_type", "fill_value", "shape"):
         if name in asked:
             expect_equal(name, asked[name], stored[name])
-    if constraints.chunk_shape is not None:
+    if constraints.chunk_edges is not None or metadata.chunk_edges is not None:
+        if "chunk_grid" in asked:
+            expect_equal("chunk_grid", asked["chunk_grid"], stored["chunk_grid"])
+    elif constraints.chunk_shape is not None:
         expect_equal("chunk_shape", list(constraints.chunk_shape), list(metadata.chunk_shape))
     if "chunk_key_encoding" in asked:
         expect_equal(
@@ -406,7 +423,16 @@ def _units_to_json(units: DimensionUnits) -> JsonValue:
     return [unit if unit is None else str(unit) for unit in units]
 
 
-def _chunk_grid(chunk_shape: tuple[int, ...]) -> JsonValue:
+def _edges_to_json(edges: tuple[ChunkEdges, ...]) -> JsonValue:
+    return [one.to_json() for one in edges]
+
+
+def _chunk_grid(
+    chunk_shape: tuple[int, ...], edges: tuple[ChunkEdges, ...] | None
+) -> dict[str, JsonValue]:
+    if edges is not None:
+        inline = {"kind": "inline", "chunk_shapes": _edges_to_json(edges)}
+        return {"name": "rectilinear", "configuration": inline}
     return {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
 
 

@@ -27,8 +27,9 @@ from gpustore._json import (
     quote,
     text,
 )
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError
 from gpustore.limits import Limits
+from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import parse_v3_data_type
 from gpustore.metadata.document import check_length, parse_shape, without_zeros
@@ -42,7 +43,6 @@ STORAGE_TRANSFORMERS: Final = "storage_transformers"
 """Name among the extensions under which storage transformers are kept that are passed over."""
 
 _UNITS: Final = "dimension_units"
-_KNOWN_GRIDS: Final = frozenset({"rectilinear"})
 
 
 def parse_members(
@@ -131,10 +131,10 @@ def _take_dimensions(
     """Members with one entry a dimension, of equal length."""
     rank = None if shape is None else len(shape)
 
-    def grid(value: JsonValue) -> tuple[int, ...]:
+    def grid(value: JsonValue) -> tuple[tuple[int, ...], tuple[ChunkEdges, ...] | None]:
         return _chunk_grid(value, shape, limits, is_stored=default is not None)
 
-    chunk_shape = members.take_with("chunk_grid", grid, default)
+    chunk_shape, edges = members.take_with("chunk_grid", grid, default) or (None, None)
     if rank is None and chunk_shape is not None:
         rank = len(chunk_shape)
 
@@ -150,6 +150,7 @@ def _take_dimensions(
 
     return {
         "chunk_shape": chunk_shape,
+        "chunk_edges": edges,
         "dimension_names": dimension_names,
         "attributes": members.take_with("attributes", attributes, {}),
     }
@@ -157,7 +158,8 @@ def _take_dimensions(
 
 def _chunk_grid(
     value: JsonValue, shape: tuple[int, ...] | None, limits: Limits, *, is_stored: bool
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], tuple[ChunkEdges, ...] | None]:
+    """The (largest) chunk shape, and the edges of a grid that is not regular."""
     rank = None if shape is None else len(shape)
 
     def chunk_shape(value: JsonValue) -> tuple[int, ...]:
@@ -165,22 +167,32 @@ def _chunk_grid(
             value = without_zeros(value, shape)
         return parse_shape(value, 1, rank=rank, max_rank=limits.rank, integral_floats=not is_stored)
 
+    def chunk_edges(value: JsonValue) -> tuple[ChunkEdges, ...]:
+        entries = expect_list(value)
+        if len(entries) > limits.rank:
+            raise MetadataError(f"Rank {len(entries)} is outside valid range [0, {limits.rank}]")
+        check_length(entries, rank)
+        edges = []
+        for index, entry in enumerate(entries):
+            with at_position(index):
+                edges.append(ChunkEdges.from_json(entry, integral_floats=not is_stored))
+        return tuple(edges)
+
     named = NamedConfiguration.mandatory(value, "chunk grid")
     with in_member("name"):
-        _chunk_grid_name(named.name)
+        expect_str(named.name, choices=("regular", "rectilinear"))
     with in_member("configuration"):
         # Named alone it lacks what it needs.
         has_options = isinstance(value, dict) and "configuration" in value
         configuration = Members(dict(named.configuration) if has_options else REQUIRED)
-        found = configuration.take_with("chunk_shape", chunk_shape)
+        if named.name == "regular":
+            found, edges = configuration.take_with("chunk_shape", chunk_shape), None
+        else:
+            configuration.take_str("kind", choices=("inline",))
+            edges = configuration.take_with("chunk_shapes", chunk_edges)
+            found = tuple(one.largest for one in edges)
         configuration.finish()
-    return found
-
-
-def _chunk_grid_name(value: JsonValue) -> str:
-    if isinstance(value, str) and value in _KNOWN_GRIDS:
-        raise UnsupportedError(f"chunk grid {quote(value)} is known, but not supported yet")
-    return expect_str(value, choices=("regular",))
+    return found, edges
 
 
 def _strings(value: JsonValue, rank: int | None, limits: Limits) -> tuple[str | None, ...]:

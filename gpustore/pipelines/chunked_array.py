@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +17,12 @@ from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.limits import Limits
-from gpustore.refiner import Refiner
+from gpustore.rectilinear_grid import RectilinearGrid
+from gpustore.rectilinear_plan import ShapeLayout, plan_shapes
+from gpustore.refiner import RawBytesRefiner, Refiner
 from gpustore.shard import ShardLevel, ShardRefiner
 
-__all__ = ["ChunkedArray"]
+__all__ = ["ChunkedArray", "refiners_of"]
 
 SPLIT_S = 100e-6
 """Shortest decoding that is worth a task of its own: handing one over costs 50 us."""
@@ -33,7 +36,7 @@ SPLIT_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class ChunkedArray:
-    """An array stored as a regular grid of chunks, each with a key or in a shard.
+    """An array stored as a grid of chunks, each with a key or in a shard.
 
     Attributes
     ----------
@@ -68,6 +71,9 @@ class ChunkedArray:
         Where arrays live, who works, and what is too large.
     cache : CacheUse, optional
         Where decoded chunks are kept.
+    grid : RectilinearGrid, optional
+        Where chunks differ in shape; `chunk_shape`, `chain`, `levels` and `refiners` are those of
+        the largest then, and :meth:`plans` has arrays with those of the others.
     stored : ChunkedArray, optional
         Of an array of decoded chunks, that which they are decoded from; see :meth:`reader`.
     """
@@ -90,6 +96,7 @@ class ChunkedArray:
     executor: Executor
     limits: Limits
     cache: CacheUse | None = None
+    grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
 
     def reader(self) -> ChunkedArray:
@@ -118,7 +125,7 @@ class ChunkedArray:
     ) -> ChunkPlan:
         """Plan the chunks `transform` touches, for an array in memory with these byte strides.
 
-        `src_stride` replaces those of the decoded chunk.
+        Chunks have one shape. `src_stride` replaces those of the decoded chunk.
 
         Raises
         ------
@@ -141,6 +148,65 @@ class ChunkedArray:
             key_rank=self.key_rank,
             dense=self.chain.layout.is_dense,
         )
+
+    def plans(
+        self,
+        transform: IndexTransform,
+        strides: tuple[int, ...],
+        *,
+        src_stride: Callable[[ChunkedArray], tuple[int, ...]] | None = None,
+    ) -> list[tuple[ChunkedArray, ChunkPlan]]:
+        """As :meth:`plan`: for each chunk shape an array of chunks of that shape, and its plan."""
+        if self.grid is None:
+            return [
+                (self, self.plan(transform, strides, src_stride=src_stride and src_stride(self)))
+            ]
+        check_bounds(transform, self.shape)
+        arrays: dict[tuple[int, ...], ChunkedArray] = {}
+
+        def layout(chunk_shape: tuple[int, ...]) -> ShapeLayout:
+            array = arrays[chunk_shape] = self.of_chunks(chunk_shape)
+            stride = src_stride(array) if src_stride else array.chain.layout.strides
+            return ShapeLayout(stride, array.key_ratio)
+
+        plans = plan_shapes(
+            transform,
+            shape=self.shape,
+            edges=self.grid.edges,
+            inner=self.chunk_shape if self.levels else None,
+            layout=layout,
+            dst_stride=strides,
+            key_prefix=self.key_prefix,
+            key_separator=self.key_separator,
+            key_rank=self.key_rank,
+            max_chunks=self.limits.chunks_per_request,
+            dense=self.chain.layout.is_dense,
+        )
+        return [(arrays[chunk_shape], plan) for chunk_shape, plan in plans]
+
+    def of_chunks(self, chunk_shape: tuple[int, ...]) -> ChunkedArray:
+        """The chunks of a rectilinear grid that have this shape."""
+        if self.stored is not None:
+            return self.stored.of_chunks(chunk_shape).reader()
+        assert self.grid is not None
+        codecs = self.grid.codecs(chunk_shape)
+        inner = chunk_shape[len(chunk_shape) - self.inner_rank :]
+        chain = codecs.chain.trusted_as(self.chain)
+        narrows = any(isinstance(one, RawBytesRefiner) for one in self.refiners)
+        return replace(
+            self,
+            chunk_shape=codecs.chunk_shape + inner,
+            chain=chain,
+            levels=codecs.levels,
+            refiners=refiners_of(chain, codecs.levels, narrows=narrows),
+        )
+
+    def first_of_key(self, d: int, cell: int) -> int:
+        """First position along dimension `d` of the chunk or shard that holds a cell."""
+        number = cell // self.key_ratio[d]
+        if self.grid is not None:
+            return self.grid.edges[d].start(number)
+        return number * self.key_ratio[d] * self.chunk_shape[d]
 
     def parts(self, plan: ChunkPlan) -> int:
         """Into how many parts to split a plan.
@@ -194,3 +260,12 @@ class ChunkedArray:
     def key_rank(self) -> int:
         """Dimensions in a key."""
         return len(self.shape) - self.inner_rank
+
+
+def refiners_of(
+    chain: CodecChain, levels: tuple[ShardLevel, ...], *, narrows: bool
+) -> tuple[Refiner, ...]:
+    """The stages that can narrow a read; of raw chunks only if parts of them may be read."""
+    layout = chain.layout
+    raw = RawBytesRefiner(layout.nbytes, layout.dtype.itemsize, layout.offset)
+    return (*(ShardRefiner(level) for level in levels), *([raw] if narrows else []))

@@ -52,11 +52,13 @@ def explain(array: ChunkedArray, transform: IndexTransform) -> Explanation:
     """
     shape = tuple(transform.domain.shape)
     itemsize = array.dtype.itemsize
-    plan = array.plan(transform, contiguous(shape, itemsize, "C"))
+    plans = array.plans(transform, contiguous(shape, itemsize, "C"))
+    chunks = sum(len(plan) for _, plan in plans)
     chain = array.chain if array.stored is None else array.stored.chain
     rehearsed = None
-    if len(plan) <= MOST_CHUNKS and len(plan) * chain.layout.nbytes <= MOST_NBYTES:
-        rehearsed = rehearse(array, plan)
+    nbytes = sum(len(plan) * one.chain.layout.nbytes for one, plan in plans)
+    if chunks <= MOST_CHUNKS and nbytes <= MOST_NBYTES:
+        rehearsed = rehearse(array, plans, shape)
     host_reason = _host_reason(array, chain)
     decoders = _decoders(array.backend)
     on_host = decoders is None
@@ -71,8 +73,8 @@ def explain(array: ChunkedArray, transform: IndexTransform) -> Explanation:
         shape=shape,
         dtype=array.dtype.name,
         chunk_shape=array.chunk_shape,
-        chunks=len(plan),
-        values=plan.objects,
+        chunks=chunks,
+        values=sum(plan.objects for _, plan in plans),
         bytes_returned=returned,
         chunk_nbytes=chain.layout.nbytes,
         codecs=_codecs(chain, None if host_reason else decoders),

@@ -42,7 +42,7 @@ class Explanation:
     shape : tuple of int
     dtype : str
     chunk_shape : tuple of int
-        Of the chunks that are decoded, the innermost ones of shards.
+        Of the chunks that are decoded, the innermost ones of shards; of the largest if they differ.
     chunks : int
         Chunks it touches, each counted once.
     values : int
@@ -50,7 +50,7 @@ class Explanation:
     bytes_returned : int
         Bytes of the array.
     chunk_nbytes : int
-        Decoded bytes of a chunk.
+        Decoded bytes of such a chunk.
     codecs : tuple of CodecPath
         In the order of decoding.
     host_reason : str or None

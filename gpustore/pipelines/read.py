@@ -104,33 +104,35 @@ def read(
     shape = tuple(transform.domain.shape)
     if out is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
-        plan = array.plan(transform, contiguous(shape, array.dtype.itemsize, order))
+        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, order))
         memory = array.backend.empty(shape, array.dtype, order, stream)
     else:
         memory = array.backend.destination(out, shape, array.dtype, stream)
-        plan = array.plan(transform, memory.strides)
-    rows = len(plan)
+        plans = array.plans(transform, memory.strides)
+    rows = sum([len(plan) for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
     result = memory.array if out is None else out
 
-    def run(part: int, parts: int) -> None:
-        read_part(array, plan, memory, part, parts)
-
     if array.backend.defers and array.store.is_local and rows <= SMALL_ROWS:
-        seconds = _seconds(array, plan)
+        seconds = sum([_seconds(one, plan) for one, plan in plans])
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):
 
             def read_now() -> Any:
-                run(0, 1)
+                for one, plan in plans:
+                    read_part(one, plan, memory, 0, 1)
                 return result
 
             future = Future.deferred(read_now, array.executor)
             if not tiny:
                 _LAST.read = weakref.ref(future)
             return future
-    parts = array.fewer_parts(array.parts(plan), rows)
-    tasks = [partial(run, part, parts) for part in range(parts)]
+    tasks = [
+        partial(read_part, one, plan, memory, part, parts)
+        for one, plan in plans
+        for parts in [one.fewer_parts(one.parts(plan), len(plan))]
+        for part in range(parts)
+    ]
     return array.executor.run_all(tasks, lambda: result)
 
 

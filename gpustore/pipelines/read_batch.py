@@ -34,7 +34,12 @@ from gpustore.joined_plan import join_plans
 from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
-from gpustore.pipelines.read_many import BLOCK_NBYTES, read_pieces, single_chunks
+from gpustore.pipelines.read_many import (
+    BLOCK_NBYTES,
+    join_shapes,
+    read_pieces,
+    single_chunks,
+)
 from gpustore.statistics import STATISTICS, Operation, attributed
 
 __all__ = ["read_in_batch"]
@@ -113,8 +118,8 @@ def _start(reads: list[_Read]) -> None:
     for one in reads:
         if not one.joins:
             one.alone()
-    plan = _plan(joined) if len(joined) > 1 else None
-    if plan is None:
+    plans = _plans(joined) if len(joined) > 1 else None
+    if plans is None:
         for one in joined:
             one.alone()
         return
@@ -134,22 +139,25 @@ def _start(reads: list[_Read]) -> None:
     memories = [one.memory for one in joined]
 
     def begin() -> Future[Any]:
-        STATISTICS.add(reads=len(joined), chunks_planned=len(plan))
-        return read_pieces(array, plan, memories, None)
+        STATISTICS.add(reads=len(joined), chunks_planned=sum([len(plan) for _, plan in plans]))
+        return read_pieces(array, plans, memories, None)
 
     shared = attributed(statistics, begin)
     shared.add_done_callback(finish)
 
 
-def _plan(reads: Sequence[_Read]) -> PiecePlan | None:
-    """The reads as one plan; None if that would have too many rows."""
+def _plans(reads: Sequence[_Read]) -> list[tuple[ChunkedArray, PiecePlan]] | None:
+    """The reads as one plan a chunk shape; None if they would have too many rows."""
     first = reads[0]
     array, block = first.array, single_chunks(first.array)
     form = first.form
     try:
+        if array.grid is not None:
+            transforms = [one.transform for one in reads]
+            return join_shapes(array, transforms, [one.memory.strides for one in reads])
         if all(one.form == form for one in reads):
             starts = np.array([one.transform.domain.origin for one in reads], np.int64)
-            return plan_crops(
+            crops = plan_crops(
                 first.transform,
                 starts.reshape(len(reads), first.transform.input_rank),
                 tuple(first.transform.domain.shape),
@@ -159,6 +167,7 @@ def _plan(reads: Sequence[_Read]) -> PiecePlan | None:
                 block_nbytes=BLOCK_NBYTES,
                 separate=True,
             )
+            return [(array, crops)]
         plans = []
         rows = 0
         for one in reads:
@@ -168,4 +177,4 @@ def _plan(reads: Sequence[_Read]) -> PiecePlan | None:
                 return None
     except LimitError:
         return None
-    return join_plans(plans, block)
+    return [(array, join_plans(plans, block))]

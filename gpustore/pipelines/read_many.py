@@ -22,9 +22,11 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
+from gpustore.chunk_plan import ChunkPlan, check_row_count
 from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.future import Future
-from gpustore.index_space import IndexTransform
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.joined_plan import join_plans
 from gpustore.piece_plan import Block, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
@@ -32,7 +34,7 @@ from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous,
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
-__all__ = ["ELEMENTWISE", "read_many", "read_pieces", "single_chunks"]
+__all__ = ["ELEMENTWISE", "join_shapes", "read_many", "read_pieces", "single_chunks"]
 
 BLOCK_NBYTES = 4 << 20
 """Largest block of several chunks, so that it stays in cache while it is cut."""
@@ -94,29 +96,82 @@ def read_many(
     if out is not None:
         memory = array.backend.destination(out, shape, array.dtype, stream)
         strides = memory.strides
-    plan = plan_crops(
-        transform,
-        checked,
-        extent,
-        block=single_chunks(array),
-        dst_stride=strides,
-        max_chunks=array.limits.chunks_per_request,
-        block_nbytes=BLOCK_NBYTES,
-    )
+    if array.grid is None:
+        plan = plan_crops(
+            transform,
+            checked,
+            extent,
+            block=single_chunks(array),
+            dst_stride=strides,
+            max_chunks=array.limits.chunks_per_request,
+            block_nbytes=BLOCK_NBYTES,
+        )
+        plans = [(array, plan)]
+    else:
+        crops = [
+            transform[IndexTransform(IndexDomain(inclusive_min=start, shape=extent))]
+            for start in checked.tolist()
+        ]
+        plans = join_shapes(array, crops, [strides[1:]] * len(crops), offset=strides[0])
     if out is None:
         memory = array.backend.empty(shape, array.dtype, order, stream)
     itemsize = array.dtype.itemsize
     aligned = all(stride % itemsize == 0 for stride in memory.strides)
     by_element = math.prod(extent) <= ELEMENTWISE and aligned
-    STATISTICS.add(reads=1, chunks_planned=len(plan))
+    STATISTICS.add(reads=1, chunks_planned=sum([len(plan) for _, plan in plans]))
     result = memory.array if out is None else out
-    return read_pieces(array, plan, [memory], result, by_element=by_element)
+    return read_pieces(array, plans, [memory], result, by_element=by_element)
+
+
+def join_shapes(
+    array: ChunkedArray,
+    transforms: Sequence[IndexTransform],
+    strides: Sequence[tuple[int, ...]],
+    *,
+    offset: int | None = None,
+) -> list[tuple[ChunkedArray, PiecePlan]]:
+    """Join the plans of several reads, one joined plan a chunk shape.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+        Its chunks may differ in shape.
+    transforms, strides : sequence
+        Of each read, with the byte strides of its array; without index arrays.
+    offset : int, optional
+        Bytes between the first elements of two reads, all into one array. By default each has its
+        own, by its number.
+
+    Raises
+    ------
+    LimitError
+        If there are more pieces than the limit of chunks.
+    """
+    found: dict[tuple[int, ...], tuple[ChunkedArray, list[int], list[ChunkPlan]]] = {}
+    rows = 0
+    for number, (transform, stride) in enumerate(zip(transforms, strides)):
+        planned = array.plans(transform, stride, src_stride=lambda one: single_chunks(one).stride)
+        for one, plan in planned:
+            rows += len(plan)
+            check_row_count(rows, array.limits.chunks_per_request)
+            _, numbers, plans = found.setdefault(_form(one), (one, [], []))
+            numbers.append(number)
+            plans.append(plan)
+    return [
+        (one, join_plans(plans, single_chunks(one), numbers, offset=offset))
+        for one, numbers, plans in found.values()
+    ]
+
+
+def _form(array: ChunkedArray) -> tuple[int, ...]:
+    """What tells the chunks of one shape of an array from the others."""
+    return array.chunk_shape + array.key_ratio
 
 
 def single_chunks(array: ChunkedArray) -> Block:
     """The chunks of an array as blocks."""
     return Block(
-        array.shape,
+        array.shape if array.grid is None else None,
         array.chunk_shape,
         (1,) * len(array.shape),
         array.key_ratio,
@@ -132,36 +187,46 @@ def single_chunks(array: ChunkedArray) -> Block:
 
 def read_pieces(
     array: ChunkedArray,
-    plan: PiecePlan,
+    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
     out: Sequence[Memory],
     result: Any,
     *,
     by_element: bool = False,
 ) -> Future[Any]:
-    """Read the pieces of a plan into their arrays.
+    """Read the pieces of plans, each of the chunks of one shape, into their arrays.
 
     Returns
     -------
     Future
         Resolves with `result` when no task touches the arrays any more, also if it failed.
     """
-
-    def run(part: int, parts: int) -> None:
-        _read_part(array, plan, out, part, parts, by_element=by_element)
-
-    seconds = len(plan) * array.chain.decode_s + len(plan.order) * PIECE_S
+    chunks = sum([len(plan) for _, plan in plans])
     elements = sum(math.prod(memory.array.shape) for memory in out)
-    seconds += elements * array.dtype.itemsize * BYTE_S
-    small = len(plan) <= SMALL_ROWS and seconds <= SMALL_S
+    copied = elements * array.dtype.itemsize * BYTE_S / max(1, chunks)
+
+    def seconds_of(one: ChunkedArray, plan: PiecePlan) -> float:
+        decoding: float = len(plan) * one.chain.decode_s
+        cutting: float = len(plan.order) * PIECE_S + copied * len(plan)
+        return decoding + cutting
+
+    seconds = sum([seconds_of(one, plan) for one, plan in plans])
+    small = chunks <= SMALL_ROWS and seconds <= SMALL_S
     if small and array.store.is_local and array.backend.defers:
 
         def read_now() -> Any:
-            run(0, 1)
+            for one, plan in plans:
+                _read_part(one, plan, out, 0, 1, by_element=by_element)
             return result
 
         return Future.deferred(read_now, array.executor)
-    parts = array.fewer_parts(_parts(plan, seconds, array.executor.limit), len(plan))
-    tasks = [partial(run, part, parts) for part in range(parts)]
+    tasks = []
+    for one, plan in plans:
+        parts = _parts(plan, seconds_of(one, plan), array.executor.limit) if len(plan) else 1
+        parts = one.fewer_parts(parts, len(plan))
+        tasks += [
+            partial(_read_part, one, plan, out, part, parts, by_element=by_element)
+            for part in range(parts)
+        ]
     return array.executor.run_all(tasks, lambda: result)
 
 

@@ -66,8 +66,10 @@ class Rehearsed:
     sizes_are_known: bool
 
 
-def rehearse(array: ChunkedArray, plan: ChunkPlan) -> Rehearsed:
-    """Rehearse the read of a plan into a new array. Counts nothing for the process.
+def rehearse(
+    array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, ChunkPlan]], shape: tuple[int, ...]
+) -> Rehearsed:
+    """Rehearse the read of the plans of `array` into a new one. Counts nothing for the process.
 
     With a cache, as if nothing were in it.
 
@@ -79,24 +81,29 @@ def rehearse(array: ChunkedArray, plan: ChunkPlan) -> Rehearsed:
     rehearsal = Rehearsal()
     backend = rehearsing(array.backend, rehearsal)
     store = _Store(array)
-    idle = replace(_idle(array, store), backend=backend)
-    if array.stored is not None and array.cache is not None:
+
+    def idle(array: ChunkedArray) -> ChunkedArray:
+        found = replace(_idle(array, store), backend=backend)
+        if array.stored is None or array.cache is None:
+            return found
         cache = CacheUse(Cache(0), array.cache.space, array.cache.bound)
         stored = replace(_idle(array.stored, store), backend=backend)
-        idle = replace(idle, cache=cache, stored=stored)
+        return replace(found, cache=cache, stored=stored)
+
+    def read() -> None:
+        STATISTICS.add(reads=1, chunks_planned=sum(len(plan) for _, plan in plans))
+        out = backend.empty(shape, array.dtype, "C")
+        for some, plan in plans:
+            one = idle(some)
+            parts = one.fewer_parts(one.parts(plan), len(plan))
+            for part in range(parts):
+                read_part(one, plan, out, part, parts)
+
     counted = RehearsedStatistics()
-    attributed(counted, lambda: _read(idle, plan))
+    attributed(counted, read)
     return Rehearsed(
         counted.snapshot(), rehearsal, store.direct_nbytes, sizes_are_known=store.sizes_are_known
     )
-
-
-def _read(array: ChunkedArray, plan: ChunkPlan) -> None:
-    STATISTICS.add(reads=1, chunks_planned=len(plan))
-    out = array.backend.empty(plan.input_shape, array.dtype, "C")
-    parts = array.fewer_parts(array.parts(plan), len(plan))
-    for part in range(parts):
-        read_part(array, plan, out, part, parts)
 
 
 def _idle(array: ChunkedArray, store: _Store) -> ChunkedArray:

@@ -20,10 +20,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
+from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.executor import CancelToken
 from gpustore.future import Future, Promise, WriteFutures
@@ -68,29 +70,43 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
         whole: after a failure every chunk holds its old or its new contents.
     """
     memory = array.backend.source(source, transform.domain, array.dtype)
-    plan = array.plan(transform, memory.strides)
-    parts = array.parts(plan)
-    if array.levels:
-        parts = max(1, min(parts, plan.objects))  # A shard is written by one task.
-    STATISTICS.add(writes=1, chunks_planned=len(plan))
+    plans = array.plans(transform, memory.strides)
+    STATISTICS.add(writes=1, chunks_planned=sum([len(plan) for _, plan in plans]))
+    work = [
+        partial(_write_part, one, plan, memory, part, parts)
+        for one, plan in plans
+        for parts in [_parts(one, plan)]
+        for part in range(parts)
+    ]
     copied: Promise[None]
     copied, copy = Promise.new()
-    left = _Countdown(parts, copied)
+    left = _Countdown(len(work), copied)
 
-    most_keys = 1 if array.levels else None
-
-    def run(part: int) -> None:
+    def run(task: Callable[[], None]) -> None:
         try:
-            for rows in plan.windows(part, parts, PLANNED_ROWS, most_keys=most_keys):
-                (_write_shard if array.levels else _write_chunks)(array, rows, memory)
+            task()
         finally:
             left.step()
 
-    work = [partial(run, part) for part in range(parts)]
-    commit: Future[None] = array.executor.run_all(work, lambda: None, drain=True)
+    tasks = [partial(run, task) for task in work]
+    commit: Future[None] = array.executor.run_all(tasks, lambda: None, drain=True)
     # Tasks that are never begun must not leave `copy` waiting.
     commit.add_done_callback(lambda _: left.finish())
     return WriteFutures(copy, commit)
+
+
+def _parts(array: ChunkedArray, plan: ChunkPlan) -> int:
+    parts = array.parts(plan)
+    return max(1, min(parts, plan.objects)) if array.levels else parts  # One task a shard.
+
+
+def _write_part(
+    array: ChunkedArray, plan: ChunkPlan, memory: Memory, part: int, parts: int
+) -> None:
+    """Gather, encode and store one of `parts` parts of the plan."""
+    most_keys = 1 if array.levels else None
+    for rows in plan.windows(part, parts, PLANNED_ROWS, most_keys=most_keys):
+        (_write_shard if array.levels else _write_chunks)(array, rows, memory)
 
 
 class _Countdown:
@@ -144,11 +160,10 @@ def _write_shard(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
 def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
     """Innermost chunks of the shard of these rows that lie inside the array."""
     count = 1
-    for column, ratio, size, chunk in zip(
-        rows.cells, array.key_ratio, array.shape, array.chunk_shape
+    for d, (column, ratio, size, chunk) in enumerate(
+        zip(rows.cells, array.key_ratio, array.shape, array.chunk_shape)
     ):
-        first = int(column[0]) // ratio * ratio
-        count *= min(ratio, -(-size // chunk) - first)
+        count *= min(ratio, -(-(size - array.first_of_key(d, int(column[0]))) // chunk))
     return count
 
 

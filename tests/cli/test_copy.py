@@ -558,3 +558,31 @@ def test_copy_does_not_need_rich_to_be_quiet(sources, tmp_path, monkeypatch):
     arguments = ["copy", str(sources["v3 raw"]), str(tmp_path / "b")]
     assert main(arguments) == 1
     assert main([*arguments, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [
+        ([], (None, None)),
+        (["--chunks", "4,4"], (4, 4)),
+        (["--codec", "zstd"], (6, 3)),
+        (["--zarr-format", "2"], (6, 3)),
+    ],
+    ids=str,
+)
+def test_from_chunks_that_differ(tmp_path, options, chunk):
+    inline = {"kind": "inline", "chunk_shapes": [[2, 6, 4], [[2, 2], 3]]}
+    metadata = {
+        "shape": [11, 6],
+        "data_type": "uint16",
+        "chunk_grid": {"name": "rectilinear", "configuration": inline},
+        "codecs": [LITTLE],
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
+    source = gpustore.open(spec, create=True).result()
+    values = np.arange(66, dtype="u2").reshape(11, 6)
+    source.write(values).result()
+    assert main(["copy", f"{tmp_path}/a", f"{tmp_path}/b", *options]) == 0
+    copied = gpustore.open(f"file://{tmp_path}/b/").result()
+    np.testing.assert_array_equal(copied.read().result(), values)
+    assert copied.chunk_layout.write_chunk.shape == chunk

@@ -212,3 +212,22 @@ def test_codecs_of_a_shard_stand_below_it():
         "sharding_indexed (chunk_shape [2, 2])",
         '  bytes (endian "little")',
     ]
+
+
+def test_chunks_that_differ(gpustore_command, tmp_path):
+    inline = {"kind": "inline", "chunk_shapes": [3, [[2, 2], 3]]}
+    metadata = {
+        "shape": [5, 6],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "rectilinear", "configuration": inline},
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    gpustore.open(spec, create=True).result()[:, 4:].write(1).result()
+    code, out, err = gpustore_command("info", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert (facts["chunk"], facts["shard"]) == ([3, 3], None)
+    assert facts["chunk_shapes"] == [3, [[2, 2], 3]]
+    assert (facts["values_possible"], facts["values_stored"]) == (6, 2)
+    code, out, _ = gpustore_command("info", tmp_path)
+    assert "3 x 3 at most: [3, [[2, 2], 3]]" in out

@@ -216,7 +216,6 @@ REFUSED_CONSTRAINTS = [
     {"data_type": "uint8", "fill_value": None},
     {"data_type": "foo"},
     {"chunk_grid": {"name": "regular"}},
-    {"chunk_grid": {"name": "foo"}},
     {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0]}}},
     {"chunk_key_encoding": {"name": "foo"}},
     {"codecs": "gzip"},

@@ -39,6 +39,8 @@ LAYERS = {
     "gpustore.piece_plan": 3,
     "gpustore.crop_plan": 3,
     "gpustore.joined_plan": 3,
+    "gpustore.rectilinear_plan": 3,
+    "gpustore.rectilinear_grid": 3,
     "gpustore.batch": 3,
     "gpustore.cache": 3,
     "gpustore.json_file": 3,

@@ -1,0 +1,171 @@
+"""The sizes of the chunks along one dimension of a rectilinear grid.
+
+============  =================================================================================
+what          each dimension has a list of chunk sizes, so chunks differ in shape
+specification https://github.com/zarr-developers/zarr-extensions/tree/main/chunk-grids/rectilinear
+v3 name       ``rectilinear``
+============  =================================================================================
+
+Zarr v3, ``chunk_grid`` of an array of shape ``[10, 12]``::
+
+    {
+        "name": "rectilinear",
+        "configuration": {"kind": "inline", "chunk_shapes": [4, [[3, 3], 2, 1]]},
+    }
+
+An integer is the size of all chunks. In a list an integer is the size of one, a pair ``[size,
+count]`` that of many. The chunks together must be as long as the array, or longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import JsonValue, at_position, expect_int, expect_list
+from gpustore.errors import MetadataError
+
+__all__ = ["ChunkEdges"]
+
+_LONGEST: Final = 2**62
+"""Largest extent of a dimension."""
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ChunkEdges:
+    """Chunk sizes along one dimension, as runs of equal ones; these are never written out.
+
+    Parameters
+    ----------
+    runs : tuple of (int, int)
+        Size in elements and number of chunks of each run; neighbours differ in size.
+    endless : bool
+        Whether there is one run, as long as the array needs.
+
+    Examples
+    --------
+    >>> edges = ChunkEdges.from_json([[3, 3], 2, 1])
+    >>> edges.runs, edges.total, edges.cells(10)
+    (((3, 3), (2, 1), (1, 1)), 12, 4)
+    >>> [column.tolist() for column in edges.locate(np.array([8, 9, 11]))]
+    [[2, 3, 4], [2, 0, 0], [3, 2, 1]]
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    endless: bool = False
+
+    @classmethod
+    def regular(cls, size: int) -> ChunkEdges:
+        """All chunks of one size."""
+        return cls(((size, -(-_LONGEST // size)),), endless=True)
+
+    @classmethod
+    def from_json(cls, value: JsonValue, *, integral_floats: bool = False) -> ChunkEdges:
+        """Parse an entry of ``chunk_shapes``.
+
+        Raises
+        ------
+        MetadataError
+            If it is not one, or sizes add up to more than an array may have.
+        """
+
+        def positive(number: JsonValue) -> int:
+            return expect_int(number, 1, _LONGEST, integral_floats=integral_floats)
+
+        if not isinstance(value, list):
+            return cls.regular(positive(value))
+        runs: list[tuple[int, int]] = []
+        total = 0
+        for index, entry in enumerate(value):
+            with at_position(index):
+                size, count = entry, 1
+                if isinstance(entry, list):
+                    size, count = expect_list(entry, length=2)
+                    count = positive(count)
+                size = positive(size)
+                total += size * count
+                if total > _LONGEST:
+                    raise MetadataError(f"Sum of chunk sizes {total} is more than {_LONGEST}")
+            if runs and runs[-1][0] == size:
+                count += runs.pop()[1]
+            runs.append((size, count))
+        return cls(tuple(runs))
+
+    def to_json(self) -> JsonValue:
+        """The entry: pairs for two and more chunks of one size."""
+        if self.endless:
+            return self.runs[0][0]
+        return [size if count == 1 else [size, count] for size, count in self.runs]
+
+    @cached_property
+    def total(self) -> int:
+        """Sum of all sizes."""
+        return sum(size * count for size, count in self.runs)
+
+    @cached_property
+    def sizes(self) -> frozenset[int]:
+        """The sizes that occur."""
+        return frozenset(size for size, _ in self.runs)
+
+    @property
+    def largest(self) -> int:
+        """The largest size, 1 if there are no chunks."""
+        return max(self.sizes, default=1)
+
+    @cached_property
+    def _columns(self) -> tuple[Integers, Integers, Integers]:
+        """Size, first cell and first position of each run."""
+        size, count = np.array(self.runs or [(1, 1)], np.int64).T
+        cell = np.concatenate([[0], np.cumsum(count)[:-1]])
+        position = np.concatenate([[0], np.cumsum(size * count)[:-1]])
+        return size, cell, position
+
+    def locate(self, positions: Any) -> tuple[Integers, Integers, Integers]:
+        """For each position: its cell, the position in the chunk, and the chunk's size."""
+        size, cell, start = self._columns
+        run = np.searchsorted(start, positions, "right") - 1
+        found = size[run]
+        along, inside = np.divmod(positions - start[run], found)
+        return cell[run] + along, inside, found
+
+    def start(self, cell: int) -> int:
+        """First position of a cell."""
+        size, first, start = self._columns
+        run = int(np.searchsorted(first, cell, "right")) - 1
+        return int(start[run]) + (cell - int(first[run])) * int(size[run])
+
+    def cells(self, extent: int) -> int:
+        """How many chunks hold the first `extent` elements."""
+        return int(self.locate(np.array([extent - 1]))[0][0]) + 1 if extent else 0
+
+    def uniform(self, extent: int) -> int | None:
+        """The size of the chunks that hold the first `extent` elements, if they have one."""
+        last = max(extent - 1, 0)
+        size, _, start = self._columns
+        within: Iterable[int] = size[start <= last].tolist()
+        sizes = set(within)
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def crossed(self, low: int, high: int) -> int:
+        """How many chunks begin in (low, high]."""
+        first, last = self.locate(np.array([low, high]))[0].tolist()
+        return int(last) - int(first)
+
+    def beginnings(self, low: int, high: int) -> Integers:
+        """Where the chunks begin that begin in (low, high]."""
+        size, cell, start = self._columns
+        first, last = self.locate(np.array([low, high]))[0].tolist()
+        cells = np.arange(first + 1, last + 1, dtype=np.int64)
+        run = np.searchsorted(cell, cells, "right") - 1
+        return start[run] + (cells - cell[run]) * size[run]
+
+    def divided(self, size: int) -> ChunkEdges:
+        """The same with each chunk divided into chunks of `size`, which divides all."""
+        return ChunkEdges(tuple((size, one // size * count) for one, count in self.runs))

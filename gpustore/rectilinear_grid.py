@@ -1,0 +1,70 @@
+"""A grid whose chunks differ in shape, and how the chunks of each shape are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpustore.errors import MetadataError
+from gpustore.json_array import shape_text
+from gpustore.metadata.chunk_edges import ChunkEdges
+from gpustore.shard import ResolvedCodecs
+
+__all__ = ["RectilinearGrid"]
+
+_REMEMBERED = 4096
+"""Most chunk shapes whose codecs are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class RectilinearGrid:
+    """The chunks of an array with a rectilinear grid.
+
+    Parameters
+    ----------
+    edges : tuple of ChunkEdges, one an array dimension
+        Those of inner dimensions, inside each stored element, come last.
+    resolve : callable
+        The codecs of a chunk with a key of this shape, without inner dimensions.
+    inner_rank : int
+        Number of inner dimensions.
+    """
+
+    edges: tuple[ChunkEdges, ...]
+    resolve: Callable[[tuple[int, ...]], ResolvedCodecs]
+    inner_rank: int
+    _resolved: dict[tuple[int, ...], ResolvedCodecs] = field(default_factory=dict)
+
+    def codecs(self, chunk_shape: tuple[int, ...]) -> ResolvedCodecs:
+        """The codecs of the chunks of a shape."""
+        found = self._resolved.get(chunk_shape)
+        if found is None:
+            found = self.resolve(chunk_shape[: len(chunk_shape) - self.inner_rank])
+            if len(self._resolved) < _REMEMBERED:
+                self._resolved[chunk_shape] = found
+        return found
+
+    def check_inner(self, inner: Sequence[int]) -> None:
+        """Check that all shards can be divided into inner chunks.
+
+        Raises
+        ------
+        MetadataError
+            Naming the dimension.
+        """
+        for d, (size, edges) in enumerate(zip(inner, self.edges)):
+            for edge in sorted(edges.sizes):
+                if edge % size:
+                    raise MetadataError(
+                        f"sharding_indexed sub-chunk shape of {shape_text(inner)} does not evenly "
+                        f"divide the chunk edge {edge} of dimension {d}"
+                    )
+
+    def uniform(self, shape: Sequence[int]) -> list[int | None]:
+        """The chunk size along each dimension of an array, None where chunks differ."""
+        return [edges.uniform(extent) for edges, extent in zip(self.edges, shape)]
+
+    def cells(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many chunks an array has along each dimension, inner ones left out."""
+        counts = [edges.cells(extent) for edges, extent in zip(self.edges, shape)]
+        return tuple(counts[: len(counts) - self.inner_rank])
