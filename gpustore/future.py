@@ -166,16 +166,6 @@ class Future(Generic[T]):
 
         What a Batch or ``read_many`` fetches and decodes once for several reads is counted once:
         reads that a Batch joins have one Statistics, the same object. Empty for other operations.
-
-        >>> import gpustore
-        >>> store = gpustore.open(
-        ...     "memory://s/|zarr3:", create=True, dtype="uint8", shape=[4]
-        ... ).result()
-        >>> read = store.read()
-        >>> read.result()
-        array([0, 0, 0, 0], dtype=uint8)
-        >>> read.statistics
-        Statistics({'chunks_missing': 1, 'chunks_planned': 1, 'key_reads': 1, 'reads': 1})
         """
         return Statistics() if self._statistics is None else self._statistics
 
