@@ -98,7 +98,7 @@ class Hierarchy:
 
     def where(self, path: str) -> str:
         """How messages name the document of a node that need not exist."""
-        return self.store.describe(self.prefix(path) + NODE_DOCUMENTS[self.zarr_format][-1])
+        return self.store.describe(self.prefix(path) + _group_name(self.zarr_format))
 
     def file(self, path: str, name: str) -> JsonFile:
         """One document of a node."""
@@ -309,8 +309,8 @@ class Hierarchy:
         check_node_names(path, self.zarr_format)
         above = ancestors(path)
         self._check_format([path])
-        self.create_groups(above)
         self.invalidate(above)
+        self.create_groups(above)
         if self.read(path) is not None or not self._write_group(path, attributes):
             return False
         if attributes and self.zarr_format == 2:
@@ -319,7 +319,7 @@ class Hierarchy:
 
     def _write_group(self, path: str, attributes: Mapping[str, JsonValue]) -> bool:
         """Store the document of a group if there is none."""
-        name = ".zgroup" if self.zarr_format == 2 else "zarr.json"
+        name = _group_name(self.zarr_format)
         document = group_document(self.zarr_format, attributes)
         return self.file(path, name).write(document, ABSENT)
 
@@ -407,6 +407,8 @@ class Hierarchy:
         """
         self.consolidated = None
         root = self.read(path)
+        if root is not None and root.error is not None:
+            raise root.error
         if root is None or not root.is_group:
             raise NotFoundError(f"{self.where(path)} does not exist or is no group", key=path)
         nodes: list[tuple[str, Node]] = []
@@ -422,6 +424,10 @@ class Hierarchy:
 
 
 _Change = Callable[[dict[str, JsonValue] | None], dict[str, JsonValue] | None]
+
+
+def _group_name(zarr_format: int) -> str:
+    return ".zgroup" if zarr_format == 2 else "zarr.json"
 
 
 def _without_consolidated(stored: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:

@@ -266,8 +266,8 @@ class _Steps:
             metadata, description = self._new_metadata(f"Error writing {self.file.name}: {_CREATE}")
             if self.hierarchy is not None:
                 check_node_names(self.spec.node_path, self.hierarchy.zarr_format)
-                self.hierarchy.create_groups(ancestors(self.spec.node_path))
                 self.hierarchy.invalidate(ancestors(self.spec.node_path))
+                self.hierarchy.create_groups(ancestors(self.spec.node_path))
             if self.file.save(metadata, ABSENT):
                 return metadata, description
             if not self.mode.open:
