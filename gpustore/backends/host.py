@@ -464,7 +464,12 @@ class HostBackend:
             if not keep_fill and _equals_fill(chunk, element, fill_value):
                 encoded.append(None)
             else:
-                encoded.append(chain.encode(chunk.data))
+                try:
+                    encoded.append(chain.encode(chunk.data))
+                except GpustoreError as error:
+                    raise error.prefixed(
+                        f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
+                    ) from error
         return encoded
 
 

@@ -15,7 +15,14 @@ from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import LayoutChoice, StageChoice, ValueChoice, face_v2, of_codec
+from gpustore.codecs.merge import (
+    LayoutChoice,
+    StageChoice,
+    ValueChoice,
+    face_v2,
+    of_codec,
+    unknown_codec,
+)
 from gpustore.codecs.value import ValueFace
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
@@ -80,6 +87,10 @@ def _choose(
                 f"filter {text(name)} is not supported: it makes objects of bytes, which runs "
                 f"what the bytes say or is no array"
             )
+        with of_codec(name):
+            refusal = unknown_codec(name, "v2")
+            if isinstance(refusal, UnsupportedError):
+                raise refusal
         known = ", ".join(map(text, _known()))
         raise UnsupportedError(f"filters are not supported, except {known}: {text(name)}")
     with at_position(index), of_codec(name):

@@ -206,8 +206,18 @@ def of_codec(name: str) -> prefixing:
     return prefixing(lambda: f"Codec {text(name)}")
 
 
+_LIBRARIES: Final = {"zfp": "zfp", "zfpy": "zfp", "pcodec": "pcodec"}
+"""Codecs that are known, and the libraries that have them."""
+
+
 def unknown_codec(name: str, version: str) -> GpustoreError:
     """The error for a name without a codec in that version of the format; lists those there are."""
+    library = _LIBRARIES.get(name.removeprefix(_NUMCODECS))
+    if library is not None:
+        return UnsupportedError(
+            f"{text(name)} is not supported: its only decoder is the library {library}, which "
+            f"gpustore does not use; store the array with another codec"
+        )
     known: list[str] = []
     prefixed: list[str] = []
     for candidate in registry.ids("codecs"):

@@ -289,7 +289,9 @@ def test_writing_what_does_not_fit_says_which():
     metadata = {"shape": [4], "data_type": "float32", "codecs": [cast("uint8"), LITTLE]}
     spec = {"driver": "zarr3", "kvstore": "memory://a/", "metadata": metadata}
     store = gpustore.open(spec, create=True).result()
-    with pytest.raises(LimitError, match=r"256.0 is out of range of type uint8: \[0, 255\]"):
+    match = r"256.0 is out of range of type uint8: \[0, 255\]"
+    with pytest.raises(LimitError, match=match) as caught:
         store[...] = [1, 2, 256, 3]
+    assert caught.value.key == "a/c/0"
     with pytest.raises(LimitError, match="NaN is no value of type uint8"):
         store[1] = np.nan

@@ -196,7 +196,7 @@ def test_codec_specs_merge_as_those_of_tensorstore():
 
 def test_what_is_no_filter_is_refused_by_name(tmp_path):
     for filters, error, match in (
-        ([{"id": "zfpy"}], UnsupportedError, 'except "adler32", .*, "zstd": "zfpy"'),
+        ([{"id": "lzo"}], UnsupportedError, 'except "adler32", .*, "zstd": "lzo"'),
         ([{"id": "shuffle"}, {"id": "pickle"}], UnsupportedError, '"pickle" is not supported: it'),
         ([{"id": "shuffle", "elementsize": -1}], MetadataError, '"elementsize"'),
         ([{"id": "shuffle", "size": 4}], MetadataError, '"size"'),

@@ -310,6 +310,9 @@ def test_what_a_chain_cannot_be_is_refused_by_name():
             'put it among the "codecs" of the shards',
         ),
         ([codec("numcodecs.pickle"), LITTLE], "int32", MetadataError, "is not registered"),
+        ([codec("zfp")], "float32", UnsupportedError, "library zfp, which gpustore does not use"),
+        ([codec("numcodecs.zfpy")], "float32", UnsupportedError, "library zfp"),
+        ([codec("numcodecs.pcodec")], "float32", UnsupportedError, "library pcodec"),
     ):
         if match == "no_error":
             assert create("memory://b/", codecs, dtype).codec.to_json()["codecs"][0] == (

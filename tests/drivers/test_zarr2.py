@@ -129,7 +129,7 @@ def test_no_filters(filters, tmp_path):
 
 
 def test_filters_are_refused_and_nothing_is_created(tmp_path):
-    metadata = RAW | {"filters": [{"id": "zfpy", "dtype": "<u2"}], "dtype": "<u2"}
+    metadata = RAW | {"filters": [{"id": "lzo", "dtype": "<u2"}], "dtype": "<u2"}
     with pytest.raises(gpustore.UnsupportedError, match="filters are not supported"):
         created(metadata, {"shape": [5, 3]})(gpustore, tmp_path)
     assert files(tmp_path) == {}
