@@ -55,8 +55,14 @@ def written(case, folder):
 def as_json(value):
     if value is None:
         return None
+    array = np.asarray(value)
+    if array.dtype.kind in "Mm":
+        return array.view(np.int64).tolist()
     text = str(value)
-    return text if text in ("nan", "inf", "-inf") else np.asarray(value).tolist()
+    if text in ("nan", "inf", "-inf"):
+        return text
+    # Python has no numbers for those of ml_dtypes.
+    return array.astype(float).tolist() if array.dtype.isbuiltin == 2 else array.tolist()
 
 
 def test_corpus_is_not_empty():
