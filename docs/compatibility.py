@@ -105,6 +105,41 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 """Context resources of a file, and the values that are tried."""
 
+DATA_TYPES: dict[str, tuple[str, Any]] = {
+    "numbers and bool (v2, v3)": ("zarr", "<c16"),
+    "float8, float4, int2, int4, bfloat16 (v3, and in v2 as TensorStore)": ("zarr3", "int4"),
+    "uint2, uint4 (v3)": ("zarr3", "uint4"),
+    "float6_e2m3fn, float6_e3m2fn, float8_e4m3 (v3)": ("zarr3", "float6_e2m3fn"),
+    "complex_<float> (v3)": ("zarr3", "complex_float16"),
+    "r<N> (v3), V (v2)": ("zarr3", "r24"),
+    "S (v2)": ("zarr", "|S3"),
+    "U (v2)": ("zarr", "<U3"),
+    "fixed_length_utf32 (v3)": (
+        "zarr3",
+        {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}},
+    ),
+    "M8, m8 (v2)": ("zarr", "<M8[25s]"),
+    "numpy.datetime64, numpy.timedelta64 (v3)": (
+        "zarr3",
+        {"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 25}},
+    ),
+    "records (v2, v3)": ("zarr", [["x", "<i4"]]),
+    "records in records (v2)": ("zarr", [["x", [["y", "<i4"]], [2]]]),
+    "records in records (v3)": (
+        "zarr3",
+        {
+            "name": "structured",
+            "configuration": {
+                "fields": [["x", {"name": "raw_bytes", "configuration": {"length_bytes": 2}}]]
+            },
+        },
+    ),
+    "floats of more than 8 bytes (v2)": ("zarr", "<f16"),
+    "string (v3)": ("zarr3", "string"),
+    "bytes (v3)": ("zarr3", "bytes"),
+}
+"""Data types, and a driver and name that are tried."""
+
 TABLES = (
     ("Drivers", "drivers", DRIVERS),
     ("Kvstores", "kvstores", KVSTORES),
@@ -153,6 +188,17 @@ def refused_options() -> list[str]:
     return found
 
 
+def has_data_type(driver: str, name: Any) -> bool:
+    """Whether an array of that data type can be made."""
+    member = {"zarr": "dtype", "zarr3": "data_type"}[driver]
+    spec = {"driver": driver, "kvstore": "memory://", "metadata": {member: name, "shape": [2]}}
+    try:
+        gpustore.open(spec, create=True, context=gpustore.Context()).result()
+    except gpustore.UnsupportedError:
+        return False
+    return True
+
+
 def quoted(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
@@ -165,6 +211,10 @@ def page() -> str:
         absent = [name for name in names if name not in there]
         parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
         parts.append(f"There: {'; '.join(there)}.\n")
+    there = [name for name, tried in DATA_TYPES.items() if has_data_type(*tried)]
+    absent = [name for name in DATA_TYPES if name not in there]
+    parts.append(f"## Data types\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
+    parts.append(f"There: {'; '.join(there)}.\n")
     parts.append(f"## Context resources\n\nValues that are refused: {quoted(refused_options())}.\n")
     functions = sorted(public(tensorstore) - public(gpustore))
     parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
