@@ -181,13 +181,14 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _Packed:
             f'"first_bit" of {first} and "last_bit" of {last} are no bits of {dtype.name}, which '
             f"has {width}"
         )
-    if is_complex or dtype.kind in "iuf" or dtype.name in (*_BITS, "bfloat16"):
+    # Dates and durations are signed integers.
+    if is_complex or dtype.kind in "iufMm" or dtype.isbuiltin == 2 or dtype == np.bool_:
         return _Packed(
             decoded.count * (1 + is_complex),
             itemsize,
             first,
             last - first + 1,
-            width if dtype.kind == "i" or dtype.name in ("int2", "int4") else 0,
+            width if dtype.kind in "iMm" or dtype.name in ("int2", "int4") else 0,
             options.get("padding_encoding", "none"),
         )
     raise MetadataError(f"Elements of type {dtype.name} are not packed")

@@ -432,3 +432,24 @@ def test_number_of_cells(peer, least, refused):
     assert len([cell for cell in CELLS if cell.peer == peer]) >= least
     assert len([cell for cell in REFUSED if cell.peer == peer]) >= refused
     assert len({_id(cell) for cell in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbits"),
+    [
+        *(("uint2", 2), ("uint4", 4), ("float6_e2m3fn", 6), ("float6_e3m2fn", 6)),
+        *(("float8_e4m3", 8), ("datetime64[25s]", 64), ("timedelta64[1us]", 64)),
+    ],
+)
+def test_packed_bits_are_the_lowest_of_each_element_lowest_first(name, nbits, tmp_path):
+    """As the registry has them; no peer knows these types, so NumPy packs them."""
+    data = data_of(Cell(name, "zarr3", "little", "numpy", "to peer"))
+    metadata = {"shape": SHAPE, "data_type": TYPES[name].v3, "codecs": ["packbits"]}
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    store = gpustore.open(spec, create=True, context=gpustore.Context(_NO_SYNC)).result()
+    store[...] = data
+    every = np.unpackbits(data.reshape(-1, 1).view(np.uint8), axis=1, bitorder="little")
+    assert (tmp_path / "c/0/0").read_bytes() == np.packbits(
+        every[:, :nbits], bitorder="little"
+    ).tobytes()
+    assert_same(store.read().result(), data)
