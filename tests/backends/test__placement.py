@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from gpustore.backends._placement import Places, place, place_fill, swapped
+from gpustore.backends._placement import Part, Places, parts, place, place_fill
 from gpustore.device import Spans
 from gpustore.device_batch import DeviceBatch
-from gpustore.errors import UnsupportedError
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
 from tests.kernels.execution import needs_compiler
@@ -98,11 +97,11 @@ def elements(places, chunk):
 
 def expected_of(places, some, dtype, chunks, address, nbytes, fill=None):
     found = bytearray(b"\x5a" * nbytes)
-    unit = swapped(dtype)
+    (part,) = parts(dtype)
     for i, chunk in enumerate(some):
         for src, dst in elements(places, chunk):
             element = chunks[i][src : src + dtype.itemsize] if fill is None else fill
-            units = np.frombuffer(element, np.uint8).reshape(-1, unit)
+            units = np.frombuffer(element, np.uint8).reshape(-1, part.unit)
             found[dst - address : dst - address + dtype.itemsize] = units[:, ::-1].tobytes()
     return bytes(found)
 
@@ -177,10 +176,9 @@ def test_taken_places_are_those_of_the_chunks(seed):
         ]
 
 
-def test_types_of_several_units_are_refused():
-    assert [swapped(np.dtype(name)) for name in (">u2", ">U3", ">c8", "|V7", "|u1", "<M8[s]")] == [
-        *(2, 4, 4, 1, 1, 1)
-    ]
-    for dtype in (np.dtype([("a", ">u2"), ("b", ">u4")]), np.dtype(">g")):
-        with pytest.raises(UnsupportedError, match="byte order on a device"):
-            swapped(dtype)
+def test_types_of_several_units_are_copied_in_parts():
+    for name, unit in zip((">u2", ">U3", ">c8", "|V7", "|u1", "<M8[s]"), (2, 4, 4, 1, 1, 1)):
+        dtype = np.dtype(name)
+        assert parts(dtype) == [Part(0, dtype.itemsize, unit)]
+    record = np.dtype([("a", ">u2"), ("b", ">u4", (3,))])
+    assert parts(record) == [Part(0, 2, 2), Part(2, 4, 4, (3,), (4,))]

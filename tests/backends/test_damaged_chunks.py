@@ -41,7 +41,11 @@ FORMATS = {
     "zarr2 shuffle zlib": ("zarr2", {"id": "zlib", "level": 1}),
     "zarr2 blosc blocks lz4": ("zarr2", {**_BLOCKS, "cname": "lz4", "shuffle": 0}),
 }
-NAMES = [name for name in FORMATS if name not in array_on_disk.RAW]
+NAMES = [
+    name
+    for name in FORMATS
+    if name not in array_on_disk.RAW and name not in array_on_disk.SMALL_ALONE
+]
 
 CHECKSUMMED = {*array_on_disk.CHECKSUMMED, "zarr2 shuffle zlib"}
 

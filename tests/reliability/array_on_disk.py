@@ -81,6 +81,9 @@ or all codecs if one of them is that, or in its place."""
 
 RAW = frozenset({"zarr2 none", "zarr3 bytes"})
 
+SMALL_ALONE = frozenset({"zarr2 filters", "zarr3 packbits", "zarr3 values"})
+"""Formats that keep small elements alone, without loss."""
+
 CHECKSUMMED = frozenset(
     {
         *("zarr2 filters", "zarr3 values"),
