@@ -29,6 +29,29 @@ error that names it; an absent Python name is not there at all. What is not list
 behave as TensorStore does.
 """
 
+EXTENSIONS = """\
+## Forms of Zarr metadata
+
+Read in every form that occurs; written in the form that most readers take.
+
+| what | read | written |
+| --- | --- | --- |
+| codecs, chunk key encoding, data type by name alone (`"zstd"`) | \
+yes; `zstd` and `gzip` without a level | as objects |
+| `"must_understand": true` | anywhere in an extension | left out |
+| unknown codec or storage transformer with `"must_understand": false` | \
+passed over, as if it were not listed | such arrays are \
+not written (`UnsupportedError`): who knows it might read something else; resizing keeps it |
+| `"must_understand": false` of a data type, chunk grid or chunk key encoding | \
+refused, as the specification says | never |
+| unknown member of an array with `"must_understand": false` | passed over | kept |
+| chunk grid `rectilinear` | yes; TensorStore and zarr-python 3.1 do not | \
+runs of two and more as `[size, count]`; does not grow \
+beyond its edges |
+| missing `compressor` or `filters` (Zarr v2) | null | always there |
+| chunks of 0 elements along a dimension of extent 0 | as 1 | 1 |
+"""
+
 # Name as users know it -> file name in the folder of the package.
 DRIVERS = {
     "array": "array",
@@ -216,6 +239,7 @@ def page() -> str:
     parts.append(f"## Data types\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
     parts.append(f"There: {'; '.join(there)}.\n")
     parts.append(f"## Context resources\n\nValues that are refused: {quoted(refused_options())}.\n")
+    parts.append(EXTENSIONS)
     functions = sorted(public(tensorstore) - public(gpustore))
     parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
     lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]

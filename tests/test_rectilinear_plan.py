@@ -310,6 +310,16 @@ def test_fields_of_records_and_damaged_chunks():
         store.read().result()
 
 
+def test_strings():
+    made = spec("memory://", [5, 4], [[1, 2, 3], [2, [1, 2]]], [{"name": "vlen-utf8"}])
+    made["metadata"] |= {"data_type": "string", "fill_value": "none"}
+    store = gpustore.open(made, create=True).result()
+    values = np.array([str(i) for i in range(20)], object).reshape(5, 4)
+    store[1:].write(values[1:]).result()
+    assert store[:, 1].read().result().tolist() == ["none", "5", "9", "13", "17"]
+    assert store.read_many([[3, 2]], (2, 2)).result().tolist() == values[None, 3:, 2:].tolist()
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_what_is_explained_beforehand_is_counted(kind):
     store, values = filled("memory://", (15, 14), [[2, [4, 2], 6], [6, 2, [4, 2]]], KINDS[kind])
