@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CODEC_WORDS", "codecs_named", "codecs_of", "compressor_of"]
+__all__ = ["CODEC_WORDS", "VLEN", "codecs_named", "codecs_of", "compressor_of"]
 
 CODEC_WORDS = "none, zstd, gzip, blosc or blosc-CNAME, with :LEVEL if wanted, e.g. zstd:9"
 
@@ -20,7 +20,9 @@ _WORD = re.compile(r"(?P<name>none|zstd|gzip|blosc)(-(?P<cname>[a-z0-9]+))?(:(?P
 _LEVELS = {"zstd": 3, "gzip": 5, "blosc": 5}
 _CNAMES = ("lz4", "lz4hc", "blosclz", "zstd", "zlib", "snappy")
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
-_NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c")
+VLEN = ("vlen-utf8", "vlen-bytes")
+"""Codecs of Zarr v3, and filters of Zarr v2, of strings and bytes of any length."""
+_NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
 
 
 def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:

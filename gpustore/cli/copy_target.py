@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
-from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
+from gpustore.cli.copy_codec import VLEN, codecs_named, codecs_of, compressor_of
 from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
 from gpustore.cli.elements import fields_of
 from gpustore.cli.failure import CommandError
@@ -156,6 +156,8 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     if target.schema or "field" in read:
         _set_fill_value(target, source, rank)
     itemsize = source.dtype.array_dtype.itemsize * math.prod(source.shape[rank:])
+    if source.dtype.array_dtype.hasobject:
+        itemsize = 1  # What is encoded is a stream of bytes.
     (_fill_v3 if after == 3 else _fill_v2)(target, grid, itemsize, metadata, options, taken=taken)
     if after == 2 and before == 3:
         _note_losses(target, source, metadata)
@@ -187,6 +189,9 @@ def _set_fill_value(target: Target, source: gpustore.TensorStore, rank: int) -> 
     """That of the source; a subarray whose places differ in it has none."""
     fill = source.fill_value
     if fill is None:
+        return
+    if source.dtype.array_dtype.hasobject:
+        target.schema["fill_value"] = fill
         return
     element = source.shape[rank:]
     each = np.broadcast_to(fill, (*fill.shape[: fill.ndim - len(element)], *element))
@@ -322,22 +327,38 @@ def _fill_v2(
 ) -> None:
     """Set chunks and compressor of Zarr v2 metadata, unless they stay as they are."""
     converted = "codecs" in metadata
+    filters = _vlen_filters(metadata)
     if not taken or options.chunks is not None:
         target.metadata["chunks"] = list(options.chunks or grid.chunk)
     if options.codec is not None:
         codecs = codecs_named(options.codec, itemsize)
-        target.metadata |= {"compressor": compressor_of(codecs)[0], "filters": None}
+        target.metadata |= {
+            "compressor": compressor_of(codecs)[0],
+            "filters": _vlen_filters(metadata),
+        }
     elif converted:
         compressor, notes = compressor_of(_innermost(metadata["codecs"])[0])
-        target.metadata |= {"compressor": compressor, "filters": None}
+        target.metadata |= {"compressor": compressor, "filters": filters}
         target.notes += notes
     elif not taken:
-        target.metadata |= {"compressor": metadata["compressor"], "filters": None}
+        target.metadata |= {
+            "compressor": metadata["compressor"],
+            "filters": _vlen_filters(metadata),
+        }
+
+
+def _vlen_filters(metadata: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The filter that Zarr v2 needs for strings or bytes of any length, if there are such."""
+    codecs = _innermost(metadata.get("codecs", []))[0]
+    names = [codec["name"] for codec in codecs]
+    names += [one["id"] for one in metadata.get("filters") or ()]
+    return [{"id": name} for name in names if name in VLEN] or None
 
 
 def _lost_filters(metadata: dict[str, Any]) -> list[str]:
     """What is to be said about filters of Zarr v2, which Zarr v3 has no words for."""
-    names = ", ".join(one["id"] for one in metadata.get("filters") or ())
+    lost = [one["id"] for one in metadata.get("filters") or () if one["id"] not in VLEN]
+    names = ", ".join(lost)
     return [f"Zarr v3 has no filters: {names} is not kept"] if names else []
 
 

@@ -56,8 +56,9 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
     Returns
     -------
     dict
-        Sizes in bytes. ``chunk_shapes`` are the chunk sizes along each dimension as they stand in
-        the metadata, where chunks differ; ``chunk`` is the largest then. ``shard`` is None unless
+        Sizes in bytes; ``nbytes`` is None if elements have any length. ``chunk_shapes`` are the
+        chunk sizes along each dimension as they stand in the metadata, where chunks differ;
+        ``chunk`` is the largest then. ``shard`` is None unless
         several chunks share a stored value; ``stored_nbytes`` is None where the kvstore does not
         tell sizes. Of records, ``fields`` tells what is in one; strings and raw bytes have an
         ``inner_shape``, their length.
@@ -93,7 +94,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "fill_value": spec["metadata"]["fill_value"]
         if rank < store.rank
         else _plain(store.fill_value),
-        "nbytes": nbytes_decoded,
+        "nbytes": None if store.dtype.array_dtype.hasobject else nbytes_decoded,
         "values_possible": math.prod(map(_count, written if edges is None else edges, shape)),
         "values_stored": nstored,
         "stored_nbytes": nbytes,
@@ -194,7 +195,7 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
     labels = [label or str(n) for n, label in enumerate(facts["labels"])]
     named = f"  ({', '.join(labels)})" if any(facts["labels"]) else ""
     ratio = ""
-    if facts["stored_nbytes"]:
+    if facts["stored_nbytes"] and facts["nbytes"] is not None:
         share = min(1.0, facts["values_stored"] / max(1, facts["values_possible"]))
         ratio = f", ratio {facts['nbytes'] * share / facts['stored_nbytes']:.2f}"
     stored = f"{facts['values_stored']:,} of {facts['values_possible']:,}"
@@ -208,7 +209,7 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
         ("format", facts["format"]),
         ("shape", format_shape(facts["shape"]) + named),
         ("type", str(Elements.of(store))),
-        ("decoded size", format_nbytes(facts["nbytes"])),
+        ("decoded size", _size(facts["nbytes"])),
         ("chunk", format_shape(facts["chunk"]) + edges),
         ("codecs", format_codecs(facts["codec"])),
         ("fill value", json.dumps(fill) if isinstance(fill, dict) else str(fill)),
@@ -230,6 +231,10 @@ def _decoders(path: Mapping[str, Any]) -> str:
     if path["reason"] is not None:
         return f"the host: {path['reason']}"
     return ", ".join(f"{c['decoder']} ({c['codec']})" for c in path["codecs"]) or "nobody: raw"
+
+
+def _size(nbytes: int | None) -> str:
+    return "not known: elements have any length" if nbytes is None else format_nbytes(nbytes)
 
 
 def format_shape(extents: Sequence[int]) -> str:

@@ -304,6 +304,8 @@ class CodecChain:
 
     def device_refusal(self, device: Decoders) -> str | None:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
+        if self.objects is not None:
+            return f"elements of {self.objects.name} are Python objects"
         if self._check is not None and self._is_part:
             return f"fields of type {self.layout.dtype.name} are checked by the host"
         distrust = self._distrust

@@ -1,9 +1,11 @@
 """Streams of strings and bytes of any length, against numcodecs, and damaged ones."""
 
+import gzip
 import struct
 import tracemalloc
 
 import numcodecs.vlen
+import numcodecs.zstd as zstd
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -172,6 +174,25 @@ def test_streams_longer_than_the_limit_of_a_chunk_are_refused():
         small.encode_objects(array)
     exact = chain("vlen-utf8", chunk_nbytes=len(encoded))
     assert exact.decode_objects(encoded).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("stage", ["gzip", "zstd"])
+def test_a_stream_that_grows_beyond_the_limit_costs_little(stage):
+    limit = 1 << 20
+    bombs = {"gzip": gzip.compress(bytes(64 << 20), 1), "zstd": zstd.compress(bytes(64 << 20))}
+    named = [NamedConfiguration("vlen-utf8"), NamedConfiguration(stage, {"level": 1})]
+    chained = resolve_v3(named, ustring, (4,), limits=Limits(chunk_nbytes=limit))
+    tracemalloc.start()
+    with pytest.raises(CorruptChunkError):
+        chained.decode_objects(bombs[stage])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * limit
+
+
+def test_no_device_makes_objects():
+    refusal = chain("vlen-utf8", "crc32c").device_refusal(None)
+    assert refusal == "elements of vlen-utf8 are Python objects"
 
 
 def test_codecs_are_for_their_elements_only():
