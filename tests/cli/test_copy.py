@@ -586,3 +586,43 @@ def test_from_chunks_that_differ(tmp_path, options, chunk):
     copied = gpustore.open(f"file://{tmp_path}/b/").result()
     np.testing.assert_array_equal(copied.read().result(), values)
     assert copied.chunk_layout.write_chunk.shape == chunk
+
+
+@pytest.mark.parametrize("kind", ["ustring", "string"])
+@pytest.mark.parametrize(("driver", "version"), [("zarr", 2), ("zarr3", 3)])
+@pytest.mark.parametrize("target", [2, 3])
+def test_strings_are_copied(tmp_path, gpustore_command, kind, driver, version, target):
+    source = tmp_path / "source"
+    texts = np.array([["é" * (i % 4) + str(i * j) for j in range(3)] for i in range(10)], object)
+    fill = "né" if kind == "ustring" else b"\xff\0"
+    if kind == "string":
+        texts = np.array([[text.encode() for text in row] for row in texts], object)
+    store = gpustore.open(
+        f"file://{source}/|{ {'zarr': 'zarr2'}.get(driver, driver) }:",
+        create=True,
+        dtype=kind,
+        shape=[10, 3],
+        fill_value=fill,
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=[4, 3]),
+    ).result()
+    texts[4:8] = fill
+    store[...] = texts
+    options = [[], ["--codec", "zstd:2"], ["--codec", "blosc"], ["--chunks", "3,2"]]
+    if target == 3:
+        options.append(["--chunks", "2,3", "--shards", "4,3"])
+    for number, option in enumerate(options):
+        path = tmp_path / f"target{number}"
+        code, out, err = gpustore_command("copy", source, path, "--zarr-format", target, *option)
+        assert code == 0, err
+        assert "takes its place" not in out + err
+        assert "not kept" not in out + err
+        copied = gpustore.open(f"file://{path}/").result()
+        assert copied.dtype.name == kind
+        assert copied.fill_value.item() == fill
+        assert np.array_equal(copied.read().result(), texts)
+        assert np.array_equal(zarr.open_array(path, mode="r")[...].astype(object), texts)
+    code, out, _ = gpustore_command("info", source)
+    assert code == 0
+    assert "not known: elements have any length" in out
+    assert f"vlen-{'utf8' if kind == 'ustring' else 'bytes'}" in out
+    assert version == store.spec().to_json()["metadata"].get("zarr_format", 3)

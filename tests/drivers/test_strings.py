@@ -17,6 +17,7 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
+from tests.on_device import emulated
 
 KINDS = {"ustring": ("vlen-utf8", "string", ""), "string": ("vlen-bytes", "bytes", b"")}
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -357,3 +358,21 @@ def test_wrong_codecs_are_refused(driver):
 def test_numbers_cannot_be_strings_by_schema():
     with pytest.raises(UnsupportedError, match="json data type"):
         gpustore.open("memory://|zarr3:", create=True, dtype="json", shape=[2]).result()
+
+
+def test_a_store_on_a_device_gives_host_arrays_and_counts():
+    with emulated() as device:
+        store = create(shape=(6,), chunks=(2,), device=device.name)
+        assert store.device == "cpu"
+        store[:4] = [*"abcd"]
+        read = store.read()
+        found = read.result()
+        assert type(found) is np.ndarray
+        assert found.tolist() == ["a", "b", "c", "d", "", ""]
+        assert read.statistics["host_fallbacks"] == 2
+        assert read.statistics["launches"] == 0
+        numbers = gpustore.open(
+            "memory://n|zarr3:", create=True, dtype="uint8", shape=[2], device=device.name
+        ).result()
+        assert numbers.device == device.name
+    assert create(shape=(2,), chunks=(2,)).read().statistics["host_fallbacks"] == 0
