@@ -61,7 +61,8 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         ``chunk`` is the largest then. ``shard`` is None unless several chunks share a stored
         value; ``stored_nbytes`` is None where the kvstore does not tell sizes. Of
         records, ``fields`` tells what is in one; strings and raw bytes have an ``inner_shape``,
-        their length. ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
+        their length.
+        ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
         host if so, and what is missing for one here (None if the array is on a GPU).
     """
     elements = Elements.of(store)
