@@ -579,8 +579,8 @@ class EmulatedDevice:
                 if not task.name.startswith(("free", "allocation")) and self._lost is None:
                     self.breaches.append(Breach(f"nobody waited for {task.name} on {task.stream}"))
             try:
-                while self._queue.run_any():
-                    pass
+                while self._lost is None and self._queue.run_any():
+                    pass  # Once a device is lost it runs nothing any more.
                 self._memory.check()
             except Breach as breach:
                 self.breaches.append(breach)
