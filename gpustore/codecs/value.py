@@ -52,8 +52,9 @@ __all__ = [
     "numpy_type",
 ]
 
-BLOCK: Final = 1 << 14
-"""Elements at a time where a result goes through a temporary: these stay in a CPU's cache."""
+BLOCK: Final = 1 << 16
+"""Elements at a time where a result goes through a temporary: these stay in a CPU's cache, and are
+enough for threads not to wait for each other between calls of NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class ValueStage(BytesCodec):
     ) -> Buffer:
         """Every element."""
         nbytes = self._decoded_nbytes(len(encoded), decoded_max, exact=exact)
-        whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+        whole = np.empty(nbytes, np.uint8).data if out is None else out[:nbytes]
         self._decode_into(encoded, whole)
         return whole
 
@@ -345,7 +346,7 @@ class PermuteStage(BytesCodec):
             raise too_long(nbytes, len(encoded), codec=self.name)
         if len(encoded) < nbytes:
             raise too_short(nbytes, len(encoded), codec=self.name)
-        whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+        whole = np.empty(nbytes, np.uint8).data if out is None else out[:nbytes]
         element = np.dtype(f"V{self.itemsize}")
         there = np.frombuffer(encoded, element).reshape([self.shape[dim] for dim in self.order])
         np.frombuffer(whole, element).reshape(self.shape).transpose(self.order)[...] = there

@@ -65,7 +65,7 @@ def test_bits_are_those_of_the_reference(dtype, count, seed, data):
     assert bytes(made.decode(expected)) == np.array(back, f"<u{size}").tobytes()
 
 
-@pytest.mark.parametrize("count", [16384, 16385, 40001])
+@pytest.mark.parametrize("count", [65536, 65537, 100001])
 @pytest.mark.parametrize("dtype", ["bool", "int4", "uint16"])
 def test_many_elements_are_packed_in_blocks(dtype, count):
     size = DataType(dtype).array_dtype.itemsize
