@@ -39,12 +39,12 @@ def emulated(order="lazy", **settings):
 def _settle(device):
     """Let cancelled reads end, and everything go that nobody needs."""
     backend = select_backend(parse_device(device.name))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         gc.collect()  # Errors and their frames hold arrays.
         backend.release()
         device.memory()  # Any operation frees dropped arrays.
-        if not device._memory.live():
+        if not (device._memory.live() or device._pinned or device.files):
             return
         time.sleep(0.01)
 

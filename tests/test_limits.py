@@ -93,5 +93,5 @@ def _run(code, limits):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )

@@ -100,7 +100,7 @@ def resolve(root):
     names |= set(NUMBERS)
     mine = sorted(name for name in names if name.startswith(root.partition(".")[0]))
     command = [sys.executable, "-W", "ignore", "-c", _RESOLVE, json.dumps(mine)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=200)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -131,7 +131,7 @@ def test_arrays_over_memory_may_have_any_type():
     if not registry.is_installed("cupy"):
         skip("cupy is not installed")
     command = [sys.executable, "-W", "ignore", "-c", _ANY_TYPE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 
@@ -156,7 +156,7 @@ def test_kvikio_opens_the_file_of_a_descriptor(tmp_path):
     path = tmp_path / "values"
     path.write_bytes(bytes(8192))
     command = [sys.executable, "-W", "ignore", "-c", _OPEN_DESCRIPTOR, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=200)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) in (1, 2)
 

@@ -27,7 +27,7 @@ def command(*arguments):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
 
 

@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return folder, done
@@ -149,6 +149,6 @@ def test_ctrl_c_ends_with_one_line(tmp_path):
     )
     assert "uint16 volume" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "gpustore: interrupted\n"

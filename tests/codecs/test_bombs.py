@@ -24,7 +24,7 @@ def outcomes():
         [sys.executable, str(_WORKER), str(NBYTES)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

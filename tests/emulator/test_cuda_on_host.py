@@ -153,7 +153,7 @@ def test_sanitizers_report_what_is_planted_and_nothing_else(sanitizer, expressio
         "TSAN_OPTIONS": "halt_on_error=1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
     )
     if report is None:
         assert done.returncode == 0, done.stderr

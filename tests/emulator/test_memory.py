@@ -54,7 +54,7 @@ def test_a_kernel_that_leaves_its_memory_is_stopped(arguments, noticed):
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     if noticed is None:
         assert (done.returncode, done.stdout) == (0, "nothing was noticed\n"), done.stderr

@@ -48,7 +48,7 @@ def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
             value = (tmp_path / "v").read_bytes()
             nbytes = (1 << 20) if int(value[:9]) % 2 else 1000
             assert value == value[:10] * (nbytes // 10)
-    worker.communicate(timeout=10)
+    worker.communicate(timeout=60)
     assert traces
     _file_directory._cleaned.clear()
     store = KvStore.open(f"{tmp_path}/").result()

@@ -49,7 +49,7 @@ def test_processes_of_both_libraries_lose_no_increment(tmp_path):
         worker.stdin.write(b"go\n")
         worker.stdin.flush()
     for worker in workers:
-        worker.communicate(timeout=60)
+        worker.communicate(timeout=200)
         assert worker.returncode == 0
     assert store["n"] == b"%d" % (count * len(libraries))
     assert os.listdir(tmp_path) == ["n"]
@@ -83,7 +83,7 @@ def test_waiting_writer_notices_that_the_lock_file_became_the_value(tmp_path, ch
     assert not future.done()
     os.rename(tmp_path / "a.__lock", tmp_path / "a")
     os.close(lock)
-    result = future.result(timeout=10).generation
+    result = future.result(timeout=60).generation
     if change == "write":
         assert store["a"] == b"ours"
     elif change == "delete":
@@ -184,5 +184,5 @@ def test_child_of_a_fork_can_write_while_the_parent_holds_locks(tmp_path):
         "    os._exit(0)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    subprocess.run([sys.executable, "-c", script, f"{tmp_path}/"], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", script, f"{tmp_path}/"], check=True, timeout=60)
     assert (tmp_path / "a").read_bytes() == b"1"

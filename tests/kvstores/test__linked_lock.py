@@ -174,7 +174,7 @@ def test_batches_and_tensorstore_lose_no_increment(tmp_path):
         written.raise_first()
         for key, generation in zip(keys, written.generation, strict=True):
             done[key] += bool(generation)
-    other.communicate(timeout=60)
+    other.communicate(timeout=200)
     assert other.returncode == 0
     assert int(store["n"]) == done["n"] + count
     assert int(store["m"]) == done["m"]

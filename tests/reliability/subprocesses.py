@@ -19,7 +19,7 @@ def start(*arguments):
     )
 
 
-def run(*arguments, timeout=60):
+def run(*arguments, timeout=200):
     """What a worker printed; it must succeed."""
     with start(*arguments) as worker:
         try:

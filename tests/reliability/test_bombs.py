@@ -36,7 +36,7 @@ def outcomes(tmp_path_factory):
         cwd=_ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

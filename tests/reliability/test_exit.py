@@ -24,7 +24,7 @@ def test_pending_writes_are_done_when_the_program_ends(tmp_path, kind, how):
     path = tmp_path / "a"
     create(path, kind)
     with start("leave", path, how) as worker:
-        out, err = worker.communicate(timeout=60)
+        out, err = worker.communicate(timeout=200)
     assert int(out) > 4  # Of 16 writes; else nothing was pending.
     assert worker.returncode == (0 if how == "normally" else 1)
     assert ("RuntimeError: the program fails" in err) == (how == "exception")

@@ -145,7 +145,7 @@ def fuzz(seed, arrays):
 
 def outcome(right, reading, names, form, where):
     """``"error"``, ``"same"`` or, where nothing can be told, ``"wrong"``."""
-    error = reading.exception(timeout=20)
+    error = reading.exception(timeout=60)
     if error is not None:
         assert isinstance(error, CorruptChunkError), (where, repr(error))
         assert error.key in names, where

@@ -17,7 +17,7 @@ def test_full_disk_keeps_what_was_stored(tmp_path):
     worker = [sys.executable, "-m", "tests.reliability.worker", "full-disk", str(tmp_path)]
     try:
         ended = subprocess.run(
-            [*namespace, *worker], cwd=_ROOT, capture_output=True, text=True, timeout=60
+            [*namespace, *worker], cwd=_ROOT, capture_output=True, text=True, timeout=200
         )
     except FileNotFoundError:
         pytest.skip("no unshare on this machine: a small disk cannot be mounted")

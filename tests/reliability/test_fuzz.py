@@ -173,7 +173,7 @@ def fuzz(seed, arrays, trials):
             names = [store.kvstore.path + key.decode() for key in damaged]
             begin = time.perf_counter()
             for wanted, reading in reads(generator, store):
-                error = reading.exception(timeout=20)
+                error = reading.exception(timeout=60)
                 if error is not None:
                     assert isinstance(error, CorruptChunkError), (form, repr(error))
                     assert error.key in names, (form, error)

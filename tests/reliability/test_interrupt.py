@@ -34,7 +34,7 @@ def interrupt(action, path, delay_s):
         time.sleep(delay_s)
         sent = time.time()
         os.kill(worker.pid, signal.SIGINT)
-        out, err = worker.communicate(timeout=30)
+        out, err = worker.communicate(timeout=60)
     assert worker.returncode == 0, err
     name, ended, *rest = out.rstrip().split(",")
     assert name == "KeyboardInterrupt"

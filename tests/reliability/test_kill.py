@@ -61,11 +61,11 @@ def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name, kills):
             assert min(numbers) > 1000 * (i + 1)
             assert max(numbers) - min(numbers) <= 1
             seen += min(numbers) > 1000 * (i + 1) + 1
-        worker.communicate(timeout=10)
+        worker.communicate(timeout=60)
     assert worker.returncode == 0
     assert seen >= 5  # Children were killed in the middle of it, not before it.
     # The first write of a new process into a directory rids it of what the dead left there.
     with start("write-whole", name, path, 0) as worker:
-        worker.communicate(timeout=20)
+        worker.communicate(timeout=60)
     assert leftovers(path) == []
     assert np.array_equal(store.read().result(), np.ones(SHAPE, np.uint32))

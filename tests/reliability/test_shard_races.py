@@ -141,8 +141,8 @@ def test_killed_writer_leaves_the_old_or_the_new_shard(tmp_path, kills):
             assert (found[:, 0] == found[0, 0]).all()
             assert 0 <= int(found[0, 1]) - int(found[0, 0]) <= 1
             assert found[0, 1] > 1000 * (i + 1)
-        worker.communicate(timeout=10)
+        worker.communicate(timeout=60)
     store[0, 0] = 5  # Its first write in this directory was before the kills.
     with start("write-whole", "zarr3", path, 0) as worker:
-        worker.communicate(timeout=20)
+        worker.communicate(timeout=60)
     assert sorted(only_the_shard(path)) == ["c/0/0", "zarr.json"]

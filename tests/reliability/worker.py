@@ -72,7 +72,7 @@ def use(store, value):
     expected[3, 4:6] = value + 1
     assert np.array_equal(found, expected)
     assert store[3, 4].read().result() == value + 1
-    assert store[3, :6].read().result(timeout=20)[-1] == value + 1
+    assert store[3, :6].read().result(timeout=60)[-1] == value + 1
 
 
 def in_child(work):

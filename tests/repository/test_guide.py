@@ -34,7 +34,7 @@ def test_every_python_block_runs(page, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
 

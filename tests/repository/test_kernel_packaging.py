@@ -38,7 +38,7 @@ def build_wheel(checkout, target, *, editable):
         cwd=checkout,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return target / done.stdout.strip().splitlines()[-1]
@@ -60,7 +60,7 @@ def run_installed(site, folder, *, flags=("-S",)):
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     folder_line, _, source = done.stdout.partition("\n")

@@ -45,7 +45,7 @@ def run(code, *arguments):
         [sys.executable, "-W", "error", "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -79,7 +79,7 @@ def test_the_command_line_names_the_extra_when_rich_is_missing(tmp_path):
         [sys.executable, "-c", code, "rich,PIL", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
