@@ -1,5 +1,7 @@
 """``gpustore info``: what an array is, for people or, with ``--json``, for programs.
 
+Of a group, :mod:`gpustore.cli.group_info` says what is below it. Of an array:
+
 1. Open the array: only its metadata is read.
 2. List what is stored of it, with sizes where the kvstore is a folder of files.
 3. Ask how a read of it would go: who decodes, here and on a GPU. With ``--explain`` that is shown
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 import gpustore
+from gpustore.cli import group_info
 from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.screen import Screen, format_nbytes
 
@@ -31,7 +34,13 @@ _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    store = open_whole(arguments.array)
+    try:
+        store = open_whole(arguments.array)
+    except gpustore.GpustoreError:
+        group = group_info.find_group(arguments.array)
+        if group is None:
+            raise
+        return group_info.run(arguments, group)
     facts = describe(store)
     if arguments.json:
         if arguments.explain:

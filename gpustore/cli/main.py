@@ -90,8 +90,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "info",
-        help="say what an array is",
-        description="Says what an array is: shape, type, chunks, codecs, and what is stored of it.",
+        help="say what an array or a group is",
+        description="Says what an array is: shape, type, chunks, codecs, and what is stored of it; "
+        "of a group, its attributes and what is below it.",
     )
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")

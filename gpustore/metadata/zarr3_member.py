@@ -96,7 +96,8 @@ def parse_members(
 def _node_type(value: JsonValue) -> str:
     if value == "group":
         raise MetadataError(
-            'Expected "array", but received: "group" (open one of the arrays in this group)'
+            'Expected "array", but received: "group" '
+            "(open one of the arrays in this group, or the group with gpustore.open_group)"
         )
     return expect_str(value, choices=("array",))
 

@@ -174,7 +174,7 @@ def test_info_json_does_not_need_rich(gpustore_command, zarr3, monkeypatch):
     assert "pip install 'gpustore[cli]'" in err
 
 
-@pytest.mark.parametrize("case", ["nothing", "empty folder", "bad json", "bad url", "a group"])
+@pytest.mark.parametrize("case", ["nothing", "empty folder", "bad json", "bad url"])
 def test_info_fails_with_one_line_that_names_the_place(gpustore_command, tmp_path, case):
     path = tmp_path / "x.zarr"
     argument = str(path)
@@ -185,9 +185,6 @@ def test_info_fails_with_one_line_that_names_the_place(gpustore_command, tmp_pat
         (path / "zarr.json").write_text('{"zarr_format": 3, "shape": [1')
     elif case == "bad url":
         argument = "nonsense://x.zarr"
-    elif case == "a group":
-        path.mkdir()
-        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     code, out, err = gpustore_command("info", argument)
     assert (code, out) == (1, "")
     assert err.startswith("gpustore: error: ")

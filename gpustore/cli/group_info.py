@@ -1,0 +1,102 @@
+"""``gpustore info`` of a group: what is below it, without opening its arrays."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+from gpustore.cli.screen import Screen
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gpustore.metadata.node import Node
+
+__all__ = ["describe", "find_group", "run"]
+
+
+def find_group(place: str) -> gpustore.Group | None:
+    """The group at a URL or path, None if none can be opened there."""
+    try:
+        return gpustore.open_group(place).result()
+    except gpustore.GpustoreError:
+        return None
+
+
+def run(arguments: argparse.Namespace, group: gpustore.Group) -> int:
+    """Run the command for a group; return the exit code."""
+    facts = describe(group)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    screen = Screen()
+    screen.facts(arguments.array, _for_people(facts))
+    screen.line(f"\n{group.tree()}")
+    return 0
+
+
+def describe(group: gpustore.Group) -> dict[str, Any]:
+    """Everything the command knows about a group, as JSON.
+
+    Returns
+    -------
+    dict
+        ``members`` has all nodes at any depth, by path. Of an array, ``dtype`` is as it stands in
+        the metadata and ``chunk`` is the shape of a stored chunk (with sharding: of a shard); None
+        if the chunk grid is not regular. Of a member that cannot be read, ``error`` says why.
+    """
+    return {
+        "format": f"Zarr v{group.zarr_format} group",
+        "consolidated": group.is_consolidated,
+        "attributes": dict(group.attrs),
+        "members": {path: dict(_member(node)) for path, node in group.walk()},
+    }
+
+
+def _member(node: Node) -> Iterator[tuple[str, Any]]:
+    yield "type", node.node_type
+    if node.error is not None:
+        yield "error", str(node.error)
+        return
+    try:
+        attributes = dict(node.attributes)
+        if node.is_array:
+            yield "shape", list(node.shape)
+            yield "dtype", node.document.get("data_type", node.document.get("dtype"))
+            yield "chunk", _chunk(node)
+        yield "attributes", attributes
+    except gpustore.GpustoreError as error:
+        yield "error", str(error)
+
+
+def _chunk(node: Node) -> list[int] | None:
+    grid = node.document.get("chunk_grid")
+    if isinstance(grid, dict) and grid.get("name") == "rectilinear":
+        return None
+    return list(node.chunk_shape)
+
+
+def _for_people(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The facts as pairs of short texts."""
+    members = facts["members"].values()
+    counts = [(kind, sum(m["type"] == kind for m in members)) for kind in ("array", "group")]
+    unread = sum("error" in member for member in members)
+    found = [f"{n:,} {kind}{'s' * (n != 1)}" for kind, n in counts]
+    found += [f"{unread:,} that cannot be read"] * (unread > 0)
+    found += ["known from consolidated metadata"] * facts["consolidated"]
+    attributes = "\n".join(
+        f"{name}: {_shortened(value)}" for name, value in facts["attributes"].items()
+    )
+    return [
+        ("format", facts["format"]),
+        ("attributes", attributes or "none"),
+        ("below it", ", ".join(found)),
+    ]
+
+
+def _shortened(value: Any) -> str:
+    """An attribute in a line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
