@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpustore.metadata.node import Node
 
 __all__ = ["describe", "find_group", "run"]
 
@@ -55,7 +54,7 @@ def describe(group: gpustore.Group) -> dict[str, Any]:
     }
 
 
-def _member(node: Node) -> Iterator[tuple[str, Any]]:
+def _member(node: gpustore.Node) -> Iterator[tuple[str, Any]]:
     yield "type", node.node_type
     if node.error is not None:
         yield "error", str(node.error)
@@ -71,7 +70,7 @@ def _member(node: Node) -> Iterator[tuple[str, Any]]:
         yield "error", str(error)
 
 
-def _chunk(node: Node) -> list[int] | None:
+def _chunk(node: gpustore.Node) -> list[int] | None:
     grid = node.document.get("chunk_grid")
     if isinstance(grid, dict) and grid.get("name") == "rectilinear":
         return None
