@@ -163,7 +163,7 @@ class Group:
                 raise node.error
             if node.is_group:
                 return Group._of(self._hierarchy, self._access, node)
-            return self._array(whole, OpenMode(), {})
+            return self._opened(self._spec(whole, OpenMode(), {}), node)
 
         return self._reading(run)
 
@@ -415,7 +415,7 @@ class Group:
             if node is not None and node.is_group:
                 raise MismatchError(f"{node.where} is a group, not an array", key=whole)
             if node is not None:
-                return self._opened(spec)
+                return self._opened(spec, node)
             store = self._opened(made)
             if given and self.zarr_format == 2:
                 file = self._hierarchy.file(whole, ".zattrs")
@@ -436,10 +436,7 @@ class Group:
         spec.update(**given, device=self._access.device)
         return spec
 
-    def _array(self, whole: str, mode: OpenMode, constraints: Mapping[str, Any]) -> TensorStore:
-        return self._opened(self._spec(whole, mode, constraints))
-
-    def _opened(self, spec: Spec) -> TensorStore:
+    def _opened(self, spec: Spec, node: Node | None = None) -> TensorStore:
         access = self._access
         request = OpenRequest(
             spec._mode,
@@ -448,6 +445,7 @@ class Group:
             access.writable,
             spec._transform,
             self._hierarchy,
+            node,
         )
         return TensorStore._of(*spec._driver.open(request).run())
 

@@ -383,7 +383,9 @@ def test_consolidated_metadata_are_a_snapshot_until_something_is_written(
         lambda g: g["ct"].attrs.update(a=1),
         lambda g: g["ct/raw"].attrs.update(a=2),
         lambda g: g.delete("ct/mask"),
+        lambda g: g["ct/raw"].resize(exclusive_max=[5, 6]),
         lambda g: gpustore.open(g.url + "n3", create=True, dtype="bool", shape=[1]),
+        lambda g: gpustore.open(g.url + "n3").result().resize(exclusive_max=[2]),
     ]
     for change in changes:
         group = group.consolidate().result()
@@ -424,20 +426,43 @@ def test_consolidated_metadata_that_are_wrong(root, tmp_path, zarr_format):
     assert "ct" in gpustore.open_group(str(place), use_consolidated=False).result()
 
 
-def test_one_request_opens_a_consolidated_group(zarr_format):
-    context = gpustore.Context()
-    url = f"memory://a|zarr{zarr_format}:"
-    fill(gpustore.open_group(url, create=True, context=context).result()).consolidate().result()
-    group = gpustore.open_group(url, context=context).result()
+def counted(group):
+    """The requests to read that a group makes from now on; it cannot list."""
     driver = group.kvstore.driver
     requests = []
     read_many = driver.read_many
     driver.read_many = lambda request: requests.append(request) or read_many(request)
     driver.list_directories = None
+    return requests
+
+
+def test_one_request_opens_a_consolidated_group(zarr_format):
+    context = gpustore.Context()
+    url = f"memory://a|zarr{zarr_format}:"
+    fill(gpustore.open_group(url, create=True, context=context).result()).consolidate().result()
+    group = gpustore.open_group(url, context=context).result()
+    requests = counted(group)
     members = group.members(max_depth=None).result()
     assert {node.shape for node in members.values() if node.is_array} == {(4, 6), (4,)}
+    # Arrays and groups are opened from it too, and attributes of arrays are in it.
+    assert group["ct/raw"].shape == group["ct"]["raw"].shape == (4, 6)
+    assert group["ct/raw"].attrs == {"unit": "HU"}
+    assert group["ct"].require_array("raw", dtype="uint16").result().shape == (4, 6)
+    with pytest.raises(gpustore.MismatchError, match="type"):
+        group.require_array("ct/raw", dtype="int8").result()
+    with pytest.raises(KeyError, match="ct/none"):
+        group["ct/none"]
     assert requests == []
+    assert np.array_equal(group["ct/raw"].read().result(), np.full((4, 6), 7))
+    assert len(requests) == 1
+    assert group["ct/raw"].resolve().result().shape == (4, 6)
+    assert len(requests) == 2
     group.resolve().result()
+    assert len(requests) == 3
+    # Without them a member costs one request.
+    plain = gpustore.open_group(url, context=context, use_consolidated=False).result()
+    requests = counted(plain)
+    assert plain["ct/raw"].attrs == {"unit": "HU"}
     assert len(requests) == 1
 
 

@@ -103,6 +103,13 @@ class HierarchyMachine(RuleBasedStateMachine):
             del self.group[path].attrs[name]
             self.attrs[path] = {n: v for n, v in self.attrs[path].items() if n != name}
 
+    @rule(path=PATHS, size=st.integers(0, 3))
+    def resize(self, path, size):
+        path = plain(path)
+        if self.nodes.get(path) is not None:
+            self.group[path].resize(exclusive_max=[size]).result()
+            self.nodes[path] = (size,)
+
     @rule()
     def consolidate(self):
         self.group = self.group.consolidate().result()
@@ -121,6 +128,9 @@ class HierarchyMachine(RuleBasedStateMachine):
         }
         for path, node in found.items():
             assert dict(node.attributes) == self.attrs[path]
+            if node.is_array:
+                store = self.group[path]
+                assert (store.shape, store.attrs) == (self.nodes[path], self.attrs[path])
         assert dict(self.group.attrs) == self.attrs[""]
 
     def teardown(self):

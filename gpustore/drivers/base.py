@@ -23,6 +23,7 @@ from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
+from gpustore.metadata.node import Node
 from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -139,6 +140,8 @@ class OpenRequest:
         What the spec says about the domain wanted.
     hierarchy : Hierarchy or None
         Of the group through which it is opened.
+    node : Node or None
+        What that knows of it already: its document is not read again.
     """
 
     mode: OpenMode
@@ -147,6 +150,7 @@ class OpenRequest:
     write: bool | None
     transform: IndexTransform | None
     hierarchy: Hierarchy | None = None
+    node: Node | None = None
 
     @property
     def readable(self) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import quote
+from gpustore._json import JsonValue, quote
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.cache import Cache, Entry, Space
@@ -42,6 +42,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
 from gpustore.limits import Limits
 from gpustore.metadata.logical_path import ancestors
+from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import Explanation
@@ -149,8 +150,15 @@ class MetadataFile:
                     self.cache.put(space, self.key, None, entry, stamp)
         if data is None:
             return None, generation
+        return self._metadata(data, self.name), generation
+
+    def of_node(self, node: Node) -> Any:
+        """The metadata that a hierarchy has read already; errors as of :meth:`load`."""
+        return self._metadata(node.encoded(), node.described)
+
+    def _metadata(self, data: bytes, where: str) -> Any:
         with self.blamed():
-            return self.format.completed(self.constraints, self._decoded(data)), generation
+            return self.format.completed(self.constraints, self._decoded(data, where))
 
     def _read(self) -> tuple[bytes | None, bytes]:
         columns = self.store.read_many(
@@ -160,13 +168,13 @@ class MetadataFile:
         data = columns.value[0]
         return None if data is None else bytes(data), columns.generation[0]
 
-    def _decoded(self, data: bytes) -> Any:
+    def _decoded(self, data: bytes, where: str) -> Any:
         if len(data) <= _REMEMBERED_NBYTES:
             try:
                 return _remembered(self.format.decode, data, self.limits)
             except GpustoreError:
                 pass  # Once more, to raise what names this file.
-        return self.format.decode(data, where=self.name, limits=self.limits)
+        return self.format.decode(data, where=where, limits=self.limits)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -211,7 +219,9 @@ class ChunkedDriver:
     read_at : float
         Time at which the metadata were read or assumed, in seconds since the epoch.
     hierarchy : Hierarchy or None
-        That it is known to lie in: changes of attributes take its consolidated metadata away.
+        That it is known to lie in: changes take its consolidated metadata away.
+    zattrs : mapping of str to JsonValue, optional
+        The document beside the metadata of Zarr v2, if it was read already.
     """
 
     file: MetadataFile
@@ -228,6 +238,7 @@ class ChunkedDriver:
     recheck: float
     read_at: float
     hierarchy: Hierarchy | None = None
+    zattrs: Mapping[str, JsonValue] | None = None
 
     @property
     def id(self) -> str:
@@ -264,23 +275,23 @@ class ChunkedDriver:
     @cached_property
     def attributes(self) -> Attributes:
         """Those in the metadata, or of Zarr v2 in the document beside them."""
-        file, values = self.file, None
+        file = self.file
         member = None if file.format.zarr_format == 2 else "attributes"
-        if member is not None:
-            values = self.metadata.attributes
+        values = self.zattrs if member is None else self.metadata.attributes
         key = file.key if member else self.kvstore.path + ".zattrs"
-        before = None
-        if self.hierarchy is not None:
-            above = ancestors(self.hierarchy.path_of(self.kvstore.path))
-            before = partial(self.hierarchy.invalidate, above)
         return Attributes(
             JsonFile(file.store, key, file.limits, file.cache),
             member,
             self.executor,
             values=values,
             writable=self.writable and not self.assumed,
-            before=before,
+            before=self._invalidate,
         )
+
+    def _invalidate(self) -> None:
+        """Take away the consolidated metadata that tell of the array."""
+        if self.hierarchy is not None:
+            self.hierarchy.invalidate(ancestors(self.hierarchy.path_of(self.kvstore.path)))
 
     @property
     def open_mode(self) -> OpenMode:
@@ -414,6 +425,7 @@ class ChunkedDriver:
             array=array,
             reader=array.reader(),
             read_at=read_at,
+            zattrs=None,
         )
 
     @property
@@ -495,6 +507,8 @@ class ChunkedDriver:
             with prefixing(f"Error writing {self.file.name}"):
                 _check_direction(old, new, request)
             resized = metadata.with_shape(new)
+            if new != old:
+                self._invalidate()
             if new == old or self.file.save(resized, generation):
                 if not request.resize_metadata_only:
                     self._delete_outside(old, new)

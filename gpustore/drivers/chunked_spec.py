@@ -50,6 +50,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
+from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.gpu_decode_trust import distrust_of
@@ -238,6 +239,9 @@ class _Steps:
         return None if domain is None else IndexTransform(domain)
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
+        if self.request.node is not None:
+            found = self.file.of_node(self.request.node)
+            return found, self._checked(found)
         if self.mode.assumes:
             return self._new_metadata(_CREATE)
         if self.mode.delete_existing:
@@ -359,6 +363,7 @@ class _Steps:
             recheck=_bound(options.get("recheck_cached_metadata", "open"), -math.inf),
             read_at=self.read_at,
             hierarchy=self.hierarchy,
+            zattrs=_zattrs(self.request.node),
         )
 
     def _cache_use(self, metadata: Any, nbytes: int) -> CacheUse | None:
@@ -370,6 +375,14 @@ class _Steps:
         recheck = self.spec.options.get("recheck_cached_data", True)
         space = Space(self.store.driver.identity, meaning)
         return CacheUse(self.cache, space, _bound(recheck, self.read_at))
+
+
+def _zattrs(node: Node | None) -> Mapping[str, JsonValue] | None:
+    """The attributes of a node; None if they are not known, or wrong: whoever wants them reads."""
+    try:
+        return None if node is None else node.attributes
+    except MetadataError:
+        return None
 
 
 def _missing(description: ArrayDescription) -> Any:

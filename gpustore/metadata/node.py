@@ -192,9 +192,14 @@ class Node:
         if self.error is not None:
             raise self.error
 
-    def _reading(self) -> str:
+    @property
+    def described(self) -> str:
+        """How messages name its document."""
         inside = f"{quote(self.path)} in " if self._is_inside else ""
-        return f"Error reading {inside}{self.where}"
+        return inside + self.where
+
+    def _reading(self) -> str:
+        return f"Error reading {self.described}"
 
     def _located(self, error: GpustoreError, member: str) -> GpustoreError:
         with prefixing(self._reading), in_member(member):
