@@ -34,7 +34,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.future import Future, Promise, WriteFutures
+from gpustore.future import Future, Promise
 from gpustore.group import Group
 from gpustore.index_space import (
     Dim,
@@ -58,6 +58,7 @@ from gpustore.spec import Spec
 from gpustore.statistics import STATISTICS as statistics
 from gpustore.store import TensorStore
 from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
 
 __version__ = "0.1.0"
 

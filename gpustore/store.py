@@ -17,7 +17,7 @@ from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import METADATA_POOL, Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.future import Future, Promise, WriteFutures
+from gpustore.future import Future, Promise
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import align
@@ -31,6 +31,7 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
 from gpustore.statistics import CURRENT, Operation, attributed, operation
 from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
 
 __all__ = ["TensorStore"]
 

@@ -14,7 +14,7 @@ import tensorstore
 
 from gpustore import future as gpustore_future
 from gpustore.executor import CancelToken, Executor
-from gpustore.future import CancelledError, Future, Promise, WriteFutures, failed, ready
+from gpustore.future import CancelledError, Future, Promise, failed, ready
 
 
 @pytest.fixture(params=[gpustore_future, tensorstore], ids=["gpustore", "tensorstore"])
@@ -444,34 +444,6 @@ def _settled(future):
     with pytest.raises(CancelledError):
         future.result()
     return future
-
-
-# ------------------------------------------------------- WriteFutures
-
-
-def test_write_futures_behave_as_the_commit():
-    copy_promise, copy = Promise.new()
-    commit_promise, commit = Promise.new()
-    write = WriteFutures(copy, commit)
-    assert write.copy is copy
-    assert write.commit is commit
-    seen = []
-    write.add_done_callback(seen.append)
-    write.add_done_callback(print)
-    assert write.remove_done_callback(print) == 1
-    copy_promise.set_result(None)
-    assert not write.done()
-    with pytest.raises(TimeoutError):
-        write.result(timeout=0)
-    write.force()
-    commit_promise.set_result(None)
-    assert write.done()
-    assert write.result() is None
-    assert write.exception() is None
-    assert write.cancel() is False
-    assert not write.cancelled()
-    assert seen == [commit]
-    assert asyncio.run(_await(write)) is None
 
 
 # ------------------------------------------------------- memory

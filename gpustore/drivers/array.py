@@ -42,7 +42,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.executor import Executor
-from gpustore.future import Future, WriteFutures
+from gpustore.future import Future
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
@@ -51,6 +51,7 @@ from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
 
 __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 

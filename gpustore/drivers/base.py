@@ -18,7 +18,7 @@ from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError
 from gpustore.executor import Executor
-from gpustore.future import Future, WriteFutures
+from gpustore.future import Future
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -29,6 +29,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
 
 __all__ = [
     "METADATA_POOL",

@@ -32,7 +32,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.executor import CancelToken, Executor
-from gpustore.future import Future, Promise, WriteFutures
+from gpustore.future import Future, Promise
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -53,6 +53,7 @@ from gpustore.pipelines.write import write
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
 
 __all__ = ["ChunkedDriver", "MetadataFile", "described"]
 

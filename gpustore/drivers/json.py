@@ -35,7 +35,7 @@ from gpustore.drivers.base import (
 from gpustore.dtype import dtype
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.executor import Executor
-from gpustore.future import Future, WriteFutures, ready
+from gpustore.future import Future, ready
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
@@ -47,6 +47,7 @@ from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.url import encode_path
+from gpustore.write_futures import WriteFutures
 
 __all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
 

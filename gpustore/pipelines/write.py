@@ -28,7 +28,7 @@ from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.executor import CancelToken
-from gpustore.future import Future, Promise, WriteFutures
+from gpustore.future import Future, Promise
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import Buffer, WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -38,6 +38,7 @@ from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.plan_window import PlanWindow
 from gpustore.shard import pack, unpack
 from gpustore.statistics import STATISTICS
+from gpustore.write_futures import WriteFutures
 
 __all__ = ["ATTEMPTS", "write"]
 

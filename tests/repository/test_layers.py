@@ -19,6 +19,7 @@ LAYERS = {
     "gpustore.dtype": 0,
     "gpustore.unit": 0,
     "gpustore.future": 0,
+    "gpustore.write_futures": 0,
     "gpustore.executor": 0,
     "gpustore.limits": 0,
     "gpustore.statistics": 0,
