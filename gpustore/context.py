@@ -21,7 +21,8 @@ import threading
 from typing import Any, Final, Generic, TypeVar
 
 from gpustore import registry
-from gpustore._json import JsonValue, expect_object, from_python, pretty, quote, text
+from gpustore._json import JsonValue, expect_object, from_python, quote, text
+from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError
 
 __all__ = ["Context", "ResourceType", "resource_json"]

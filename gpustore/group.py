@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpustore import registry
-from gpustore._json import JsonValue, pretty
+from gpustore._json import JsonValue
+from gpustore._json_repr import pretty
 from gpustore.attributes import Attributes, json_attributes
 from gpustore.context import Context
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest

@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from gpustore._json import pretty
+from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError

@@ -12,7 +12,8 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, pretty
+from gpustore._json import JsonValue, Members, expect_object, from_python, in_member
+from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
 from gpustore.dtype import dtype as dtype_

@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import JsonValue, pretty
+from gpustore._json import JsonValue
+from gpustore._json_repr import pretty
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from gpustore import registry
-from gpustore._json import Members, from_python, pretty, quote
+from gpustore._json import Members, from_python, quote
+from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from gpustore._json import REQUIRED, JsonValue, Members, expect_float, from_python, pretty
+from gpustore._json import REQUIRED, JsonValue, Members, expect_float, from_python
+from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError
 from gpustore.keyword_argument import (
     as_floats,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast
 
-from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python, pretty
+from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python
+from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError, prefixing
 from gpustore.json_array import shape_text
 from gpustore.keyword_argument import (

@@ -12,10 +12,10 @@ from gpustore._json import (
     expect_str,
     from_python,
     in_member,
-    pretty,
     quote,
     text,
 )
+from gpustore._json_repr import pretty
 from gpustore.errors import GpustoreError, MetadataError
 
 __all__ = ["CodecSpec"]

@@ -17,8 +17,8 @@ from gpustore._json import (
     expect_int,
     expect_list,
     from_python,
-    pretty,
 )
+from gpustore._json_repr import pretty
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import MetadataError, prefixing

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "gpustore"
 LAYERS = {
     "gpustore.errors": 0,
     "gpustore._json": 0,
+    "gpustore._json_repr": 0,
     "gpustore.registry": 0,
     "gpustore.url": 0,
     "gpustore.dtype": 0,
