@@ -3,8 +3,8 @@
 1. The backend makes a :class:`DeviceBatch` of the encoded values of some rows.
 2. Each stage of the chain records steps: it says where its results go (:meth:`DeviceBatch.scratch`)
    and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.checksum`,
-   :meth:`~DeviceBatch.check_bits`, :meth:`~DeviceBatch.launch`), and what it cannot do
-   (:meth:`~DeviceBatch.refuse`).
+   :meth:`~DeviceBatch.check_bits`, :meth:`~DeviceBatch.guard`, :meth:`~DeviceBatch.launch`), and
+   what it cannot do (:meth:`~DeviceBatch.refuse`).
    Nothing runs yet, so that all tables are known before the one upload.
 3. The backend uploads values and tables, calls :meth:`~DeviceBatch.run`, and downloads the
    results: sizes, statuses and checksums of all steps together.
@@ -32,6 +32,7 @@ from gpustore.device import (
     Spans,
     Stream,
 )
+from gpustore.device_guard import GUARD, Guards
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
@@ -160,6 +161,7 @@ class DeviceBatch:
     __slots__ = (
         "_checks",
         "_device",
+        "_guards",
         "_result_nbytes",
         "_scratch",
         "_steps",
@@ -196,6 +198,7 @@ class DeviceBatch:
         self._steps: list[_Step] = []
         self._checks: list[tuple[Result, Check]] = []
         self._scratch: list[Allocation] = []
+        self._guards = Guards()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -233,6 +236,22 @@ class DeviceBatch:
         allocation = self._device.allocate(nbytes, self._stream)
         self._scratch.append(allocation)
         return allocation.address
+
+    def guard(self, spans: Spans, before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
+        """Have scratch memory watched: rows beside it have failed if any step writes it.
+
+        Parameters
+        ----------
+        spans : Spans
+            They do not overlap.
+        before, after : ndarray of int64, shape (n,)
+            Row whose output is before and after each; -1 if none is.
+        """
+        if not len(spans):
+            return
+        if not len(self._guards):
+            self.launches += 2
+        self._guards.add(spans, before, after)
 
     def table(self, content: NDArray[Any]) -> Table:
         """Have an array (descriptors, offsets) in device memory before the steps run.
@@ -406,17 +425,28 @@ class DeviceBatch:
     @property
     def table_nbytes(self) -> int:
         """Bytes that :meth:`write_tables` needs."""
-        return self._table_nbytes
+        return self._guard_table.offset + 16 * len(self._guards)
 
     @property
     def result_nbytes(self) -> int:
         """Bytes that the steps fill and :meth:`failures` reads."""
-        return self._result_nbytes
+        part = self._guard_result
+        return part.offset + part.nbytes
+
+    @property
+    def _guard_table(self) -> Table:
+        """Behind all others, as there is one of all guards."""
+        return Table(_aligned(self._table_nbytes) if len(self._guards) else self._table_nbytes)
+
+    @property
+    def _guard_result(self) -> Result:
+        count = len(self._guards)
+        return Result(_aligned(self._result_nbytes) if count else self._result_nbytes, 4 * count)
 
     def write_tables(self, into: memoryview) -> None:
         """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded."""
         end = 0
-        for content in self._tables:
+        for content in (*self._tables, *([self._guards.columns] if len(self._guards) else [])):
             start = _aligned(end)
             end = start + content.nbytes
             into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
@@ -431,10 +461,21 @@ class DeviceBatch:
         results : int
             Address of :attr:`result_nbytes` bytes at a multiple of 16.
         """
-        if self._result_nbytes:
-            self._device.fill(results, UNWRITTEN, self._result_nbytes, self._stream)
+        if self.result_nbytes:
+            self._device.fill(results, UNWRITTEN, self.result_nbytes, self._stream)
+        table = np.uint64(tables + self._guard_table.offset)
+        self._launch_guards("gs::fill_guards", table)
         for step in self._steps:
             step(self._stream, tables, results)
+        self._launch_guards(
+            "gs::check_guards", table, np.uint64(results + self._guard_result.offset)
+        )
+
+    def _launch_guards(self, expression: str, table: Argument, *result: Argument) -> None:
+        if count := len(self._guards):
+            kernel = self._device.kernel("guard", expression)
+            arguments = [table, np.uint32(count), np.uint32(GUARD), *result]
+            self._device.launch(kernel, self._guards.blocks, arguments, self._stream)
 
     def release(self) -> None:
         """Free scratch memory, behind the steps in stream order. May be called again."""
@@ -443,9 +484,9 @@ class DeviceBatch:
 
     def failures(self, results: memoryview) -> dict[int, str]:
         """Rows that did not decode, and why, from the results in host memory."""
-        found = np.frombuffer(results, np.uint8, self._result_nbytes)
+        found = np.frombuffer(results, np.uint8, self.result_nbytes)
         failed: dict[int, str] = {}
-        for part, check in self._checks:
+        for part, check in (*self._checks, (self._guard_result, self._guards.overwritten)):
             for row, reason in check(found[part.offset : part.offset + part.nbytes]):
                 if row in self.refused:
                     continue  # By a later stage: the host decodes it anyway.

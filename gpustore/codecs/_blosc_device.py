@@ -139,12 +139,14 @@ def _record(
     base = batch.values.address.astype(np.int64)
     decoded = base + 16
     compressed = np.flatnonzero(~columns.is_stored)
-    decoded[compressed] = destinations(batch, columns.nbytes[compressed]).address
+    rows = batch.rows[compressed]
+    decoded[compressed] = destinations(batch, columns.nbytes[compressed], rows).address
     # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
     is_shuffled = columns.is_byte_shuffled | columns.is_bit_shuffled
     joined = decoded.copy()
     shuffled = np.flatnonzero(is_shuffled & ~columns.is_stored)
-    joined[shuffled] = destinations(batch, columns.nbytes[shuffled]).address
+    rows = batch.rows[shuffled]
+    joined[shuffled] = destinations(batch, columns.nbytes[shuffled], rows).address
 
     streams = columns.streams
     stored = streams.take(streams.is_stored)

@@ -12,6 +12,7 @@ import numpy as np
 from gpustore.codecs._encoded_columns import Integers, Mask
 from gpustore.device import Decoders, Device, Spans
 from gpustore.device_batch import DeviceBatch, can_decompress, checks_bounds
+from gpustore.device_guard import NO_ROW
 from gpustore.device_kernels.block import stream_launches
 from gpustore.resources.gpu_decode_trust import Distrust
 
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _ALIGNMENT: Final = 16
-# Decoders of damaged streams may write a little behind their end, but not into another's bytes.
+# Bytes before, between and behind outputs, at the least.
 _PADDING: Final = 32
 
 _FEW_AND_LARGE: Final = {
@@ -99,13 +100,25 @@ def refuse_where(batch: DeviceBatch, wrong: Mask, reason: str) -> Mask:
     return ~wrong
 
 
-def destinations(batch: DeviceBatch, nbytes: Integers) -> Spans:
-    """Device memory for pieces of so many bytes, at multiples of 16 and with room between them."""
+def destinations(batch: DeviceBatch, nbytes: Integers, rows: Integers | None = None) -> Spans:
+    """Device memory for pieces of so many bytes, at multiples of 16 and with room around them.
+
+    Parameters
+    ----------
+    rows : ndarray of int64, optional
+        Row each piece is part of: these have failed if anything is written around the piece.
+    """
     if not len(nbytes):
         return Spans.contiguous(0, [])
     padded = -(-(nbytes + _PADDING) // _ALIGNMENT) * _ALIGNMENT
-    address = batch.scratch(int(padded.sum()))
-    starts = address + np.cumsum(padded) - padded
+    address = batch.scratch(_PADDING + int(padded.sum()))
+    behind = address + _PADDING + np.cumsum(padded)
+    starts = behind - padded
+    if rows is not None:
+        ends = np.concatenate(([address], starts + nbytes))
+        room = np.concatenate(([starts[0]], behind)) - ends
+        around = Spans(ends.astype(np.uint64), room.astype(np.uint64))
+        batch.guard(around, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
     return Spans(starts.astype(np.uint64), nbytes.astype(np.uint64))
 
 
@@ -140,6 +153,6 @@ def decompress_values(
     known = device.codec(codec)
     src, (begin, end) = aligned(batch, src, 1 if known is None else known.src_alignment)
     batch.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
-    dst = destinations(batch, nbytes)
+    dst = destinations(batch, nbytes, batch.rows)
     batch.decompress(codec, src, dst)
     batch.values, batch.encoded = dst, None

@@ -85,6 +85,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "crc32c": ("gs::crc32c", "gs::crc32"),
     "adler32": ("gs::adler32",),
     "element": ("gs::check_bits", "gs::clear_bits"),
+    "guard": ("gs::fill_guards", "gs::check_guards"),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
 }
 """Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""

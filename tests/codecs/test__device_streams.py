@@ -75,7 +75,7 @@ def test_launches_do_not_grow_with_the_values(device, name):
         found = decode(device, codec, [bytes(codec.encode(payload))] * count, NBYTES, offset=1)
         assert list(found.values.values()) == [payload] * count
         launches.append(found.launches)
-    assert launches[0] == launches[1] <= 3
+    assert launches[0] == launches[1] <= 5
 
 
 def damages(name, encoded):

@@ -49,6 +49,9 @@ class Faults:
         Streams that decode to nonsense, with status 0 and the right size.
     sizes : dict of (int, int) to int
         Size that is reported for a stream, with status 0.
+    overruns : dict of (int, int) to int
+        Bytes behind the output of a stream that are changed when all are decoded, or before it if
+        negative.
     short_reads : dict of int to int
         Bytes that a ``read_file`` returns less than it should.
     failed_reads : set of int
@@ -70,6 +73,7 @@ class Faults:
     statuses: dict = field(default_factory=dict)
     nonsense: set = field(default_factory=set)
     sizes: dict = field(default_factory=dict)
+    overruns: dict = field(default_factory=dict)
     short_reads: dict = field(default_factory=dict)
     failed_reads: set = field(default_factory=set)
     failed_opens: set = field(default_factory=set)
@@ -452,6 +456,11 @@ class EmulatedDevice:
                     _at(dst, len(decoded))[:] = decoded
                     sizes.append(self.faults.sizes.get((call, i), size))
                     statuses.append(status)
+                for i, (_, _, dst, capacity) in enumerate(_rows(batch)):
+                    extra = self.faults.overruns.get((call, i))
+                    if extra:
+                        around = _at(dst + (capacity if extra > 0 else extra), abs(extra))
+                        around[:] = bytes(255 - byte for byte in around)
                 return sizes, statuses
 
             self._submit_codec(batch, stream, "decompress", temp_nbytes, run)

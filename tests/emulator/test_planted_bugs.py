@@ -365,6 +365,23 @@ def test_injected_statuses_sizes_and_nonsense(broken):
     broken.close()
 
 
+def test_injected_overruns(broken):
+    bench = Bench(broken)
+    src = bench.put_streams(ENCODED[:2])
+    start = bench.put(bytes(2 * NBYTES + 30))
+    dst = Spans.contiguous(start + 10, [NBYTES, NBYTES])
+    broken.faults.overruns = {(0, 0): 3, (0, 1): 20, (1, 0): -10}
+    assert bench.run_codec("decompress", "zstd", src, dst) == ([NBYTES] * 2, [0] * 2)
+    assert bench.get(start, 10) == bytes(10)
+    changed = bytes(255 - byte for byte in VALUES[1][:3])
+    assert bench.get(start + 10, 2 * NBYTES) == VALUES[0] + changed + VALUES[1][3:]
+    assert bench.get(start + 10 + 2 * NBYTES, 20) == b"\xff" * 20
+    bench.run_codec("decompress", "zstd", src, dst)
+    assert bench.get(start, 10) == b"\xff" * 10
+    bench.close()
+    broken.close()
+
+
 def test_injected_lack_of_memory(broken):
     broken.faults.allocations = {1}
     bench = Bench(broken)

@@ -51,6 +51,7 @@ LAYERS = {
     "gpustore.refiner": 3,
     "gpustore.device": 3,
     "gpustore.device_batch": 3,
+    "gpustore.device_guard": 3,
     "gpustore.shard_index": 3,
     "gpustore.shard": 3,
     "gpustore.device_kernels": 3,

@@ -1,0 +1,42 @@
+"""Guards as columns: where they are, and the rows beside those that were written."""
+
+import numpy as np
+
+from gpustore.device import Spans
+from gpustore.device_guard import NO_ROW, Guards
+
+
+def test_guards_of_several_outputs_are_one_table():
+    guards = Guards()
+    assert guards.columns.shape == (2, 0)
+    guards.add(Spans.contiguous(1000, [3, 5], 16), np.array([NO_ROW, 7]), np.array([7, NO_ROW]))
+    guards.add(Spans.contiguous(2000, [4]), np.array([8]), np.array([9]))
+    assert len(guards) == 3
+    assert guards.columns.tolist() == [[1000, 1016, 2000], [3, 5, 4]]
+
+
+def test_rows_on_both_sides_of_a_written_guard_have_failed():
+    guards = Guards()
+    rows = np.array([4, 6, 9])
+    spans = Spans.contiguous(0, [32] * 4)
+    guards.add(spans, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
+
+    def failed(*changed):
+        words = np.isin(np.arange(4), changed) * np.uint32(1 << 7)
+        found = guards.overwritten(words.astype(np.uint32).view(np.uint8))
+        return sorted({row for row, _ in found})
+
+    assert failed() == []
+    assert [failed(i) for i in range(4)] == [[4], [4, 6], [6, 9], [9]]
+    assert failed(1, 2) == [4, 6, 9]
+    # What no kernel has written is no success.
+    assert len(list(guards.overwritten(np.full(16, 0xFF, np.uint8)))) == 6
+
+
+def test_blocks_hold_eight_guards():
+    guards = Guards()
+    blocks = []
+    for _ in range(17):
+        guards.add(Spans.contiguous(0, [32]), np.array([0]), np.array([NO_ROW]))
+        blocks.append(guards.blocks)
+    assert blocks == [1] * 8 + [2] * 8 + [3]
