@@ -62,6 +62,7 @@ def parse(
     max_depth: int = 64,
     status: str = "",
     non_finite: bool = False,
+    long_nbytes: int | None = None,
 ) -> JsonValue:
     """Parse one JSON document strictly.
 
@@ -78,9 +79,10 @@ def parse(
     status : str
         Status name of the error; TensorStore has one for each format.
     non_finite : bool
-        Whether ``NaN``, ``Infinity`` and ``-Infinity`` are numbers, as zarr-python has it. Then
-        the last of duplicate members counts in documents of more than 1 MiB: consolidated metadata
-        of thousands of arrays, where looking for them takes as long as all the rest.
+        Whether ``NaN``, ``Infinity`` and ``-Infinity`` are numbers, as Python writes them.
+    long_nbytes : int, optional
+        In a longer document the last of duplicate members counts: in consolidated metadata of
+        thousands of arrays looking for them takes as long as all the rest.
 
     Raises
     ------
@@ -88,7 +90,8 @@ def parse(
         For everything :rfc:`8259` does not allow, and for what is listed above.
     """
     try:
-        return _parse(bytes(data), max_nbytes, max_depth, non_finite)
+        is_long = long_nbytes is not None and len(data) > long_nbytes
+        return _parse(bytes(data), max_nbytes, max_depth, non_finite, is_long)
     except _InvalidJsonError as error:
         raise MetadataError(f"Invalid JSON: {error} (in {where})", status=status) from None
 
@@ -97,7 +100,9 @@ class _InvalidJsonError(Exception):
     """The reason, before :func:`parse` says where."""
 
 
-def _parse(data: bytes, max_nbytes: int, max_depth: int, non_finite: bool) -> JsonValue:
+def _parse(
+    data: bytes, max_nbytes: int, max_depth: int, non_finite: bool, is_long: bool
+) -> JsonValue:
     if len(data) > max_nbytes:
         raise _InvalidJsonError(f"{len(data)} bytes, the limit is {max_nbytes} bytes")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -108,7 +113,7 @@ def _parse(data: bytes, max_nbytes: int, max_depth: int, non_finite: bool) -> Js
         raise _InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
     _check_depth(data, max_depth)
     decoder = _LENIENT if non_finite else _DECODER
-    if non_finite and len(data) > _LONG_NBYTES:
+    if non_finite and is_long:
         decoder = _LONG
     try:
         with _collector_paused(len(data)):

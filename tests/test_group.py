@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import pickle
 import zlib
+from math import inf, isnan, nan
 
 import numpy as np
 import pytest
@@ -95,10 +96,10 @@ def test_what_zarr_python_reads_of_ours(root, place):
 def test_what_we_read_of_zarr_python(place, zarr_format, consolidated):
     theirs = zarr.open_group(place, mode="w", zarr_format=zarr_format, attributes={"r": 1})
     array = theirs.create_array(
-        "a/b/x", shape=(4, 4), chunks=(2, 3), dtype="i4", attributes={"k": "v", "nan": [1.5]}
+        "a/b/x", shape=(4, 4), chunks=(2, 3), dtype="i4", attributes={"k": "v", "inf": [-inf]}
     )
     array[...] = np.arange(16).reshape(4, 4)
-    theirs.create_group("e", attributes={"nan": float("nan")})
+    theirs.create_group("e", attributes={"nan": nan})
     if consolidated:
         zarr.consolidate_metadata(place)
     ours = gpustore.open_group(place).result()
@@ -110,10 +111,17 @@ def test_what_we_read_of_zarr_python(place, zarr_format, consolidated):
     assert (node.shape, node.chunk_shape, node.dtype) == ((4, 4), (2, 3), gpustore.int32)
     store = ours["a/b/x"]
     assert np.array_equal(store.read().result(), np.arange(16).reshape(4, 4))
-    assert store.attrs == {"k": "v", "nan": [1.5]}
-    assert np.isnan(ours["e"].attrs["nan"])
-    ours["e"].attrs["more"] = 2  # NaN of others is kept.
-    assert np.isnan(zarr.open_group(place, use_consolidated=False)["e"].attrs["nan"])
+    assert store.attrs == {"k": "v", "inf": [-inf]}
+    assert isnan(ours["e"].attrs["nan"])
+    # NaN of others is kept, and the array opens, whatever changes.
+    ours["e"].attrs["more"] = 2
+    store.attrs["more"] = 3
+    store.resize(exclusive_max=[5, 5]).result()
+    again = gpustore.open(store.resolve().result().spec()).result()
+    assert (again.shape, again.attrs) == ((5, 5), {"k": "v", "inf": [-inf], "more": 3})
+    theirs = zarr.open_group(place, use_consolidated=False)
+    assert isnan(theirs["e"].attrs["nan"])
+    assert theirs["a/b/x"].attrs["inf"] == [-inf]
 
 
 def test_paths_are_normalised(root):

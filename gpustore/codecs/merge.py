@@ -358,6 +358,8 @@ def _find_v3(name: str) -> tuple[Any, Face | ValueFace | None]:
     face = codec.v3 if isinstance(codec, Codec) else None
     if name.startswith(_NUMCODECS):
         codec = registry.find("codecs", name.removeprefix(_NUMCODECS))
+        if isinstance(codec, VlenCodec):
+            return codec, None  # Read like the others; written under the registered name.
         face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
     return (None, None) if face is None else (codec, face)
 

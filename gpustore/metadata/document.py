@@ -56,6 +56,9 @@ def read_document(
 ) -> T:
     """Parse stored metadata; errors begin with ``Error reading <where>``.
 
+    NaN and infinities, which are no JSON but what Python writes, are read in ``attributes`` and as
+    the ``fill_value``: zarr-python reads and writes them, TensorStore refuses them.
+
     Parameters
     ----------
     data : bytes-like
@@ -72,13 +75,17 @@ def read_document(
         Status name if it is no JSON; ``FAILED_PRECONDITION`` if it is, but not as expected.
     """
     try:
+        data = bytes(data)
         value = parse(
             data,
             where=name,
             max_nbytes=limits.metadata_nbytes,
             max_depth=limits.metadata_depth,
             status=invalid_json_status,
+            non_finite=True,
         )
+        if b"NaN" in data or b"Infinity" in data:
+            value = _with_json_numbers(value, name, invalid_json_status)
         return from_json(value)
     except GpustoreError as error:
         located = error.prefixed(f"Error reading {where}", key=where)
@@ -87,6 +94,31 @@ def read_document(
                 located.text, status="FAILED_PRECONDITION", key=located.key, codec=located.codec
             )
         raise located from error.__cause__
+
+
+def _with_json_numbers(document: JsonValue, name: str, status: str) -> JsonValue:
+    """The document with a `fill_value` of JSON, and attributes as they are."""
+
+    def checked(value: JsonValue, *, named: bool) -> JsonValue:
+        if isinstance(value, float) and not math.isfinite(value):
+            found = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            if named:
+                return found
+            raise MetadataError(
+                f"Invalid JSON: not a finite float64: {found} (in {name})", status=status
+            )
+        if isinstance(value, list):
+            return [checked(item, named=named) for item in value]
+        if isinstance(value, dict):
+            return {key: checked(item, named=named) for key, item in value.items()}
+        return value
+
+    if not isinstance(document, dict):
+        return checked(document, named=False)
+    return {
+        member: value if member == "attributes" else checked(value, named=member == "fill_value")
+        for member, value in document.items()
+    }
 
 
 def parse_shape(

@@ -28,6 +28,8 @@ __all__ = ["NamedConfiguration", "json_equal"]
 def json_equal(a: JsonValue, b: JsonValue) -> bool:
     """Whether two JSON values are the same; ``1`` and ``1.0`` are, ``1`` and ``true`` are not.
 
+    NaN, which Python writes, is the same as NaN.
+
     >>> json_equal({"a": [1, 2.0]}, {"a": [1.0, 2]}), json_equal(1, True)
     (True, False)
     """
@@ -37,7 +39,7 @@ def json_equal(a: JsonValue, b: JsonValue) -> bool:
         return a.keys() == b.keys() and all(json_equal(a[name], b[name]) for name in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(json_equal, a, b))
-    return bool(a == b)
+    return bool(a == b or (a != a and b != b))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

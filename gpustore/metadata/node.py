@@ -36,6 +36,8 @@ NODE_DOCUMENTS: Mapping[int, tuple[str, ...]] = {
 }
 """Names of the documents of a node, by format."""
 
+_LONG_NBYTES = 1 << 20
+
 _EMPTY: Mapping[str, JsonValue] = MappingProxyType({})
 
 
@@ -181,8 +183,7 @@ class Node:
         """
         self._check()
         kind = Zarr2Metadata if self.zarr_format == 2 else Zarr3Metadata
-        with prefixing(self._reading):
-            return kind.from_json(dict(self.document), limits=self._limits)
+        return kind.decode(self.encoded(), where=self.described, limits=self._limits)
 
     def encoded(self) -> bytes:
         """The document, as bytes that parse to the same."""
@@ -263,6 +264,7 @@ def parse_document(data: Any, *, name: str, where: str, limits: Limits) -> dict[
             max_nbytes=limits.hierarchy_nbytes,
             max_depth=limits.metadata_depth,
             non_finite=True,
+            long_nbytes=_LONG_NBYTES,
         )
         return expect_object(value)
 

@@ -198,7 +198,7 @@ class Zarr2Metadata:
 
     def encode(self) -> bytes:
         """Return the bytes of ``.zarray``: compact, members sorted, as TensorStore writes it."""
-        return dump(self.to_json(), sort_keys=True)
+        return dump(self.to_json(), sort_keys=True, non_finite=True)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Zarr2Metadata):

@@ -7,10 +7,12 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+import zarr.codecs.numcodecs
 from hypothesis import given, settings
 
 import gpustore
 from gpustore.codecs.chain import resolve_v2, resolve_v3
+from gpustore.codecs.merge import parse_v3
 from gpustore.dtype import DTYPES
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
@@ -321,6 +323,22 @@ def test_what_a_chain_cannot_be_is_refused_by_name():
             continue
         with pytest.raises(error, match=match):
             create("memory://a/", codecs, dtype)
+
+
+def test_every_codec_that_zarr_python_takes_from_numcodecs_is_known():
+    classes = vars(zarr.codecs.numcodecs).values()
+    names = {getattr(one, "codec_name", None) for one in classes} - {None}
+    assert len(names) > 20
+    for name in sorted(names):
+        # Without options that must be given an error is about those, or names the library.
+        refused = "library" if name in ("numcodecs.pcodec", "numcodecs.zfpy") else "configuration"
+        try:
+            parse_v3([NamedConfiguration(name)], stored=False)
+        except (UnsupportedError, MetadataError) as error:
+            found = str(error)
+        else:
+            found = "configuration"
+        assert refused in found
 
 
 def test_codecs_of_elements_are_not_for_records():

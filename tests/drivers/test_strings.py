@@ -355,6 +355,22 @@ def test_wrong_codecs_are_refused(driver):
         gpustore.open({**spec, "metadata": metadata}, create=True).result()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_name_that_numcodecs_would_have_is_read(kind):
+    name = KINDS[kind][0]
+    context = gpustore.Context()
+    metadata = metadata_of("zarr3", kind, "C", [4], [2])
+    metadata["codecs"] = [{"name": f"numcodecs.{name}"}]
+    spec = {"driver": "zarr3", "kvstore": "memory://", "metadata": metadata}
+    store = gpustore.open(spec, create=True, context=context).result()
+    store.write(strings(kind, (4,))).result()
+    again = gpustore.open(store.spec(), context=context).result()
+    assert np.array_equal(again.read().result(), strings(kind, (4,)))
+    assert again.codec.to_json()["codecs"] == [{"name": name}]
+    stored = json.loads(store.kvstore.read("zarr.json").result().value)
+    assert stored["codecs"] == [{"name": name}]
+
+
 def test_numbers_cannot_be_strings_by_schema():
     with pytest.raises(UnsupportedError, match="json data type"):
         gpustore.open("memory://|zarr3:", create=True, dtype="json", shape=[2]).result()
