@@ -138,9 +138,10 @@ class KvStore:
         return self._driver.spec.to_url(self._path)
 
     @property
-    def base(self) -> None:
-        """The kvstore this one adapts; None, as there is no adapter yet."""
-        return
+    def base(self) -> KvStore | None:
+        """The kvstore that an adapter lies in; None for all others."""
+        base = self._driver.base
+        return None if base is None else KvStore(base.driver, base.path)
 
     @property
     def transaction(self) -> None:
@@ -177,17 +178,15 @@ class KvStore:
         return self.copy()
 
     def _unbound_json(self) -> dict[str, JsonValue]:
-        driver = self._driver
-        json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
-        context: dict[str, JsonValue] = {}
-        for id, resource in driver.resources.items():
-            reference = driver.spec.references.get(id, id)
-            if isinstance(reference, str) and reference.partition("#")[0] == id:
-                context[reference] = resource.to_json()
-        if context:
-            json["context"] = context
-        if self._path:
-            json["path"] = self._path
+        """The spec as JSON, with the definitions of all context resources."""
+        defined: dict[str, Context.Resource] = {}
+        below: KvStoreDriver | None = self._driver
+        while below is not None:
+            defined = {**_by_reference(below), **defined}
+            below = None if below.base is None else below.base.driver
+        json = _unbound(self._driver, self._path, defined)
+        if defined:
+            json["context"] = {name: resource.to_json() for name, resource in defined.items()}
         return json
 
     # ------------------------------------------------------------------ single keys
@@ -464,6 +463,32 @@ class KvStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._unbound_json(),)
+
+
+def _by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
+    """The context resources of a driver that its spec refers to, by ``<id>`` or ``<id>#<name>``."""
+    found = {}
+    for id, resource in driver.resources.items():
+        reference = driver.spec.references.get(id, id)
+        if isinstance(reference, str) and reference.partition("#")[0] == id:
+            found[reference] = resource
+    return found
+
+
+def _unbound(
+    driver: KvStoreDriver, path: str, defined: dict[str, Context.Resource]
+) -> dict[str, JsonValue]:
+    """JSON of a driver and a path; its context has what is not `defined` around it alike."""
+    json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
+    own = _by_reference(driver)
+    differing = {name: own[name] for name in own if own[name] is not defined[name]}
+    if differing:
+        json["context"] = {name: resource.to_json() for name, resource in differing.items()}
+    if driver.base is not None:
+        json["base"] = _unbound(driver.base.driver, driver.base.path, {**defined, **differing})
+    if path:
+        json["path"] = path
+    return json
 
 
 def _reopen(json: dict[str, JsonValue]) -> KvStore:

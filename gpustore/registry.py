@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "ids", "is_installed"]
+__all__ = ["find", "find_scheme", "ids", "is_installed"]
 
 _OBJECT = {
     "resources": "RESOURCE",
@@ -61,6 +61,15 @@ _NOT_REGISTERED = {
 # Other names under which a registered module is known: (folder, name) -> file name.
 _ALIASES = {
     ("drivers", "zarr"): "zarr2",
+}
+
+# URL schemes of modules whose names are no schemes; "" for those that have none.
+_SCHEMES = {
+    ("kvstores", "gs"): "gcs",
+    ("kvstores", "gcs"): "",
+    ("kvstores", "https"): "http",
+    ("drivers", "array"): "",
+    ("drivers", "zarr"): "",
 }
 
 # Names with a dash, which files have as an underscore.
@@ -98,6 +107,15 @@ def find(folder: str, name: str) -> Any:
         return None
     module = importlib.import_module(f"gpustore.{folder}.{name.replace('-', '_')}")
     return getattr(module, _OBJECT[folder])
+
+
+def find_scheme(folder: str, scheme: str) -> Any:
+    """As :func:`find`, by the scheme of a URL component.
+
+    >>> find_scheme("kvstores", "memory").id, find_scheme("drivers", "array")
+    ('memory', None)
+    """
+    return find(folder, _SCHEMES.get((folder, scheme), scheme))
 
 
 def is_installed(module: str) -> bool:

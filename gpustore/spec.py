@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, expect_object, from_python, in_member
+from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, quote
 from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
@@ -23,7 +23,14 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
 from gpustore.keyword_argument import set_keywords
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._spec import spec_from_component
+from gpustore.kvstores._spec import (
+    KVSTORE_ADAPTER,
+    KVSTORE_BASED,
+    TENSORSTORE_ADAPTER,
+    adapted,
+    find_scheme,
+    root_spec,
+)
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -394,30 +401,31 @@ def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
 
 
 def _from_url(url: str) -> DriverSpec:
-    """A spec from a URL pipeline: a kvstore, then at most one driver."""
+    """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
     try:
-        components = parse_pipeline(url)
-        at = next(
-            (
-                i
-                for i, component in enumerate(components)
-                if i
-                and registry.find("drivers", component.scheme) is not None
-                and component.scheme != "zarr"
-            ),
-            len(components),
-        )
-        kvstore = spec_from_component(components[0])
-        if at > 1:
-            raise MetadataError(f'unsupported URL scheme: "{components[1].scheme}"')
-        if at == len(components):
-            return _detecting(kvstore)
-        component, *rest = components[at:]
-        if rest:
-            raise MetadataError(f'unsupported URL scheme: "{rest[0].scheme}"')
-        kind: DriverKind = registry.find("drivers", component.scheme)
-        return kind.from_url(kvstore, component.path)
+        root, *applied = parse_pipeline(url, registry.ids("kvstores"))
+        kvstore = root_spec(root)
+        driver: DriverSpec | None = None
+        for component in applied:
+            role, kind = find_scheme(component.scheme)
+            if role == KVSTORE_ADAPTER and driver is None:
+                kvstore = adapted(kind, component, kvstore)
+            elif role == KVSTORE_BASED and driver is None:
+                component.require_path_only("TensorStore")
+                driver = kind.from_url(kvstore, component.path)
+            elif role == TENSORSTORE_ADAPTER:
+                component.require_path_only("TensorStore")
+                driver = kind.from_url(driver or _detecting(kvstore), component.path)
+            elif not role:
+                raise MetadataError(f"unsupported URL scheme: {quote(component.scheme)}")
+            else:
+                before = "KvStore" if driver is None else "TensorStore"
+                raise MetadataError(
+                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
+                    f"{before} URL pipeline component"
+                )
     except GpustoreError as error:
         if not url:
             raise
         raise error.prefixed(f'Parsing spec from url: "{url}"') from error.__cause__
+    return driver or _detecting(kvstore)

@@ -12,6 +12,7 @@ the errors with ``Parsing spec from url: "...": ``.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, field
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_to_bytes
@@ -69,6 +70,11 @@ class UrlComponent:
         fragment = "" if self.fragment is None else f"#{self.fragment}"
         return f"{self.scheme}:{'//' if self.slashes else ''}{path}{query}{fragment}"
 
+    @property
+    def text(self) -> str:
+        """The component as typed, with its colon."""
+        return self.raw if ":" in self.raw else str(self)
+
     def require_path_only(self, kind: str) -> None:
         """Raise MetadataError if there is a query or a fragment.
 
@@ -84,15 +90,21 @@ class UrlComponent:
 
     def error(self, kind: str, reason: str) -> MetadataError:
         """The error that this component, of a `kind` as above, is not valid."""
-        return _invalid(kind, self.raw or str(self), reason)
+        return _invalid(kind, self.text, reason)
 
 
 def _invalid(kind: str, component: str, reason: str) -> MetadataError:
     return MetadataError(f"Invalid {kind} URL component {quote(component)}: {reason}")
 
 
-def parse_pipeline(url: str) -> tuple[UrlComponent, ...]:
+def parse_pipeline(url: str, kvstores: Container[str] = ()) -> tuple[UrlComponent, ...]:
     """Split `url` into its components, the root first.
+
+    Parameters
+    ----------
+    url : str
+    kvstores : container of str
+        Schemes of kvstores, which messages call so; all others but the root are TensorStores.
 
     Raises
     ------
@@ -114,7 +126,7 @@ def parse_pipeline(url: str) -> tuple[UrlComponent, ...]:
     if not url:
         raise MetadataError("URL must be non-empty")
     root, *rest = url.split("|")
-    return (_parse_root(root), *map(_parse_applied, rest))
+    return (_parse_root(root), *(_parse_applied(text, kvstores) for text in rest))
 
 
 def encode_path(path: str) -> str:
@@ -148,13 +160,14 @@ def _parse_root(text: str) -> UrlComponent:
     return UrlComponent("file", text, plain=True, raw=text)
 
 
-def _parse_applied(text: str) -> UrlComponent:
+def _parse_applied(text: str, kvstores: Container[str]) -> UrlComponent:
     scheme, colon, rest = text.partition(":")
     if not _SCHEME.fullmatch(scheme):
         raise MetadataError(f"unsupported URL scheme: {quote(scheme)}")
     slashes = rest.startswith("//")
     start = len(scheme) + len(colon) + (2 if slashes else 0)
-    return _parse_rest(scheme, slashes, text, start, "TensorStore")
+    kind = "kvstore" if scheme in kvstores else "TensorStore"
+    return _parse_rest(scheme, slashes, text, start, kind)
 
 
 def _parse_rest(scheme: str, slashes: bool, text: str, start: int, kind: str) -> UrlComponent:

@@ -144,6 +144,7 @@ def _detect(store: KvStore) -> str:
 
 class _AutoKind:
     id = "auto"
+    is_adapter = False
 
     def from_json(self, members: Members, schema: Schema) -> AutoSpec:
         """Take ``kvstore``."""

@@ -319,12 +319,17 @@ class DriverKind(Protocol):
     """What a module in ``drivers/`` registers under the name ``DRIVER``."""
 
     id: str
+    is_adapter: bool
+    """Whether it adapts another driver, not a kvstore."""
 
     def from_json(self, members: Members, schema: Schema) -> DriverSpec:
         """Take the members this driver knows; the caller checks that none are left."""
 
-    def from_url(self, base: KvStore.Spec, path: str) -> DriverSpec:
-        """The spec that the URL component ``<id>:path`` after `base` stands for."""
+    def from_url(self, base: Any, path: str) -> DriverSpec:
+        """The spec that the URL component ``<id>:path`` stands for.
+
+        `base` is the ``KvStore.Spec`` before it, or the :class:`DriverSpec` if it adapts one.
+        """
 
 
 def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:

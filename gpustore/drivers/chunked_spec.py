@@ -355,7 +355,7 @@ class _Steps:
             array=array,
             reader=array.reader(),
             kvstore=self.store,
-            resources={**self.store.driver.resources, **self.resources},
+            resources={**self.store.driver.all_resources, **self.resources},
             readable=self.request.readable,
             writable=self.request.writable and self.store.driver.can_write,
             respec=respec,
@@ -457,6 +457,8 @@ def _directory(spec: KvStore.Spec) -> KvStore.Spec:
 
 class ChunkedKind:
     """What the module of a chunked format registers as its driver."""
+
+    is_adapter = False
 
     def __init__(self, format_: Format) -> None:
         self.format = format_

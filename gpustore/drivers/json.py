@@ -276,7 +276,7 @@ class JsonSpec:
             self.pointer,
             executor,
             context.resource("limits").value,
-            {**store.driver.resources, **resources},
+            {**store.driver.all_resources, **resources},
             readable=request.readable,
             writable=request.writable,
         )
@@ -286,6 +286,7 @@ class JsonSpec:
 
 class _JsonKind:
     id = "json"
+    is_adapter = False
 
     def from_json(self, members: Members, schema: Schema) -> JsonSpec:
         """Take ``kvstore``, ``path`` and ``json_pointer``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpustore import registry
 from gpustore._json import Members, from_python, quote
@@ -10,15 +10,34 @@ from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
-from gpustore.kvstores.base import invalid_key
+from gpustore.kvstores.base import DriverKind, invalid_key
 from gpustore.url import parse_pipeline
 
 if TYPE_CHECKING:
     from gpustore._json import JsonValue
-    from gpustore.kvstores.base import DriverKind, DriverSpec, KvStoreDriver
+    from gpustore.kvstores.base import DriverSpec, KvStoreDriver
     from gpustore.url import UrlComponent
 
-__all__ = ["KvStoreSpec", "append_component", "as_text", "spec_from_component"]
+__all__ = [
+    "KVSTORE_ADAPTER",
+    "KVSTORE_BASED",
+    "ROOT",
+    "TENSORSTORE_ADAPTER",
+    "AdapterKind",
+    "KvStoreSpec",
+    "RootKind",
+    "adapted",
+    "append_component",
+    "as_text",
+    "find_scheme",
+    "root_spec",
+]
+
+# What the scheme of a URL component can be, in TensorStore's words.
+ROOT: Final = "root kvstore"
+KVSTORE_ADAPTER: Final = "kvstore adapter"
+KVSTORE_BASED: Final = "kvstore-based TensorStore"
+TENSORSTORE_ADAPTER: Final = "TensorStore adapter"
 
 
 def as_text(key: str | bytes) -> str:
@@ -128,9 +147,12 @@ class KvStoreSpec:
         self._path = path
 
     @property
-    def base(self) -> None:
-        """The kvstore this one adapts; None, as there is no adapter yet."""
-        return
+    def base(self) -> KvStoreSpec | None:
+        """The kvstore that an adapter lies in; None for all others."""
+        base: KvStoreSpec | None = self._driver.base
+        if base is not None and self._opened is not None and self._opened.base is not None:
+            return base.retaining(self._opened.base.driver)
+        return base and base.copy()
 
     @property
     def url(self) -> str:
@@ -207,27 +229,80 @@ def _normalise_context(json: JsonValue) -> JsonValue:
 
 def _from_url(url: str) -> KvStoreSpec:
     try:
-        root, *rest = parse_pipeline(url)
-        if rest:
-            raise MetadataError(f"unsupported URL scheme: {quote(rest[0].scheme)}")
-        return spec_from_component(root)
+        root, *applied = parse_pipeline(url, registry.ids("kvstores"))
+        role, _ = find_scheme(root.scheme)
+        if role not in (ROOT, ""):
+            raise _misplaced(root, role)
+        spec = root_spec(root)
+        for component in applied:
+            role, kind = find_scheme(component.scheme)
+            if role != KVSTORE_ADAPTER:
+                raise _misplaced(component, role)
+            spec = adapted(kind, component, spec)
     except GpustoreError as error:
         if not url:
             raise
         raise error.prefixed(f"Parsing spec from url: {quote(url)}") from error.__cause__
+    return spec
 
 
-def spec_from_component(component: UrlComponent) -> KvStoreSpec:
+def _misplaced(component: UrlComponent, role: str) -> MetadataError:
+    scheme = quote(component.scheme)
+    why = f": {scheme} is a {role} URL scheme" if role else ""
+    return MetadataError(f"unsupported URL scheme {scheme} in {quote(component.text)}{why}")
+
+
+class RootKind(DriverKind, Protocol):
+    """A kvstore with which a URL pipeline begins."""
+
+    def from_url(self, component: UrlComponent) -> tuple[DriverSpec, str]:
+        """Driver spec and path of a URL component."""
+
+
+class AdapterKind(DriverKind, Protocol):
+    """A kvstore that lies in another one, which stands before it in a URL pipeline."""
+
+    def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[DriverSpec, str]:
+        """Driver spec and path of a URL component that is applied to `base`."""
+
+
+def find_scheme(scheme: str) -> tuple[str, Any]:
+    """What a URL scheme is, one of the constants above, and the kind of driver it stands for.
+
+    ``("", None)`` if there is no such scheme.
+    """
+    kind: Any = registry.find_scheme("kvstores", scheme)
+    if kind is not None:
+        return KVSTORE_ADAPTER if kind.is_adapter else ROOT, kind
+    kind = registry.find_scheme("drivers", scheme)
+    if kind is None:
+        return "", None
+    return TENSORSTORE_ADAPTER if kind.is_adapter else KVSTORE_BASED, kind
+
+
+def root_spec(component: UrlComponent) -> KvStoreSpec:
     """The kvstore that the first component of a URL pipeline names.
 
     Raises
     ------
     MetadataError
-        If no kvstore has that scheme, or the rest is not what the scheme wants.
+        If that is no root kvstore, or the rest is not what its scheme wants.
     """
-    kind: DriverKind | None = registry.find("kvstores", component.scheme)
-    if kind is None:
+    role, kind = find_scheme(component.scheme)
+    if not role:
         raise MetadataError(f"unsupported URL scheme: {quote(component.scheme)}")
+    if role != ROOT:
+        raise MetadataError(
+            f"{role} URL scheme in {quote(component.text)} is not valid as the first URL pipeline "
+            "component"
+        )
     driver, path = kind.from_url(component)
+    kind.check_path(path)
+    return KvStoreSpec.from_parts(driver, path)
+
+
+def adapted(kind: AdapterKind, component: UrlComponent, base: KvStoreSpec) -> KvStoreSpec:
+    """The adapter that another component of a URL pipeline names, applied to `base`."""
+    driver, path = kind.from_url(component, base)
     kind.check_path(path)
     return KvStoreSpec.from_parts(driver, path)

@@ -15,8 +15,9 @@ Source: the semantics are those of ``tensorstore/kvstore/{driver,operations,read
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpustore._json import quote
 from gpustore.context import resource_json
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "Arena",
+    "Base",
     "Buffer",
     "DriverKind",
     "DriverSpec",
@@ -60,6 +62,7 @@ __all__ = [
     "condition_holds",
     "invalid_key",
     "prefix_end",
+    "require_no_slashes",
     "require_slashes",
     "take_references",
 ]
@@ -84,6 +87,8 @@ class KvStoreDriver(abc.ABC):
         False for plain http and https: that may be anybody's server.
     locates_files : bool
         Whether :meth:`locate_many` returns local files.
+    base : Base or None
+        What an adapter lies in; None for all others.
     executor : Executor or None
         The threads to run its operations on; None means those of the process.
     """
@@ -95,6 +100,7 @@ class KvStoreDriver(abc.ABC):
     is_local: bool = False
     is_trusted: bool = True
     locates_files: bool = False
+    base: Base | None = None
     executor: Executor | None = None
 
     @abc.abstractmethod
@@ -151,11 +157,33 @@ class KvStoreDriver(abc.ABC):
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
-        """The context resources it uses, by identifier."""
+        """The context resources it uses, by identifier, without those of its base."""
         return {}
+
+    @property
+    def all_resources(self) -> Mapping[str, Context.Resource]:
+        """The context resources it and its base use, by identifier."""
+        if self.base is None:
+            return self.resources
+        return {**self.base.driver.all_resources, **self.resources}
 
     def _unsupported(self, what: str) -> UnsupportedError:
         return UnsupportedError(f'kvstore driver "{self.id}" does not support {what}')
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The opened kvstore in which an adapter lies.
+
+    Attributes
+    ----------
+    driver : KvStoreDriver
+    path : str
+        The key that is adapted, or the prefix of the keys that are.
+    """
+
+    driver: KvStoreDriver
+    path: str
 
 
 class DriverSpec(Protocol):
@@ -173,8 +201,12 @@ class DriverSpec(Protocol):
     def references(self) -> Mapping[str, JsonValue]:
         """Context resources that are not the default ones: references or JSON, by identifier."""
 
+    @property
+    def base(self) -> Any:
+        """The ``KvStore.Spec`` of what an adapter lies in; None for all others."""
+
     def without_references(self) -> DriverSpec:
-        """The same with the default context resources."""
+        """The same with the default context resources, also of its base."""
 
     def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
         """Own JSON members, without ``driver``, ``path`` and ``context``."""
@@ -187,17 +219,20 @@ class DriverSpec(Protocol):
 
 
 class DriverKind(Protocol):
-    """What a module in ``kvstores/`` registers under the name ``DRIVER``."""
+    """What a module in ``kvstores/`` registers under the name ``DRIVER``.
+
+    It is either a ``RootKind`` or an ``AdapterKind``, see :mod:`gpustore.kvstores._spec`, which
+    parse URLs.
+    """
+
+    is_adapter: bool
 
     @property
     def id(self) -> str:
-        """Name of the driver; by default also its URL scheme."""
+        """Name of the driver; also its URL scheme, unless the registry has others for it."""
 
     def from_json(self, members: Members) -> DriverSpec:
         """Take the members this driver knows; the caller takes ``path`` and checks for more."""
-
-    def from_url(self, component: UrlComponent) -> tuple[DriverSpec, str]:
-        """Driver spec and path of a URL component."""
 
     def check_path(self, path: str) -> None:
         """Raise InvalidKeyError unless `path` is a legal path member."""
@@ -277,3 +312,11 @@ def require_slashes(component: UrlComponent) -> None:
     if not component.slashes:
         scheme = component.scheme
         raise component.error("kvstore", f'Scheme "{scheme}://" not present in url')
+
+
+def require_no_slashes(component: UrlComponent) -> None:
+    """Raise MetadataError unless a URL component is ``scheme:path``, without query."""
+    component.require_path_only("kvstore")
+    if component.slashes:
+        scheme = component.scheme
+        raise component.error("kvstore", f'Scheme "{scheme}:" not present in url')

@@ -17,7 +17,7 @@ import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore._json import quote
 from gpustore.errors import GpustoreError, StoreIOError
@@ -368,6 +368,7 @@ class FileSpec:
     references: Mapping[str, JsonValue] = field(default_factory=dict)
 
     id = "file"
+    base = None
 
     def without_references(self) -> FileSpec:
         return FileSpec()
@@ -390,6 +391,7 @@ class _Kind:
     """Parses both forms of a file spec."""
 
     id = "file"
+    is_adapter: Literal[False] = False
 
     def from_json(self, members: Members) -> FileSpec:
         return FileSpec(take_references(members, RESOURCES))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import (
@@ -173,6 +173,7 @@ class MemorySpec:
     references: Mapping[str, JsonValue] = field(default_factory=dict)
 
     id = "memory"
+    base = None
 
     def without_references(self) -> MemorySpec:
         return MemorySpec(self.atomic)
@@ -195,6 +196,7 @@ class _Kind:
     """Parses both forms of a memory spec."""
 
     id = "memory"
+    is_adapter: Literal[False] = False
 
     def from_json(self, members: Members) -> MemorySpec:
         atomic = members.take_bool("atomic", True)

@@ -1,0 +1,270 @@
+"""What adapters have in common: kvstores whose keys lie in the values of another, their base.
+
+An archive adapts one key of its base, a database adapts a directory. An adapter is specified as
+``{"driver": "<id>", "base": <kvstore>, "path": <key>}`` or ``<URL of the base>|<id>:<key>``. Its
+module defines three things: a subclass of :class:`AdapterSpec`, a subclass of
+:class:`AdapterKvStore`, and an :class:`~gpustore.kvstores.base.AdapterKind` as ``DRIVER``.
+
+Adapters that are opened alike share one driver as long as somebody uses it, so that the directory
+of an archive is read once for all arrays in it. What a driver remembers of its base it must
+therefore check again as ``staleness_bound`` says.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
+
+from gpustore._json import quote
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._spec import KvStoreSpec
+from gpustore.kvstores.base import (
+    Base,
+    KvStoreDriver,
+    LocateColumns,
+    ReadRequest,
+    ReadState,
+    take_references,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.kvstores.base import ReadColumns
+
+__all__ = ["AdapterKvStore", "AdapterSpec", "Part"]
+
+
+class Part(NamedTuple):
+    """Where a value, or the part of it that is wanted, lies in the base.
+
+    Attributes
+    ----------
+    row : int
+        Of the adapter's request.
+    key : str
+        Whole key in the base.
+    start, stop : int
+        The bytes of that key's value.
+    generation : bytes
+        Of that key, when this was found out; ``b""`` if its value never changes.
+    """
+
+    row: int
+    key: str
+    start: int
+    stop: int
+    generation: bytes
+
+
+class AdapterKvStore(KvStoreDriver):
+    """An opened kvstore that lies in another one.
+
+    Any key is legal unless a subclass says otherwise: keys are no paths of files here. What they
+    lead to in the base is the subclass's own choice, and the base checks it.
+
+    Parameters
+    ----------
+    base : Base
+    spec : AdapterSpec
+    resources : mapping of str to Context.Resource
+        Its own ones, by identifier.
+    """
+
+    base: Base
+
+    def __init__(
+        self, base: Base, *, spec: AdapterSpec, resources: Mapping[str, Context.Resource]
+    ) -> None:
+        self.base = base
+        self._spec = spec
+        self._resources = resources
+        self.is_local = base.driver.is_local
+        self.is_trusted = base.driver.is_trusted
+        self.executor = base.driver.executor
+
+    @property
+    def spec(self) -> AdapterSpec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    @property
+    def identity(self) -> Hashable:
+        return self.id, self.base.driver.identity, self.base.path
+
+    def describe(self, key: str) -> str:
+        return f"{quote(key)} in {self.base.driver.describe(self.base.path)}"
+
+    def check_key(self, key: str) -> None:
+        """Accept any key."""
+
+    def read_parts(
+        self, parts: Sequence[Part], request: ReadRequest, result: ReadColumns
+    ) -> list[int]:
+        """Read what lies in the base as it is, in one request to it.
+
+        The bytes go where `request` wants them, also straight to a device.
+
+        Parameters
+        ----------
+        parts : sequence of Part
+        request : ReadRequest
+            Of the adapter; ranges and conditions are no more looked at.
+        result : ReadColumns
+            Given ``state``, ``value`` and ``error`` of each row.
+
+        Returns
+        -------
+        list of int
+            Rows that have not been read because their key in the base has changed.
+        """
+        if not parts:
+            return []
+        columns = self.base.driver.read_many(
+            ReadRequest(
+                [part.key for part in parts],
+                start=[part.start for part in parts],
+                stop=[part.stop for part in parts],
+                if_equal=[part.generation for part in parts],
+                max_nbytes=request.max_nbytes,
+                into=request.into,
+            )
+        )
+        changed = []
+        for i, part in enumerate(parts):
+            if i in columns.error:
+                where = self.describe(request.keys[part.row])
+                result.error[part.row] = columns.error[i].prefixed(f"Error reading {where}")
+            elif columns.state[i] is ReadState.VALUE:
+                result.state[part.row] = ReadState.VALUE
+                result.value[part.row] = columns.value[i]
+            else:
+                changed.append(part.row)
+        return changed
+
+    def locate_parts(self, parts: Sequence[Part], result: LocateColumns) -> None:
+        """Say where in files, or at which URLs, the values lie that `parts` tells of.
+
+        Parameters
+        ----------
+        parts : sequence of Part
+            Of whole values.
+        result : LocateColumns
+            Given ``path``, ``url``, ``offset`` and ``error`` of each row; ``nbytes`` and
+            ``generation`` are for the caller to give, who knows them.
+        """
+        columns = self.base.driver.locate_many([part.key for part in parts])
+        for i, part in enumerate(parts):
+            if i in columns.error:
+                result.error[part.row] = columns.error[i]
+            elif columns.nbytes[i] >= 0:
+                result.path[part.row] = columns.path[i]
+                result.url[part.row] = columns.url[i]
+                result.offset[part.row] = columns.offset[i] + part.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec(abc.ABC):
+    """What a spec says about an adapter. Subclasses add their own members as fields.
+
+    Attributes
+    ----------
+    base : KvStoreSpec
+        What it lies in.
+    references : mapping of str to JsonValue
+        Context resources that are not the default ones, by identifier.
+    """
+
+    base: KvStoreSpec
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id: ClassVar[str]
+    resource_ids: ClassVar[tuple[str, ...]] = ()
+    """Identifiers of the context resources it uses."""
+
+    @classmethod
+    def take(cls, members: Members) -> dict[str, JsonValue]:
+        """Take the members that all adapters have, as keywords for the constructor."""
+        return {
+            "base": members.take_with("base", _base_spec),
+            "references": take_references(members, cls.resource_ids),
+        }
+
+    def own_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """JSON of the members that a subclass adds."""
+        del include_defaults
+        return {}
+
+    @abc.abstractmethod
+    def open_on(self, base: Base, resources: Mapping[str, Context.Resource]) -> AdapterKvStore:
+        """Open it on an opened base; resources of `resource_ids` are given by identifier."""
+
+    def without_references(self) -> Self:
+        return replace(self, base=self.base.without_context(), references={})
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        names = {id: id for id in self.resource_ids} if include_defaults else {}
+        base = self.base.to_json(include_defaults)
+        own = self.own_json(include_defaults=include_defaults)
+        return {"base": base, **names, **own, **self.references}
+
+    def to_url(self, path: str) -> str:
+        return f"{self.base.url}|{self.id}:{encode_path(path)}"
+
+    def open(self, context: Context, path: str) -> AdapterKvStore:
+        del path  # Links do not lead out of a base.
+        base = Base(self.base.open_driver(context), self.base.path)
+        resources = {id: context.resource(id, self.references.get(id)) for id in self.resource_ids}
+        below: tuple[Hashable, ...] = (id(base.driver),)
+        if base.driver.base is None:
+            below = (base.driver.identity, *map(id, base.driver.resources.values()))
+        key = (
+            json.dumps(self.to_json(), sort_keys=True),
+            *below,
+            *map(id, resources.values()),
+        )
+        return _opened.get(key, lambda: self.open_on(base, resources))
+
+
+def _base_spec(json: JsonValue) -> KvStoreSpec:
+    return KvStoreSpec(json) if isinstance(json, str) else KvStoreSpec.from_json(json)
+
+
+class _Opened:
+    """The adapters that somebody uses, by what they were opened with.
+
+    A driver holds its base and resources, so that their addresses stand for them in its key.
+    """
+
+    def __init__(self) -> None:
+        self._drivers: weakref.WeakValueDictionary[Hashable, AdapterKvStore] = (
+            weakref.WeakValueDictionary()
+        )
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make a lock that no thread of the parent process holds."""
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], AdapterKvStore]) -> AdapterKvStore:
+        """The driver of `key`, which `make` makes if there is none; `make` does no I/O."""
+        with self._lock:
+            driver = self._drivers.get(key)
+            if driver is None:
+                driver = self._drivers[key] = make()
+            return driver
+
+
+_opened: Final = _Opened()
