@@ -9,6 +9,7 @@ from typing import Any, Final
 from gpustore._json import Members, from_python
 from gpustore.attributes import json_attributes
 from gpustore.context import Context
+from gpustore.drivers._detection import through_adapters
 from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
 from gpustore.future import Future
@@ -108,32 +109,39 @@ def open_group(
         for candidate in (wanted,) if wanted else (2, 3):
             check_node_names(whole, candidate)
     given = json_attributes(attributes or {})
-    store = open_kvstore(kvstore, scope)
-    access = GroupAccess.of(
-        scope, store.driver, read, write, use_consolidated=use_consolidated, device=device
-    )
+    base = open_kvstore(kvstore, scope)
+
+    def access_to(store: KvStore) -> GroupAccess:
+        return GroupAccess.of(
+            scope, store.driver, read, write, use_consolidated=use_consolidated, device=device
+        )
+
+    access = access_to(base)
     if mode.create and not access.writable:
         raise MetadataError("Cannot specify an open mode of `create` without `write`")
 
     def run() -> Group:
-        zarr_format = wanted
+        zarr_format, store, root, how = wanted, base, kvstore, access
         if zarr_format is None:
+            with prefixing("Error opening group"):
+                store, root, _ = through_adapters(base, kvstore, scope)
+            how = access_to(store)
             # What is to be deleted says nothing, but what is at the root does.
             paths = dict.fromkeys([whole, ""])
             if mode.delete_existing:
                 del paths[whole]
             detected = (_detected(store, path, mode) for path in paths)
             zarr_format = next(filter(None, detected), 3)
-        hierarchy = hierarchy_at(kvstore, zarr_format, scope)
+        hierarchy = hierarchy_at(root, zarr_format, scope)
         if mode.open:
             try:
-                return open_node(hierarchy, access, whole, use_consolidated=use_consolidated)
+                return open_node(hierarchy, how, whole, use_consolidated=use_consolidated)
             except NotFoundError:
                 if not mode.create:
                     raise
-        return create_node(hierarchy, access, whole, given, mode)
+        return create_node(hierarchy, how, whole, given, mode)
 
-    if store.driver.is_local and not mode.create:
+    if base.driver.is_local and not mode.create:
         return Future.deferred(run, access.executor)
     return access.executor.submit(run, drain=True)
 

@@ -385,7 +385,9 @@ def _from_json(
     driver_rank = rank if transform is None else transform.output_rank
     if driver_rank is not None:
         schema.update(rank=driver_rank)
-    mode = OpenMode() if kind.id in _NOT_OPENED else OpenMode.from_members(members)
+    # What is not created is opened by whichever driver is detected.
+    detected = kind.id == "auto"
+    mode = OpenMode() if kind.id in _NOT_OPENED or detected else OpenMode.from_members(members)
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context

@@ -1,42 +1,48 @@
 """The ``auto`` driver: opens what is there.
 
-A directory is detected by the files in it: ``.zarray`` is Zarr v2, ``zarr.json`` Zarr v3. All are
-looked for in one batch. Exactly one format must be found; the opened store's spec names it, so it
-re-opens without detection.
+Formats are detected step by step (:mod:`gpustore.drivers._detection`), through adapters: an array
+in a zip file in a database is three steps. At each exactly one format must be found. The opened
+store's spec names them, so that it re-opens without detection.
 
 JSON example::
 
     {"driver": "auto", "kvstore": "file:///data/x.zarr/"}
 
-Source: TensorStore's auto driver page, single-step detection of directory formats.
+Other members are context resources for the drivers that are detected, but not for the kvstore.
+
+Source: TensorStore's auto driver page.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members
+from gpustore._json import JsonValue, Members, quote
+from gpustore.context import Context, resource_json
+from gpustore.drivers._detection import one_of, through_adapters
 from gpustore.drivers.base import (
     Driver,
+    DriverKind,
     DriverSpec,
     Opening,
+    OpenMode,
     OpenRequest,
     open_kvstore,
     schema_members,
 )
-from gpustore.errors import MetadataError, MismatchError, prefixing
+from gpustore.errors import MetadataError, prefixing
 from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
-from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.schema import Schema
 
 __all__ = ["DRIVER", "AutoSpec"]
 
-_DIRECTORY_FORMATS = {".zarray": "zarr2", "zarr.json": "zarr3"}
-"""File in a directory -> driver it stands for."""
+_NAME_THE_FORMAT = 'name the format after the path, e.g. "x.zarr|zarr3:" or "x.zarr|zarr2:"'
+_MODES = frozenset(field.name for field in fields(OpenMode))
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class AutoSpec:
     kvstore: KvStore.Spec | None
     constraints: Schema
     options: tuple[tuple[str, Any], ...] = ()
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
 
     id = "auto"
 
@@ -65,8 +72,7 @@ class AutoSpec:
         members: dict[str, JsonValue] = {}
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
-        members.update(schema_members(self.constraints))
-        return members
+        return {**members, **schema_members(self.constraints), **self.references}
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -88,58 +94,26 @@ class AutoSpec:
         mode = request.mode
         if mode.delete_existing or mode.assumes or (mode.create and not mode.open):
             raise MetadataError(
-                "create mode not compatible with format auto-detection; name the format after the "
-                'path, e.g. "x.zarr|zarr3:" or "x.zarr|zarr2:"'
+                f"create mode not compatible with format auto-detection; {_NAME_THE_FORMAT}"
             )
         if self.kvstore is None:
             raise MetadataError('Error opening "auto" driver: "kvstore" must be specified')
-        store = open_kvstore(self.kvstore, request.context)
-        executor: Executor = request.context.resource("data_copy_concurrency").value
+        base = open_kvstore(self.kvstore, request.context)
+        context = request.context
+        if self.references:
+            context = Context(dict(self.references), parent=context)
+        executor: Executor = context.resource("data_copy_concurrency").value
         spec = self.kvstore
 
         def run() -> tuple[Driver, IndexTransform]:
-            found: DriverSpec = registry.find("drivers", _detect(store)).from_url(spec, "")
             with prefixing('Error opening "auto" driver'):
+                store, kvstore, steps = through_adapters(base, spec, context)
+                kind: DriverKind = registry.find("drivers", one_of(steps, store).name)
+                found = kind.from_url(kvstore, "")
                 found = found.updated(schema=self.constraints, **dict(self.options))
-                return found.open(request).run()
+                return found.open(replace(request, context=context)).run()
 
-        return Opening(executor, run, may_defer=store.driver.is_local)
-
-
-def _detect(store: KvStore) -> str:
-    """The driver of what lies at the store's path.
-
-    Raises
-    ------
-    MismatchError
-        If there is no known format, or more than one; says what was looked for.
-    """
-    path = store.path
-    directory = path if not path or path.endswith("/") else path + "/"
-    keys = [directory + name for name in _DIRECTORY_FORMATS]
-    columns = store.driver.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
-    for error in columns.error.values():
-        raise error.prefixed('Error opening "auto" driver')
-    candidates = sorted(
-        driver
-        for driver, state in zip(_DIRECTORY_FORMATS.values(), columns.state)
-        if state is ReadState.VALUE
-    )
-    where = store.driver.describe(path)
-    if not candidates:
-        names = " or ".join(f'"{name}"' for name in _DIRECTORY_FORMATS)
-        raise MismatchError(
-            f'Error opening "auto" driver: Failed to detect format for {where}: '
-            f"looked for {names} in it and found neither",
-            key=path,
-        )
-    if len(candidates) > 1:
-        raise MismatchError(
-            f'Error opening "auto" driver: Multiple possible formats detected for {where}: '
-            f'{{{", ".join(candidates)}}}; name one, e.g. "...|{candidates[-1]}:"',
-            key=path,
-        )
-    return candidates[0]
+        return Opening(executor, run, may_defer=base.driver.is_local)
 
 
 class _AutoKind:
@@ -147,8 +121,21 @@ class _AutoKind:
     is_adapter = False
 
     def from_json(self, members: Members, schema: Schema) -> AutoSpec:
-        """Take ``kvstore``."""
-        return AutoSpec(members.take_with("kvstore", KvStore.Spec, None), schema)
+        """Take ``kvstore``, ``path``, and what else there is as context resources."""
+        kvstore = members.take_with("kvstore", KvStore.Spec, None)
+        path = members.take_str("path", "")
+        if kvstore is not None and path:
+            kvstore = kvstore / path
+        references = {}
+        for id in members.names():
+            if id in _MODES:
+                raise MetadataError(
+                    f"Invalid context resource identifier: {quote(id)} ({_NAME_THE_FORMAT})"
+                )
+            json = resource_json(id, members.take(id))
+            if json != id:
+                references[id] = json
+        return AutoSpec(kvstore, schema, references=references)
 
     def from_url(self, base: KvStore.Spec, path: str) -> AutoSpec:
         """``<kvstore>|auto:``."""

@@ -71,7 +71,8 @@ def test_the_error_says_what_was_looked_for(folder):
         gpustore.open(f"{folder}/none").result()
     assert str(caught.value) == (
         'FAILED_PRECONDITION: Error opening "auto" driver: Failed to detect format for local file '
-        f'"{folder}/none": looked for ".zarray" or "zarr.json" in it and found neither'
+        f'"{folder}/none": looked for "attributes.json", "info", ".zarray", "zarr.json", '
+        '"manifest.ocdbt" in it and found none of them'
     )
     assert caught.value.key == f"{folder}/none"
 
@@ -136,9 +137,50 @@ def test_a_transform_is_handed_on(folder, low, size):
     assert agree(*results)
 
 
-def test_a_member_that_is_not_known_is_refused():
-    with pytest.raises(MetadataError, match='Object includes extra members: "foo"'):
-        gpustore.Spec({"driver": "auto", "kvstore": "memory://", "foo": 1})
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"foo": 1},
+        {"recheck_cached_data": True},
+        {"create": True},
+        {"open": True},
+        {"cache_pool": 5},
+        {"cache_pool": {"total_bytes_limit": 5}},
+        {"cache_pool": "cache_pool"},
+        {"cache_pool": "cache_pool#a", "context": {"cache_pool#a": {}}},
+        {"memory_key_value_store": {}},
+        {"data_copy_concurrency": {"limit": 2}, "dtype": "int8", "rank": 1},
+        {"path": "x"},
+        {"path": "/x"},
+    ],
+)
+def test_other_members_are_context_resources(members):
+    spec = {"driver": "auto", "kvstore": "memory://a", **members}
+    assert agree(*(outcome(lambda lib=lib: lib.Spec(dict(spec)).to_json()) for lib in LIBRARIES))
+
+
+def test_resources_are_for_what_is_detected_and_not_for_its_kvstore():
+    context = gpustore.Context()
+    kvstore = {"driver": "memory", "path": "a/"}
+    spec = {"driver": "zarr3", "kvstore": kvstore}
+    gpustore.open(spec, create=True, dtype="int8", shape=[2], context=context).result()
+    spec = {
+        "driver": "auto",
+        "kvstore": kvstore,
+        "cache_pool": {"total_bytes_limit": 12345},
+        "memory_key_value_store": {},
+    }
+    # Another memory would hold no array.
+    store = gpustore.open(spec, context=context).result()
+    unbound = store.spec(unbind_context=True).to_json()["context"]
+    assert unbound["cache_pool"] == {"total_bytes_limit": 12345}
+    named = {**spec, "cache_pool": "cache_pool#a"}
+    context = gpustore.Context({"cache_pool#a": {"total_bytes_limit": 77}}, parent=context)
+    unbound = gpustore.open(named, context=context).result().spec(unbind_context=True).to_json()
+    assert unbound["context"]["cache_pool"] == {"total_bytes_limit": 77}
+
+
+def test_a_path_behind_the_scheme_is_refused():
     with pytest.raises(MetadataError, match="Path not supported"):
         gpustore.Spec("memory://a|auto:foo")
 

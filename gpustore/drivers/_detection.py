@@ -1,0 +1,274 @@
+"""What lies at a path of a kvstore: formats that are told by bytes, or by names in a directory.
+
+A *step* of detection first looks at the path as one file, if it may be one: formats of files are
+told by how the file begins or ends, which is one request. Without a file there, formats of
+directories are told by the names in it, all looked for in one request. What is found is a
+TensorStore driver, an adapter in which the next step is taken, or a format that has a name here but
+no driver.
+
+Source: the algorithms of TensorStore's auto driver page.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpustore import registry
+from gpustore._json import quote
+from gpustore.context import Context
+from gpustore.errors import GpustoreError, MismatchError, StoreIOError, UnsupportedError
+from gpustore.kvstore import KvStore
+from gpustore.kvstores._spec import adapted
+from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.url import UrlComponent
+
+__all__ = ["Found", "detect", "one_of", "through_adapters"]
+
+_PREFIX_NBYTES: Final = 32
+_END_RECORD: Final = struct.Struct("<4s16xH")
+# The end record of a zip file, behind which there may be a comment.
+_SUFFIX_NBYTES: Final = _END_RECORD.size + 0xFFFF
+_MAX_STEPS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format that can be told.
+
+    Attributes
+    ----------
+    name : str
+        As TensorStore names it among candidates.
+    what : str
+        What a thing of this format is, for messages.
+    folder : str
+        ``"drivers"`` or ``"kvstores"`` of the registry.
+    """
+
+    name: str
+    what: str
+    folder: str = "drivers"
+
+
+def _is_zip(prefix: bytes, suffix: bytes) -> bool:
+    """Whether the last end record, and the comment it tells of, are the end of the file."""
+    del prefix
+    at = suffix.rfind(b"PK\5\6")
+    while at >= 0:
+        if at + _END_RECORD.size <= len(suffix):
+            _, comment_nbytes = _END_RECORD.unpack_from(suffix, at)
+            if at + _END_RECORD.size + comment_nbytes == len(suffix):
+                return True
+        at = suffix.rfind(b"PK\5\6", 0, at)
+    return False
+
+
+def _begins(*signatures: bytes) -> Callable[[bytes, bytes], bool]:
+    return lambda prefix, _: prefix.startswith(signatures)
+
+
+def _is_avif(prefix: bytes, suffix: bytes) -> bool:
+    del suffix
+    # mif1 and msf1 are images and sequences of any kind, whose other brands say which.
+    brands = (prefix[8:12], *(prefix[i : i + 4] for i in range(16, len(prefix), 4)))
+    return prefix[4:8] == b"ftyp" and not {b"avif", b"avis"}.isdisjoint(brands)
+
+
+def _is_webp(prefix: bytes, suffix: bytes) -> bool:
+    del suffix
+    return prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP"
+
+
+_OF_FILES: Final[dict[_Format, Callable[[bytes, bytes], bool]]] = {
+    _Format("avif", "an AVIF image"): _is_avif,
+    _Format("bmp", "a BMP image"): _begins(b"BM"),
+    _Format("jpeg", "a JPEG image"): _begins(b"\xff\xd8\xff"),
+    _Format("png", "a PNG image"): _begins(b"\x89PNG\r\n\x1a\n"),
+    _Format("tiff", "a TIFF image"): _begins(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    _Format("webp", "a WebP image"): _is_webp,
+    _Format("zip", "a zip file", "kvstores"): _is_zip,
+}
+
+_ZARR2: Final = _Format("zarr2", "a Zarr v2 array")
+_ZARR3: Final = _Format("zarr3", "a Zarr v3 array")
+_OF_DIRECTORIES: Final = {
+    "attributes.json": _Format("n5", "an N5 array"),
+    "info": _Format("neuroglancer-precomputed", "a Neuroglancer precomputed volume"),
+    ".zarray": _ZARR2,
+    "zarr.json": _ZARR3,
+    "manifest.ocdbt": _Format("ocdbt", "an OCDBT database", "kvstores"),
+}
+_GROUP2: Final = ".zgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one step of detection found.
+
+    Attributes
+    ----------
+    formats : tuple of _Format
+        The candidates, in the order in which messages name them.
+    looked_for : str
+        What was looked for and what was found, for the message if there is none.
+    """
+
+    formats: tuple[_Format, ...]
+    looked_for: str
+
+
+def detect(store: KvStore) -> Found:
+    """Take one step of detection at the path of a kvstore. Blocks.
+
+    Raises
+    ------
+    StoreIOError
+        If something could not be read.
+    """
+    found = None
+    if store.path and not store.path.endswith("/"):
+        found = _detect_file(store)
+    return found or _detect_directory(store)
+
+
+def one_of(found: Found, store: KvStore) -> _Format:
+    """The only candidate.
+
+    Raises
+    ------
+    MismatchError
+        If there is none, or more than one; says what was looked for.
+    UnsupportedError
+        If there is no driver for it.
+    """
+    where = store.driver.describe(store.path)
+    formats = found.formats
+    if not formats:
+        raise MismatchError(
+            f"Failed to detect format for {where}: {found.looked_for}", key=store.path
+        )
+    usable = [format_ for format_ in formats if _kind(format_) is not None]
+    if len(formats) > 1:
+        names = ", ".join(format_.name for format_ in formats)
+        hint = f'; name one, e.g. "...|{usable[-1].name}:"' if usable else ""
+        raise MismatchError(
+            f"Multiple possible formats detected for {where}: {{{names}}}{hint}", key=store.path
+        )
+    if not usable:
+        only = formats[0]
+        raise UnsupportedError(
+            f'{where} is {only.what}, and gpustore has no driver "{only.name}"; it opens zarr2 and '
+            "zarr3 arrays",
+            key=store.path,
+        )
+    return formats[0]
+
+
+def through_adapters(
+    store: KvStore, spec: KvStore.Spec, context: Context
+) -> tuple[KvStore, KvStore.Spec, Found]:
+    """Take steps as long as an adapter is found, and nothing else.
+
+    Parameters
+    ----------
+    store : KvStore
+    spec : KvStore.Spec
+        Of `store`.
+    context : Context
+        Where the adapters find their resources.
+
+    Returns
+    -------
+    tuple of KvStore, KvStore.Spec, Found
+        The last kvstore, and what the step there found. The spec opens the same driver.
+    """
+    spec = spec.retaining(store.driver)
+    for _ in range(_MAX_STEPS):
+        found = detect(store)
+        if len(found.formats) != 1 or found.formats[0].folder != "kvstores":
+            return store, spec, found
+        kind = _kind(found.formats[0])
+        if kind is None:
+            return store, spec, found
+        spec = adapted(kind, UrlComponent(found.formats[0].name), spec)
+        store = KvStore(spec.open_driver(context), spec.path)
+        spec = spec.retaining(store.driver)
+    where = store.driver.describe(store.path)
+    raise MismatchError(
+        f"Failed to detect format for {where}: more than {_MAX_STEPS} adapters within each other",
+        key=store.path,
+    )
+
+
+def _kind(format_: _Format) -> Any:
+    return registry.find(format_.folder, format_.name)
+
+
+def _detect_file(store: KvStore) -> Found | None:
+    """What the path is as a file, None if it is none."""
+    ends = _read_ends(store)
+    if ends is None:
+        return None
+    prefix, suffix = ends
+    names = [format_.name for format_ in _OF_FILES]
+    begin = " ".join(f"{byte:02x}" for byte in prefix[:12]) or "nothing"
+    return Found(
+        tuple(format_ for format_, matches in _OF_FILES.items() if matches(prefix, suffix)),
+        f"it is a file, but none of {', '.join(names)}: it begins with {begin}",
+    )
+
+
+def _read_ends(store: KvStore) -> tuple[bytes, bytes] | None:
+    """How a file begins and ends; None if there is no file."""
+    path = store.path
+    columns = store.driver.read_many(
+        ReadRequest([path, path], start=[0, -_SUFFIX_NBYTES], stop=[_PREFIX_NBYTES, None])
+    )
+    errors = [columns.error.get(row) for row in (0, 1)]
+    for error in errors:
+        if error is not None and error.status != "OUT_OF_RANGE":
+            if _is_no_file(error):
+                return None
+            raise error
+    if errors[1] is None:
+        begin, end = columns.value
+    else:
+        # It is shorter than that.
+        whole = store.driver.read_many(ReadRequest([path], max_nbytes=_SUFFIX_NBYTES))
+        whole.raise_first()
+        begin = end = whole.value[0]
+    if begin is None or end is None:
+        return None
+    return bytes(begin[:_PREFIX_NBYTES]), bytes(end)
+
+
+def _is_no_file(error: GpustoreError) -> bool:
+    """Whether a key could not be read because it is a directory."""
+    return isinstance(error, StoreIOError) and error.status == "FAILED_PRECONDITION"
+
+
+def _detect_directory(store: KvStore) -> Found:
+    """What the path is as a directory."""
+    path = store.path
+    directory = path if not path or path.endswith("/") else path + "/"
+    names = (*_OF_DIRECTORIES, _GROUP2)
+    keys = [directory + name for name in names]
+    columns = store.driver.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
+    for error in columns.error.values():
+        if not _is_no_file(error):
+            raise error
+    there = {name for name, state in zip(names, columns.state) if state is ReadState.VALUE}
+    if there == {_GROUP2}:
+        looked_for = (
+            "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group with "
+            "gpustore.open_group"
+        )
+    else:
+        listed = ", ".join(quote(name) for name in _OF_DIRECTORIES)
+        looked_for = f"looked for {listed} in it and found none of them"
+    return Found(
+        tuple(format_ for name, format_ in _OF_DIRECTORIES.items() if name in there), looked_for
+    )
