@@ -48,6 +48,8 @@ class Limits:
         Chunks one read or write touches.
     zip_entry_nbytes : int
         A decoded member of a zip archive.
+    ocdbt_node_nbytes : int
+        A decoded manifest or node of an OCDBT database.
     host_in_flight_nbytes, device_in_flight_nbytes : int
         Encoded and decoded bytes that operations hold in host and device memory at a time, apart
         from their results.
@@ -68,6 +70,7 @@ class Limits:
     shard_index_nbytes: int = 256 << 20
     chunks_per_request: int = 10**7
     zip_entry_nbytes: int = 2 << 30
+    ocdbt_node_nbytes: int = 256 << 20
     host_in_flight_nbytes: int = 1 << 30
     device_in_flight_nbytes: int = 4 << 30
 

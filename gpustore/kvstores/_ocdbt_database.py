@@ -1,0 +1,358 @@
+"""What is stored of an OCDBT database: its manifest and nodes, read from the base and checked.
+
+Nodes never change, so decoded ones are cached without asking the base again. The manifest is the
+only thing that does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from gpustore.cache import Entry, Space
+from gpustore.errors import CorruptChunkError, GpustoreError, MismatchError, StoreIOError
+from gpustore.kvstores._ocdbt_config import Config
+from gpustore.kvstores._ocdbt_manifest import Manifest, read_manifest
+from gpustore.kvstores._ocdbt_node import read_node
+from gpustore.kvstores._ocdbt_version_tree import Version, read_version_node
+from gpustore.kvstores.base import ReadRequest, prefix_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpustore.cache import Cache
+    from gpustore.kvstores._ocdbt_config import ConfigConstraints
+    from gpustore.kvstores._ocdbt_location import Location
+    from gpustore.kvstores._ocdbt_node import Interior, Leaf
+    from gpustore.kvstores._ocdbt_version import VersionSpec
+    from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
+    from gpustore.kvstores.base import Base, Buffer
+
+__all__ = ["MANIFEST_KEY", "Database", "Snapshot", "numbered_key", "numbered_of"]
+
+MANIFEST_KEY: Final = "manifest.ocdbt"
+_NUMBERED: Final = re.compile(r"manifest\.([0-9a-f]{16})", re.ASCII)
+# How often numbered manifests are listed anew because the newest was removed meanwhile.
+_ATTEMPTS: Final = 100
+
+N = TypeVar("N")
+
+
+def numbered_key(generation: int) -> str:
+    """Key of a numbered manifest, relative to the root.
+
+    >>> numbered_key(26)
+    'manifest.000000000000001a'
+    """
+    return f"manifest.{generation:016x}"
+
+
+def numbered_of(key: str) -> int | None:
+    """Generation of a numbered manifest by its relative key; None for another key."""
+    match = _NUMBERED.fullmatch(key)
+    return None if match is None else int(match[1], 16)
+
+
+class Snapshot(NamedTuple):
+    """What the manifest was at some time.
+
+    Attributes
+    ----------
+    generation : bytes
+        Of ``manifest.ocdbt`` in the base; :data:`~gpustore.kvstores.base.ABSENT` if there is none.
+    config : Config or None
+        None without ``manifest.ocdbt``.
+    manifest : Manifest or None
+        None if there is no version either.
+    read_at : float
+        When this was known to be current, in seconds since the epoch.
+    """
+
+    generation: bytes
+    config: Config | None
+    manifest: Manifest | None
+    read_at: float
+
+
+class Database:
+    """Reads a database. Thread-safe.
+
+    Parameters
+    ----------
+    base : Base
+        The root; its path is empty or ends with a slash.
+    manifests : Base
+        The same, or where else the manifests are.
+    constraints : ConfigConstraints
+        Which its configuration must meet.
+    cache : Cache or None
+        For decoded nodes.
+    max_nbytes : int
+        The most a decoded node may have.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        manifests: Base,
+        *,
+        constraints: ConfigConstraints,
+        cache: Cache | None,
+        max_nbytes: int,
+    ) -> None:
+        self.base = base
+        self.manifests = manifests
+        self._constraints = constraints
+        self._cache = cache
+        self._space = Space(("ocdbt", base.driver.identity, base.path), "node")
+        self._max_nbytes = max_nbytes
+        self._snapshot = Snapshot(b"", None, None, -math.inf)
+
+    # ------------------------------------------------------------------ manifest
+
+    @property
+    def known_config(self) -> Config | None:
+        """The configuration, if it has been read."""
+        return self._snapshot.config
+
+    def snapshot(self, staleness_bound: float | None = None) -> Snapshot:
+        """The manifest as it is now, or was at `staleness_bound` or later.
+
+        Raises
+        ------
+        CorruptChunkError, LimitError
+            If it is damaged.
+        MismatchError
+            If the configuration is not as it must be.
+        """
+        known = self._snapshot
+        if staleness_bound is not None and known.read_at >= staleness_bound:
+            return known
+        read_at = time.time()
+        generation, data = self._read_manifest(MANIFEST_KEY, known.generation)
+        config, manifest = known.config, known.manifest
+        if generation != known.generation:
+            config = manifest = None
+        if data is not None:
+            manifest = self._decode_manifest(MANIFEST_KEY, data)
+            config = manifest.config
+            self._constraints.check(config)
+        if config is not None and config.manifest_kind == "numbered":
+            manifest = self._newest_numbered(config, manifest)
+        return self.remember(Snapshot(generation, config, manifest, read_at))
+
+    def remember(self, snapshot: Snapshot) -> Snapshot:
+        """Take a snapshot as the latest one known, unless another is, and return it."""
+        if snapshot.read_at >= self._snapshot.read_at:
+            self._snapshot = snapshot
+        return snapshot
+
+    def _read_manifest(self, name: str, known: bytes) -> tuple[bytes, Buffer | None]:
+        """Generation and bytes of a manifest; no bytes if there is none, or a known one."""
+        key = self.manifests.path + name
+        columns = self.manifests.driver.read_many(
+            ReadRequest([key], if_not_equal=[known], max_nbytes=self._max_encoded_nbytes)
+        )
+        columns.raise_first()
+        return columns.generation[0], columns.value[0]
+
+    def _decode_manifest(self, name: str, data: Buffer) -> Manifest:
+        key = self.manifests.path + name
+        try:
+            return read_manifest(data, max_nbytes=self._max_nbytes)
+        except GpustoreError as error:
+            where = self.manifests.driver.describe(key)
+            raise error.prefixed(f"Error decoding {where}", key=key) from error.__cause__
+
+    def _newest_numbered(self, config: Config, known: Manifest | None) -> Manifest | None:
+        path = self.manifests.path
+        first = f"{path}manifest."
+        for _ in range(_ATTEMPTS):
+            keys = self.manifests.driver.list(first, prefix_end(first))
+            numbers = [number for key in keys if (number := numbered_of(key[len(path) :]))]
+            if not numbers:
+                return None
+            newest = max(numbers)
+            if known is not None and known.versions and known.latest.generation == newest:
+                return known
+            name = numbered_key(newest)
+            _, data = self._read_manifest(name, b"")
+            if data is None:
+                continue  # It was removed, because there are much newer ones.
+            manifest = self._decode_manifest(name, data)
+            wrong = ""
+            if not manifest.versions or manifest.latest.generation != newest:
+                wrong = f"its last generation is not {newest}"
+            elif manifest.config.uuid != config.uuid:
+                wrong = f"it belongs to the database {manifest.config.uuid.hex()}"
+            if wrong:
+                raise CorruptChunkError(
+                    f"Error decoding {self.manifests.driver.describe(path + name)}: {wrong}",
+                    status="DATA_LOSS",
+                    key=path + name,
+                )
+            return Manifest(config, manifest.versions, manifest.subtrees)
+        raise StoreIOError(
+            f"Error reading the manifests of {self.manifests.driver.describe(path)}: "
+            f"the newest was removed {_ATTEMPTS} times before it was read",
+            status="UNAVAILABLE",
+        )
+
+    # ------------------------------------------------------------------ nodes
+
+    def nodes(
+        self, wanted: Sequence[tuple[Location, int]]
+    ) -> list[Leaf | Interior | GpustoreError]:
+        """B+tree nodes, each given by location and height; errors stand for themselves."""
+        decode = partial(read_node, max_nbytes=self._max_nbytes)
+        found = self._load([location for location, _ in wanted], decode)
+        for i, ((location, height), node) in enumerate(zip(wanted, found, strict=True)):
+            if not isinstance(node, GpustoreError) and node.height != height:
+                found[i] = self.wrong(
+                    location, f"Expected height of {height} but received: {node.height}"
+                )
+        return found
+
+    def node(self, location: Location, height: int) -> Leaf | Interior:
+        """One B+tree node."""
+        (found,) = self.nodes([(location, height)])
+        if isinstance(found, GpustoreError):
+            raise found
+        return found
+
+    def version_node(self, subtree: VersionSubtree, arity_log2: int) -> VersionNode:
+        """A version node that is as the reference to it says."""
+        decode = partial(read_version_node, max_nbytes=self._max_nbytes)
+        (node,) = self._load([subtree.location], decode)
+        if isinstance(node, GpustoreError):
+            raise node
+        for what, expected, found in (
+            ("version_tree_arity_log2", arity_log2, node.arity_log2),
+            ("height", subtree.height, node.height),
+            ("generation_number", subtree.generation, node.entries[-1].generation),
+        ):
+            if expected != found:
+                raise self.wrong(
+                    subtree.location, f"Expected {what} of {expected} but received: {found}"
+                )
+        return node
+
+    def value(self, location: Location) -> Buffer:
+        """The bytes of a range of a data file."""
+        (found,) = self._read([location], None)
+        if isinstance(found, GpustoreError):
+            raise found
+        return found
+
+    def _load(
+        self, locations: Sequence[Location], decode: Callable[[Buffer, bytes], N]
+    ) -> list[N | GpustoreError]:
+        """Decode what lies at these locations, or take it from the cache."""
+        found: list[N | GpustoreError | None] = [None] * len(locations)
+        stamps = [0] * len(locations)
+        names = [location.file.path for location in locations]
+        # The same bytes mean other files in a node that is reached by another base path.
+        parts = [(one.offset, one.nbytes, len(one.file.base)) for one in locations]
+        if self._cache is not None:
+            for i, (entry, stamp) in enumerate(self._cache.find(self._space, names, parts)):
+                stamps[i] = stamp
+                if entry is not None:
+                    found[i] = entry.value
+        rows = [i for i, one in enumerate(found) if one is None]
+        for i, data in zip(rows, self._read([locations[i] for i in rows]), strict=True):
+            if isinstance(data, GpustoreError):
+                found[i] = data
+                continue
+            try:
+                node = decode(data, locations[i].file.base)
+            except GpustoreError as error:
+                found[i] = self.wrong(locations[i], error)
+                continue
+            found[i] = node
+            if self._cache is not None:
+                nbytes = getattr(node, "memory_nbytes", len(data))
+                entry = Entry(node, nbytes, b"", math.inf)
+                self._cache.put(self._space, names[i], parts[i], entry, stamps[i])
+        return found  # type: ignore[return-value]
+
+    def _read(
+        self, locations: Sequence[Location], max_nbytes: int | None = -1
+    ) -> list[Buffer | GpustoreError]:
+        """The bytes at these locations, in one request."""
+        if not locations:
+            return []
+        columns = self.base.driver.read_many(
+            ReadRequest(
+                [self.base.path + location.file.path for location in locations],
+                start=[location.offset for location in locations],
+                stop=[location.offset + location.nbytes for location in locations],
+                max_nbytes=self._max_encoded_nbytes if max_nbytes == -1 else max_nbytes,
+            )
+        )
+        found: list[Buffer | GpustoreError] = []
+        for i, location in enumerate(locations):
+            value = columns.value[i]
+            if value is not None:
+                found.append(value)
+            else:
+                found.append(self.damaged(location, columns.error.get(i)))
+        return found
+
+    def damaged(self, location: Location, error: GpustoreError | None) -> GpustoreError:
+        """The error that what is referred to is not there.
+
+        Parameters
+        ----------
+        location : Location
+        error : GpustoreError or None
+            Of the base; None if it has no such data file.
+        """
+        if error is None:
+            return self.wrong(location, "the data file does not exist", status="NOT_FOUND")
+        if isinstance(error, MismatchError):  # A range that is not in the file.
+            return self.wrong(location, error.text, status=error.status)
+        return self.wrong(location, error)
+
+    def wrong(
+        self, location: Location, reason: str | GpustoreError, *, status: str = "DATA_LOSS"
+    ) -> GpustoreError:
+        """The error that what lies there is not as it should be."""
+        key = self.base.path + location.file.path
+        stop = location.offset + location.nbytes
+        where = (
+            f"Error reading Byte range [{location.offset}, {stop}) of "
+            f"{self.base.driver.describe(key)}"
+        )
+        if isinstance(reason, GpustoreError):
+            return reason.prefixed(where, key=key)
+        return CorruptChunkError(f"{where}: {reason}", status=status, key=key)
+
+    @property
+    def _max_encoded_nbytes(self) -> int:
+        return self._max_nbytes + (1 << 16)
+
+    # ------------------------------------------------------------------ versions
+
+    def version(self, manifest: Manifest, wanted: VersionSpec) -> Version:
+        """The version that a spec means.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none.
+        """
+        arity_log2 = manifest.config.version_tree_arity_log2
+        entries: Sequence[Version | VersionSubtree] = (*manifest.subtrees, *manifest.versions)
+        while True:
+            entry = wanted.choose(entries)
+            if entry is None:
+                raise wanted.missing()
+            if isinstance(entry, Version):
+                if not wanted.is_met(entry):
+                    raise wanted.missing()
+                return entry
+            entries = self.version_node(entry, arity_log2).entries

@@ -1,0 +1,227 @@
+"""Where the parts of an OCDBT database lie: data files, and ranges of bytes in them.
+
+A structure begins with a table of the data files it refers to. A path in it has two parts: the
+base path, which also precedes the paths in the table of a node that is reached through it, and
+the rest. Paths are relative to the root of the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from gpustore._json import quote
+from gpustore.kvstores._ocdbt_columns import UINT64_MAX, Reader, encode_varint
+
+if TYPE_CHECKING:
+    from gpustore.errors import CorruptChunkError
+    from gpustore.kvstores._ocdbt_columns import Int64s, UInt64s
+
+__all__ = [
+    "ABSENT_ROOT",
+    "MAX_OFFSET",
+    "MAX_PATH_NBYTES",
+    "DataFile",
+    "FileTable",
+    "Location",
+    "common_nbytes",
+    "is_safe",
+    "read_file_indices",
+    "read_files",
+    "read_locations",
+]
+
+MAX_OFFSET: Final = 2**63 - 1
+MAX_PATH_NBYTES: Final = 65535
+
+
+class DataFile(NamedTuple):
+    """The name of a data file.
+
+    Attributes
+    ----------
+    base, relative : bytes
+        Its path is one behind the other. Both are empty where a reference needs no file.
+    """
+
+    base: bytes
+    relative: bytes
+
+    @property
+    def path(self) -> str:
+        """Key relative to the root of the database."""
+        return (self.base + self.relative).decode("utf-8", "surrogateescape")
+
+
+class Location(NamedTuple):
+    """A range of a data file.
+
+    Attributes
+    ----------
+    file : DataFile
+    offset, nbytes : int
+    """
+
+    file: DataFile
+    offset: int
+    nbytes: int
+
+
+ABSENT_ROOT: Final = Location(DataFile(b"", b""), UINT64_MAX, UINT64_MAX)
+"""In place of the root of a tree without keys."""
+
+
+def is_safe(path: bytes) -> bool:
+    """Whether a path stays below the root of the database."""
+    if not path or b"\0" in path or b"\\" in path:
+        return not path
+    parts = path.split(b"/")
+    return not {b"", b".", b".."}.intersection(parts)
+
+
+def read_files(reader: Reader, transitive: bytes) -> tuple[DataFile, ...]:
+    """Read a table of data files.
+
+    Parameters
+    ----------
+    reader : Reader
+    transitive : bytes
+        Base path of the file that holds this table.
+
+    Raises
+    ------
+    CorruptChunkError
+        If it is not valid, or a path would lead out of the database.
+    """
+    count = reader.varint()
+    if not count:
+        return ()
+    prefix = [0, *reader.varints(count - 1, MAX_PATH_NBYTES).tolist()]
+    suffix = reader.varints(count, MAX_PATH_NBYTES).tolist()
+    base = reader.varints(count, MAX_PATH_NBYTES).tolist()
+    files = []
+    path = b""
+    base_nbytes = 0
+    for i in range(count):
+        shared = prefix[i]
+        if shared > len(path):
+            raise _wrong(reader, i, f"prefix length {shared} exceeds {len(path)}")
+        if shared > min(base_nbytes, base[i]) and base_nbytes != base[i]:
+            raise _wrong(reader, i, f"prefix length {shared} crosses the end of the base path")
+        path = path[:shared] + reader.take(suffix[i])
+        base_nbytes = base[i]
+        if base_nbytes > len(path):
+            raise _wrong(reader, i, f"base path length {base_nbytes} exceeds {len(path)}")
+        if len(transitive) + len(path) > MAX_PATH_NBYTES:
+            raise _wrong(reader, i, f"path of {len(transitive) + len(path)} bytes is too long")
+        file = DataFile(transitive + path[:base_nbytes], path[base_nbytes:])
+        if not is_safe(transitive + path):
+            raise _wrong(reader, i, f"path {quote(file.path)} would leave the database")
+        files.append(file)
+    return tuple(files)
+
+
+def _wrong(reader: Reader, index: int, reason: str) -> CorruptChunkError:
+    return reader.error(f"Invalid data file table: data_file[{index}]: {reason}")
+
+
+def read_locations(
+    reader: Reader, files: Sequence[DataFile], count: int, *, may_be_absent: bool = False
+) -> tuple[Int64s, UInt64s, UInt64s]:
+    """Read columns of file index, offset and length.
+
+    Parameters
+    ----------
+    reader : Reader
+    files : sequence of DataFile
+        What indices refer to.
+    count : int
+    may_be_absent : bool
+        Whether :data:`ABSENT_ROOT` is allowed.
+    """
+    file = read_file_indices(reader, files, count)
+    offset = reader.varints64(count)
+    nbytes = reader.varints64(count)
+    limit = np.uint64(MAX_OFFSET)
+    wrong = (offset > limit) | (nbytes > limit - np.minimum(offset, limit))
+    if may_be_absent:
+        absent = np.uint64(UINT64_MAX)
+        wrong &= (offset != absent) | (nbytes != absent)
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        base, relative = files[int(file[i])]
+        raise reader.error(
+            f"Invalid offset/length pair in {{file_id={_text(base)}+{_text(relative)}, "
+            f"offset={offset[i]}, length={nbytes[i]}}}"
+        )
+    return file, offset, nbytes
+
+
+def read_file_indices(reader: Reader, files: Sequence[DataFile], count: int) -> Int64s:
+    """Read a column of indices into a table of data files."""
+    file = reader.varints(count, MAX_OFFSET)
+    if count and int(file.max()) >= len(files):
+        raise reader.error(f"Data file id {int(file.max())} is outside range [0, {len(files)})")
+    return file
+
+
+def _text(path: bytes) -> str:
+    return quote(path.decode("utf-8", "surrogateescape"))
+
+
+class FileTable:
+    """The table of the data files that a structure to be written refers to.
+
+    Parameters
+    ----------
+    files : iterable of DataFile
+        In any order, also more than once.
+
+    Attributes
+    ----------
+    index : dict of DataFile to int
+    encoded : bytes
+    """
+
+    __slots__ = ("encoded", "index")
+
+    def __init__(self, files: Iterable[DataFile]) -> None:
+        ordered = sorted(set(files))
+        self.index = {file: i for i, file in enumerate(ordered)}
+        parts = [encode_varint(len(ordered))]
+        shared = []
+        for previous, file in pairwise(ordered):
+            nbytes = common_nbytes(previous.base, file.base)
+            if previous.base == file.base:
+                nbytes += common_nbytes(previous.relative, file.relative)
+            shared.append(nbytes)
+        parts += map(encode_varint, shared)
+        paths = [
+            (file.base + file.relative)[nbytes:]
+            for file, nbytes in zip(ordered, [0, *shared], strict=False)
+        ]
+        parts += (encode_varint(len(path)) for path in paths)
+        parts += (encode_varint(len(file.base)) for file in ordered)
+        self.encoded = b"".join(parts + paths)
+
+
+def common_nbytes(first: bytes, second: bytes) -> int:
+    """Length of what two byte strings have in common at their begin.
+
+    >>> common_nbytes(b"d/12", b"d/134")
+    3
+    """
+    limit = min(len(first), len(second))
+    if first[:limit] == second[:limit]:
+        return limit
+    low = 0
+    while limit - low > 1:
+        middle = (low + limit) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            limit = middle
+    return low

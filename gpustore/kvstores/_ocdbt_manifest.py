@@ -1,0 +1,114 @@
+"""The manifest of an OCDBT database: its configuration and where its versions are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpustore.errors import GpustoreError
+from gpustore.kvstores._ocdbt_config import Config
+from gpustore.kvstores._ocdbt_envelope import MANIFEST, open_body, seal
+from gpustore.kvstores._ocdbt_location import FileTable, read_files
+from gpustore.kvstores._ocdbt_version_tree import (
+    encode_subtrees,
+    encode_versions,
+    read_subtrees,
+    read_versions,
+    subtree_ranges,
+)
+
+if TYPE_CHECKING:
+    from gpustore.kvstores._ocdbt_columns import Reader
+    from gpustore.kvstores._ocdbt_version_tree import Version, VersionSubtree
+    from gpustore.kvstores.base import Buffer
+
+__all__ = ["Manifest", "encode_config", "read_manifest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A decoded manifest.
+
+    Attributes
+    ----------
+    config : Config
+    versions : tuple of Version
+        The latest; none in ``manifest.ocdbt`` of a database with numbered manifests.
+    subtrees : tuple of VersionSubtree
+        What holds the older ones, ascending.
+    """
+
+    config: Config
+    versions: tuple[Version, ...]
+    subtrees: tuple[VersionSubtree, ...]
+
+    @property
+    def latest(self) -> Version:
+        """The newest version."""
+        return self.versions[-1]
+
+    def encode(self) -> bytes:
+        """The bytes of a manifest with all versions."""
+        locations = [version.root for version in self.versions]
+        locations += [subtree.location for subtree in self.subtrees]
+        table = FileTable(location.file for location in locations)
+        body = b"".join(
+            (
+                # Also a numbered manifest says that it has versions.
+                self.config.encode(kind="single"),
+                table.encoded,
+                encode_versions(self.versions, table),
+                encode_subtrees(self.subtrees, table, in_manifest=True),
+            )
+        )
+        return seal(MANIFEST, body, self.config.compression.level)
+
+
+def encode_config(config: Config) -> bytes:
+    """The bytes of ``manifest.ocdbt`` if there are numbered manifests."""
+    return seal(MANIFEST, config.encode(), config.compression.level)
+
+
+def read_manifest(data: Buffer, *, max_nbytes: int) -> Manifest:
+    """Decode and check a manifest.
+
+    Parameters
+    ----------
+    data : Buffer
+    max_nbytes : int
+        The most it may have when decoded.
+
+    Raises
+    ------
+    CorruptChunkError, LimitError
+    """
+    try:
+        reader = open_body(data, MANIFEST, max_nbytes=max_nbytes)
+        config = Config.read(reader)
+        if config.manifest_kind == "numbered":
+            reader.finish()
+            return Manifest(config, (), ())
+        files = read_files(reader, b"")
+        arity_log2 = config.version_tree_arity_log2
+        versions = read_versions(reader, files, arity_log2)
+        subtrees = read_subtrees(reader, files, arity_log2, None)
+        _check_ranges(reader, versions[0].generation, subtrees, arity_log2)
+        reader.finish()
+    except GpustoreError as error:
+        raise error.prefixed("Error decoding manifest") from error.__cause__
+    return Manifest(config, versions, subtrees)
+
+
+def _check_ranges(
+    reader: Reader, first_inline: int, subtrees: tuple[VersionSubtree, ...], arity_log2: int
+) -> None:
+    ranges = {
+        height: (first, last) for height, first, last in subtree_ranges(first_inline, arity_log2)
+    }
+    for i, subtree in enumerate(subtrees):
+        first, last = ranges.get(subtree.height, (1, 0))
+        if not first <= subtree.generation <= last:
+            raise reader.error(
+                f"generation_number[{i}]={subtree.generation} of height {subtree.height} is "
+                f"outside valid range [{first}, {last}]"
+            )

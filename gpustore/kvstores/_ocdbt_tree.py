@@ -1,0 +1,230 @@
+"""Finding keys in the B+tree of one version of an OCDBT database.
+
+The tree is walked level by level, so that a batch of keys costs one request to the base for each
+level. What a parent says of a child is checked: its height, and that its keys are at least the
+key of its entry and less than that of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from gpustore._json import quote
+from gpustore.errors import GpustoreError
+from gpustore.kvstores._ocdbt_location import Location
+from gpustore.kvstores._ocdbt_node import Interior, Leaf
+
+if TYPE_CHECKING:
+    from gpustore.kvstores._ocdbt_database import Database
+    from gpustore.kvstores._ocdbt_version_tree import Version
+
+__all__ = [
+    "LeafRows",
+    "Subtree",
+    "Value",
+    "child",
+    "child_rows",
+    "find",
+    "leaves",
+    "load",
+    "root_of",
+]
+
+# Leaves of a range that are read in one request.
+_LEAVES_AT_ONCE: Final = 64
+
+Value: TypeAlias = bytes | Location | GpustoreError | None
+"""What is known of a key: the value, where it lies, that there is none, or why not."""
+
+
+class Subtree(NamedTuple):
+    """A reference to a node.
+
+    Attributes
+    ----------
+    location : Location
+    height : int
+    prefix : bytes
+        What precedes its stored keys.
+    minimum : bytes
+        Its stored keys are not less.
+    limit : bytes or None
+        Its stored keys are less.
+    """
+
+    location: Location
+    height: int
+    prefix: bytes
+    minimum: bytes
+    limit: bytes | None
+
+
+def root_of(version: Version) -> Subtree:
+    """The whole tree of a version that has keys."""
+    return Subtree(version.root, version.root_height, b"", b"", None)
+
+
+def child(node: Interior, row: int, subtree: Subtree) -> Subtree:
+    """A child of a node, which is at `subtree`."""
+    key = node.keys[row]
+    shared = key[: int(node.prefix_nbytes[row])]
+    limit = node.keys[row + 1] if row + 1 < len(node.keys) else subtree.limit
+    if limit is not None:
+        # A limit without that begin is beyond all keys with it.
+        limit = limit[len(shared) :] if limit.startswith(shared) else None
+    return Subtree(
+        node.child(row), node.height - 1, subtree.prefix + shared, key[len(shared) :], limit
+    )
+
+
+def load(database: Database, subtrees: Sequence[Subtree]) -> list[Leaf | Interior | GpustoreError]:
+    """Read nodes in one request and check them; errors stand for themselves."""
+    nodes = database.nodes([(subtree.location, subtree.height) for subtree in subtrees])
+    for i, (subtree, node) in enumerate(zip(subtrees, nodes, strict=True)):
+        if isinstance(node, GpustoreError):
+            continue
+        first, last = node.keys[0], node.keys[-1]
+        reason = ""
+        if first < subtree.minimum:
+            reason = (
+                f"First key {_text(first)} is less than inclusive_min {_text(subtree.minimum)} "
+                "specified by parent node"
+            )
+        elif subtree.limit is not None and last >= subtree.limit:
+            reason = (
+                f"Last key {_text(last)} is not less than exclusive_max {_text(subtree.limit)} "
+                "specified by parent node"
+            )
+        if reason:
+            nodes[i] = database.wrong(subtree.location, reason)
+    return nodes
+
+
+def _text(key: bytes) -> str:
+    return quote(key.decode("utf-8", "surrogateescape"))
+
+
+def find(database: Database, version: Version, keys: Sequence[bytes]) -> list[Value]:
+    """Look keys up.
+
+    Parameters
+    ----------
+    database : Database
+    version : Version
+    keys : sequence of bytes
+
+    Returns
+    -------
+    list of Value
+        One for each key.
+    """
+    found: list[Value] = [None] * len(keys)
+    if version.is_empty:
+        return found
+    pending: list[tuple[Subtree, Sequence[int]]] = [(root_of(version), range(len(keys)))]
+    while pending:
+        nodes = load(database, [subtree for subtree, _ in pending])
+        below: list[tuple[Subtree, Sequence[int]]] = []
+        for (subtree, wanted), node in zip(pending, nodes, strict=True):
+            if isinstance(node, GpustoreError):
+                for i in wanted:
+                    found[i] = node
+                continue
+            skip = len(subtree.prefix)
+            if isinstance(node, Leaf):
+                for i in wanted:
+                    row = node.keys.find(keys[i][skip:])
+                    if row >= 0:
+                        found[i] = node.value(row)
+                continue
+            by_row: dict[int, list[int]] = {}
+            for i in wanted:
+                row = node.keys.floor(keys[i][skip:])
+                if row >= 0:
+                    by_row.setdefault(row, []).append(i)
+            for row, some in by_row.items():
+                one = child(node, row, subtree)
+                inside = [i for i in some if keys[i].startswith(one.prefix)]
+                if inside:
+                    below.append((one, inside))
+        pending = below
+    return found
+
+
+class LeafRows(NamedTuple):
+    """Some entries of a leaf.
+
+    Attributes
+    ----------
+    leaf : Leaf
+    prefix : bytes
+        What precedes the stored keys.
+    low, high : int
+        The rows from `low` to before `high`.
+    """
+
+    leaf: Leaf
+    prefix: bytes
+    low: int
+    high: int
+
+
+def child_rows(node: Leaf | Interior, prefix: bytes, low: bytes, high: bytes | None) -> range:
+    """The entries of a node in which keys from `low` to before `high` can be.
+
+    Parameters
+    ----------
+    node : Leaf or Interior
+    prefix : bytes
+        What precedes its stored keys.
+    low : bytes
+    high : bytes or None
+        None for no bound.
+    """
+    first, stop = 0, len(node.keys)
+    if low > prefix:
+        if not low.startswith(prefix):
+            # All keys are greater, or all are less, as the prefix is.
+            first = stop if low[: len(prefix)] > prefix else 0
+        elif isinstance(node, Leaf):
+            first = node.keys.rank(low[len(prefix) :])
+        else:
+            first = max(0, node.keys.floor(low[len(prefix) :]))
+    if high is not None:
+        if high <= prefix:
+            stop = 0
+        elif high.startswith(prefix):
+            stop = node.keys.rank(high[len(prefix) :])
+    return range(first, max(first, stop))
+
+
+def leaves(
+    database: Database, version: Version, low: bytes, high: bytes | None
+) -> Iterator[LeafRows]:
+    """The entries from `low` to before `high`, in the order of their keys.
+
+    Raises
+    ------
+    CorruptChunkError and others
+        If a node on the way is damaged.
+    """
+    if not version.is_empty:
+        yield from _leaves(database, [root_of(version)], low, high)
+
+
+def _leaves(
+    database: Database, subtrees: Sequence[Subtree], low: bytes, high: bytes | None
+) -> Iterator[LeafRows]:
+    for start in range(0, len(subtrees), _LEAVES_AT_ONCE):
+        some = subtrees[start : start + _LEAVES_AT_ONCE]
+        for subtree, node in zip(some, load(database, some), strict=True):
+            if isinstance(node, GpustoreError):
+                raise node
+            rows = child_rows(node, subtree.prefix, low, high)
+            if isinstance(node, Leaf):
+                if rows:
+                    yield LeafRows(node, subtree.prefix, rows.start, rows.stop)
+            else:
+                below = [child(node, row, subtree) for row in rows]
+                yield from _leaves(database, below, low, high)

@@ -1,0 +1,421 @@
+"""The ``ocdbt`` kvstore: a database with versions, in a directory of another kvstore.
+
+Keys are in a B+tree that is never changed in place. A commit writes new data files, with the
+values and the nodes that differ, and then replaces the manifest on condition that nobody else
+did. So every commit makes a version, a batch is one commit, readers see all of it or nothing, and
+a writer that dies leaves files that nothing refers to. TensorStore reads and writes the same
+databases, also at the same time.
+
+JSON, all members but ``base`` optional::
+
+    {"driver": "ocdbt", "base": "file:///data/db/", "path": "a/", "version": 5,
+     "config": {"max_inline_value_bytes": 100}, "manifest": "memory://m/",
+     "value_data_prefix": "d/", "btree_node_data_prefix": "d/",
+     "version_tree_node_data_prefix": "d/", "target_data_file_size": 2147483648,
+     "assume_config": false}
+
+URL ``file:///data/db/|ocdbt:a/``, of a version ``|ocdbt:@v5/a/`` or
+``|ocdbt:@2024-01-02T03:04:05Z/a/``. Any key of at most 65535 bytes is legal, also the empty one.
+
+A generation stands for the value, if that is in a node, or for where it lies: writing the same
+small value again does not change it.
+
+Source: TensorStore ``kvstore/ocdbt/index.rst``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from gpustore._json import Members, expect_object, expect_str
+from gpustore.cache import cache_of
+from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
+from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
+from gpustore.kvstores._ocdbt_config import ConfigConstraints
+from gpustore.kvstores._ocdbt_database import Database
+from gpustore.kvstores._ocdbt_keys import MAX_KEY_NBYTES
+from gpustore.kvstores._ocdbt_location import Location, is_safe
+from gpustore.kvstores._ocdbt_tree import find, leaves
+from gpustore.kvstores._ocdbt_version import VersionSpec, version_from_json, version_from_url
+from gpustore.kvstores._result import as_bytes
+from gpustore.kvstores._spec import KvStoreSpec
+from gpustore.kvstores.base import (
+    ABSENT,
+    Base,
+    LocateColumns,
+    ReadColumns,
+    ReadState,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    invalid_key,
+    require_no_slashes,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from gpustore._json import JsonValue
+    from gpustore.context import Context
+    from gpustore.kvstores._ocdbt_tree import Value
+    from gpustore.kvstores._ocdbt_version_tree import Version
+    from gpustore.kvstores.base import ReadRequest
+    from gpustore.url import UrlComponent
+
+__all__ = ["DRIVER", "OcdbtKvStore", "OcdbtSpec"]
+
+_PREFIXES: Final = (
+    "value_data_prefix",
+    "btree_node_data_prefix",
+    "version_tree_node_data_prefix",
+)
+_DEFAULT_PREFIX: Final = "d/"
+_TUNING: Final = (
+    "experimental_read_coalescing_threshold_bytes",
+    "experimental_read_coalescing_merged_bytes",
+    "experimental_read_coalescing_interval",
+)
+
+
+class OcdbtKvStore(AdapterKvStore):
+    """An opened OCDBT database, or one version of it.
+
+    Parameters
+    ----------
+    base : Base
+        The directory.
+    manifests : Base
+        Where the manifests are; by default the same.
+    """
+
+    id = "ocdbt"
+    atomic_single_key = True
+    _spec: OcdbtSpec
+
+    def __init__(
+        self,
+        base: Base,
+        *,
+        spec: OcdbtSpec,
+        resources: Mapping[str, Context.Resource],
+        manifests: Base | None = None,
+    ) -> None:
+        super().__init__(base, spec=spec, resources=resources)
+        self.locates_files = base.driver.locates_files
+        self.can_write = False
+        self._database = Database(
+            base,
+            manifests or base,
+            constraints=spec.config,
+            cache=cache_of(resources["cache_pool"].value),
+            max_nbytes=resources["limits"].value.ocdbt_node_nbytes,
+        )
+
+    @property
+    def spec(self) -> OcdbtSpec:
+        config = self._database.known_config
+        return self._spec if config is None else replace(self._spec, config=config.constraints)
+
+    @property
+    def identity(self) -> Hashable:
+        manifests = self._database.manifests
+        return (
+            *super().identity,  # type: ignore[misc]
+            *(manifests.driver.identity, manifests.path, self._spec.version),
+        )
+
+    def check_key(self, key: str) -> None:
+        nbytes = len(as_bytes(key))
+        if nbytes > MAX_KEY_NBYTES:
+            raise invalid_key(key, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+
+    # ------------------------------------------------------------------ reading
+
+    def _version(self, staleness_bound: float | None = None) -> Version | None:
+        """The version to read; None if the database is new."""
+        snapshot = self._database.snapshot(staleness_bound)
+        wanted = self._spec.version
+        if wanted is None:
+            return None if snapshot.manifest is None else snapshot.manifest.latest
+        if snapshot.manifest is None:
+            where = self.base.driver.describe(self.base.path)
+            raise wanted.missing().suffixed(f": there is no OCDBT database at {where}")
+        return self._database.version(snapshot.manifest, wanted)
+
+    def _find(self, keys: Sequence[str], staleness_bound: float | None) -> Sequence[Value]:
+        try:
+            version = self._version(staleness_bound)
+            if version is None:
+                return [None] * len(keys)
+            return find(self._database, version, [as_bytes(key) for key in keys])
+        except GpustoreError as error:
+            return [error] * len(keys)
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        result = ReadColumns.blank(len(request.keys))
+        found = self._find(request.keys, request.staleness_bound)
+        parts: dict[int, Part] = {}
+        for i, value in enumerate(found):
+            try:
+                part = self._read_found(i, value, request, result)
+            except GpustoreError as error:
+                result.error[i] = error
+                continue
+            if part is not None:
+                parts[i] = part
+        # What has no generation cannot have changed: its data file does not exist.
+        for i in self.read_parts(list(parts.values()), request, result):
+            result.error[i] = self._database.damaged(found[i], None)  # type: ignore[arg-type]
+        for i, failure in result.error.items():
+            if i in parts and isinstance(failure, MismatchError):
+                location = found[i]
+                assert isinstance(location, Location)
+                result.error[i] = self._database.damaged(location, failure)
+        return result
+
+    def _read_found(
+        self, i: int, found: Value, request: ReadRequest, result: ReadColumns
+    ) -> Part | None:
+        """Fill a row of the result, or say what to read for it."""
+        key = request.keys[i]
+        if isinstance(found, GpustoreError):
+            raise found.prefixed(f"Error reading {self.describe(key)}")
+        generation = _generation(found)
+        result.generation[i] = generation
+        total = -1
+        if found is not None:
+            total = found.nbytes if isinstance(found, Location) else len(found)
+        result.total[i] = total
+        if request.if_equal is not None and not condition_holds(request.if_equal[i], generation):
+            return None
+        if found is None:
+            result.state[i] = ReadState.MISSING
+            return None
+        if request.if_not_equal is not None and request.if_not_equal[i] == generation:
+            return None
+        start = 0 if request.start is None else int(request.start[i])
+        stop = None if request.stop is None else request.stop[i]
+        begin, end = check_byte_range(total, start, stop, key)
+        check_nbytes(end - begin, request.max_nbytes, key)
+        if isinstance(found, Location):
+            path = self.base.path + found.file.path
+            return Part(i, path, found.offset + begin, found.offset + end, b"")
+        part: bytes | memoryview = found[begin:end]
+        if request.into is not None:
+            out = request.into.take(len(part))
+            out[:] = part
+            part = out
+        result.value[i] = part
+        result.state[i] = ReadState.VALUE
+        return None
+
+    def locate_many(self, keys: Sequence[str]) -> LocateColumns:
+        result = LocateColumns.blank(len(keys))
+        parts = []
+        for i, found in enumerate(self._find(keys, None)):
+            if isinstance(found, GpustoreError):
+                result.error[i] = found
+                continue
+            result.generation[i] = _generation(found)
+            if isinstance(found, Location):
+                result.nbytes[i] = found.nbytes
+                path = self.base.path + found.file.path
+                stop = found.offset + found.nbytes
+                parts.append(Part(i, path, found.offset, stop, b""))
+            elif found is not None:
+                result.nbytes[i] = len(found)
+        self.locate_parts(parts, result)
+        return result
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        version = self._version()
+        keys: builtins.list[str] = []
+        if version is None or (exclusive_max is not None and exclusive_max <= inclusive_min):
+            return keys
+        low = as_bytes(inclusive_min)
+        high = None if exclusive_max is None else _bound(exclusive_max)
+        for rows in leaves(self._database, version, low, high):
+            keys += rows.leaf.keys.totext(rows.low, rows.high, rows.prefix)
+        if all(map(str.isascii, keys)):
+            return keys
+        # Bytes that are not UTF-8 have another place among texts than among bytes.
+        return sorted(
+            key
+            for key in keys
+            if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
+        )
+
+
+def _generation(value: bytes | Location | None) -> bytes:
+    """What stands for a value."""
+    if value is None:
+        return ABSENT
+    digest = hashlib.blake2b(digest_size=20)
+    if isinstance(value, Location):
+        digest.update(b"\0%d %d %d " % (value.offset, value.nbytes, len(value.file.base)))
+        digest.update(value.file.base + value.file.relative)
+    else:
+        digest.update(b"\1")
+        digest.update(value)
+    return b"\0" + digest.digest()
+
+
+def _bound(text: str) -> bytes:
+    """The least bytes that no key below `text` can reach."""
+    try:
+        return as_bytes(text)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, what follows the last character before them.
+        return as_bytes(text[:-1] + "\ue000")
+
+
+def _directory(spec: KvStoreSpec) -> KvStoreSpec:
+    """A database is a directory, however it is written."""
+    return spec if not spec.path or spec.path.endswith("/") else spec + "/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OcdbtSpec(AdapterSpec):
+    """What a spec says about an OCDBT database.
+
+    Attributes
+    ----------
+    version : VersionSpec or None
+        None for the latest, which can be written.
+    config : ConfigConstraints
+    manifest : KvStoreSpec or None
+        Where the manifests are, if not in the base.
+    assume_config : bool
+        Whether a new database begins with its first write, instead of with an empty version that
+        settles its configuration.
+    prefixes : tuple of str
+        Of data files with values, with B+tree nodes, and with version nodes.
+    target_data_file_size : int or None
+        Size in bytes from which on another data file is begun.
+    """
+
+    version: VersionSpec | None = None
+    config: ConfigConstraints = field(default_factory=ConfigConstraints)
+    manifest: KvStoreSpec | None = None
+    assume_config: bool = False
+    prefixes: tuple[str, str, str] = (_DEFAULT_PREFIX,) * 3
+    target_data_file_size: int | None = None
+
+    id = "ocdbt"
+    resource_ids = ("cache_pool", "data_copy_concurrency", "limits")
+
+    def own_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        json: dict[str, JsonValue] = {}
+        if self.manifest is not None:
+            json["manifest"] = self.manifest.to_json(include_defaults)
+        if self.version is not None:
+            json["version"] = self.version.to_json()
+        if self.config.given or include_defaults:
+            json["config"] = self.config.to_json()
+        if self.assume_config or include_defaults:
+            json["assume_config"] = self.assume_config
+        json |= {
+            name: prefix
+            for name, prefix in zip(_PREFIXES, self.prefixes, strict=True)
+            if prefix != _DEFAULT_PREFIX or include_defaults
+        }
+        if self.target_data_file_size is not None:
+            json["target_data_file_size"] = self.target_data_file_size
+        return json
+
+    def to_url(self, path: str) -> str:
+        if self.manifest is not None:
+            raise UnsupportedError("OCDBT URL syntax not supported with separate manifest kvstore")
+        version = "" if self.version is None else f"@{self.version}/"
+        return f"{self.base.url}|ocdbt:{version}{encode_path(path)}"
+
+    def without_references(self) -> OcdbtSpec:
+        spec = AdapterSpec.without_references(self)
+        manifest = None if self.manifest is None else self.manifest.without_context()
+        return replace(spec, manifest=manifest)
+
+    def open(self, context: Context, path: str) -> AdapterKvStore:
+        if self.manifest is None:
+            return AdapterSpec.open(self, context, path)
+        base = Base(self.base.open_driver(context), self.base.path)
+        manifests = Base(self.manifest.open_driver(context), self.manifest.path)
+        resources = {id: context.resource(id, self.references.get(id)) for id in self.resource_ids}
+        return OcdbtKvStore(base, spec=self, resources=resources, manifests=manifests)
+
+    def open_on(self, base: Base, resources: Mapping[str, Context.Resource]) -> AdapterKvStore:
+        return OcdbtKvStore(base, spec=self, resources=resources)
+
+
+def _manifest_spec(json: JsonValue) -> KvStoreSpec:
+    spec = KvStoreSpec(json) if isinstance(json, str) else KvStoreSpec.from_json(json)
+    return _directory(spec)
+
+
+def _prefix(json: JsonValue) -> str:
+    """The begin of the names of data files."""
+    prefix = expect_str(json)
+    if not is_safe(as_bytes(f"{prefix}x")) or not prefix.isprintable():
+        raise invalid_key(prefix, "data files must stay in the database")
+    return prefix
+
+
+def _refuse(json: JsonValue) -> None:
+    """Take a member that means nothing, if it says nothing."""
+    if json not in ("ocdbt_coordinator", {}):
+        expect_object(json)
+        raise UnsupportedError(
+            "several machines that commit through a coordinator are not supported; all writers of "
+            "a database commit by themselves, which is as safe"
+        )
+
+
+class _Kind:
+    """Parses both forms of an OCDBT spec."""
+
+    id = "ocdbt"
+    is_adapter = True
+
+    def from_json(self, members: Members) -> OcdbtSpec:
+        common: dict[str, Any] = OcdbtSpec.take(members)
+        members.take_with("coordinator", _refuse, None)
+        unknown = [name for name in _TUNING if name in members]
+        if unknown:
+            raise members.error(UnsupportedError("not supported: leave it away"), unknown[0])
+        config = members.take_object("config", None)
+        prefixes = [members.take_with(name, _prefix, _DEFAULT_PREFIX) for name in _PREFIXES]
+        return OcdbtSpec(
+            **{**common, "base": _directory(common["base"])},
+            version=members.take_with("version", version_from_json, None),
+            config=ConfigConstraints() if config is None else ConfigConstraints.from_json(config),
+            manifest=members.take_with("manifest", _manifest_spec, None),
+            assume_config=members.take_bool("assume_config", False),
+            prefixes=(prefixes[0], prefixes[1], prefixes[2]),
+            target_data_file_size=members.take_int("target_data_file_size", 0, 2**64 - 1, None),
+        )
+
+    def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[OcdbtSpec, str]:
+        require_no_slashes(component)
+        base = _directory(base)
+        # An encoded "@" is one of a key, so what was typed decides.
+        typed = component.raw.partition(":")[2]
+        if not typed.startswith("@"):
+            return OcdbtSpec(base=base), component.path
+        text, _, path = component.path[1:].partition("/")
+        try:
+            version = version_from_url(text)
+        except GpustoreError as error:
+            raise component.error("kvstore", error.text) from None
+        return OcdbtSpec(base=base, version=version), path
+
+    def check_path(self, path: str) -> None:
+        """Accept what can begin a key."""
+        nbytes = len(as_bytes(path))
+        if nbytes > MAX_KEY_NBYTES:
+            raise invalid_key(path, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+
+
+DRIVER = _Kind()

@@ -1,0 +1,336 @@
+"""The ocdbt kvstore, read: against TensorStore, which wrote the databases."""
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given, settings
+
+from gpustore.errors import (
+    CorruptChunkError,
+    InvalidKeyError,
+    MismatchError,
+    NotFoundError,
+    UnsupportedError,
+)
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ReadRequest
+from tests.kvstores.tensorstore_ocdbt import (
+    Opened,
+    TensorStoreDatabase,
+    apply,
+    configs,
+    histories,
+)
+
+
+def check_history_of_tensorstore(config, steps):
+    theirs = TensorStoreDatabase(config)
+    model, wanted = {}, {}
+    for step in steps:
+        theirs.apply(step)
+        model = apply(model, step)
+        wanted[theirs.versions[-1]["generation_number"]] = model
+    ours = Opened(files=theirs.files)
+    assert ours.items() == model
+    assert ours.store.list().result() == sorted(model)
+    for generation, items in wanted.items():
+        assert ours.items(version=generation) == items
+    for version in theirs.versions:
+        time = version["commit_time"]
+        at = f"{ts_time(time)}Z"
+        generation = version["generation_number"]
+        assert ours.items(version=at) == ours.items(version=generation)
+        if generation > 1:
+            before = f"{ts_time(time - 1)}Z"
+            assert ours.items(version=before) == ours.items(version=generation - 1)
+
+
+def ts_time(nanoseconds):
+    return str(np.datetime64(nanoseconds, "ns"))
+
+
+@settings(max_examples=40)
+@given(configs, histories)
+def test_every_version_that_tensorstore_wrote_is_read(config, steps):
+    check_history_of_tensorstore(config, steps)
+
+
+@pytest.mark.long
+@settings(max_examples=300, deadline=None)
+@given(configs, histories)
+def test_every_version_that_tensorstore_wrote_is_read_long(config, steps):
+    check_history_of_tensorstore(config, steps)
+
+
+def outcome(open_spec):
+    try:
+        return open_spec()
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+
+
+PATHS = [
+    *("", "a", "a/b c", "/a", "@v5/", "@v5", "@v5/key", "@v05/a", "%40v5/x", "key@v5", "a%40b"),
+    *("@v18446744073709551615/", "@2024-01-02T03:04:05Z/", "@2030-01-02T03:04:05.120Z/k"),
+    *("@v5/@v6/", "@v0/", "@vx/", "@v+5/", "@v18446744073709551616/", "@v5/x?y", "a#b"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_urls_mean_what_they_mean_to_tensorstore(path):
+    url = f"memory://x|ocdbt:{path}"
+    ours = outcome(lambda: (KvStore.Spec(url).to_json(), KvStore.Spec(url).url))
+    theirs = outcome(lambda: (ts.KvStore.Spec(url).to_json(), ts.KvStore.Spec(url).url))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("path", ["@5/", "@/", "@", "@2030-01-02/", "@2030-01-02T03:04:05+01:00/"])
+def test_wrong_times_in_urls_are_told_as_by_tensorstore(path):
+    url = f"memory://x|ocdbt:{path}"
+    theirs = outcome(lambda: ts.KvStore.Spec(url))
+    assert outcome(lambda: KvStore.Spec(url)).startswith(theirs)
+
+
+CONFIGS = [
+    *({}, {"uuid": "52F814903630b039346d555cb7b1baff"}, {"uuid": "52"}, {"uuid": 5}, 5),
+    *({"manifest_kind": "single"}, {"manifest_kind": "numbered"}, {"manifest_kind": "foo"}),
+    *({"max_inline_value_bytes": n} for n in (0, 3.0, 1 << 20, (1 << 20) + 1, -1)),
+    *({"max_decoded_node_bytes": n} for n in (0, 2**32 - 1, 2**32)),
+    *({"version_tree_arity_log2": n} for n in (0, 1, 16, 17)),
+    *({"compression": None}, {"compression": {"id": "zstd"}}, {"compression": "zstd"}),
+    *({"compression": {"id": "zstd", "level": n}} for n in (0, 5, 30, -5)),
+    *({"compression": {"id": "gzip"}}, {"compression": {}}, {"foo": 1}),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configurations_are_parsed_as_by_tensorstore(config):
+    spec = {"driver": "ocdbt", "base": "memory://", "config": config}
+    ours = outcome(lambda: KvStore.Spec(spec).to_json())
+    assert ours == outcome(lambda: ts.KvStore.Spec(spec).to_json())
+
+
+MEMBERS = [
+    {"value_data_prefix": "v/"},
+    {"btree_node_data_prefix": "b"},
+    {"version_tree_node_data_prefix": ""},
+    {"value_data_prefix": "d/"},
+    {"assume_config": True},
+    {"assume_config": False},
+    {"target_data_file_size": 0},
+    {"target_data_file_size": 1000},
+    {"target_data_file_size": -1},
+    {"coordinator": 5},
+    {"manifest": "memory://"},
+    {"manifest": {"driver": "memory", "path": "x"}},
+    {"path": "a", "version": 5},
+    {"version": 5.0},
+    {"version": 0},
+    {"version": -1},
+    {"version": None},
+    {"version": True},
+    {"version": "2030-01-02T03:04:05.1234567891Z"},
+    {"cache_pool": {"total_bytes_limit": 5}},
+    {"data_copy_concurrency": {"limit": 3}},
+    {"foo": 1},
+]
+
+
+@pytest.mark.parametrize("members", MEMBERS, ids=str)
+def test_members_are_parsed_as_by_tensorstore(members):
+    spec = {"driver": "ocdbt", "base": "memory://x", **members}
+    ours = outcome(lambda: KvStore.Spec(spec).to_json())
+    assert ours == outcome(lambda: ts.KvStore.Spec(spec).to_json())
+
+
+@pytest.mark.parametrize(
+    "version", ["v5", "5", "", "2030-01-02", "2030-01-02T03:04Z", "2030-01-02T03:04:05z"]
+)
+def test_wrong_versions_are_told_as_by_tensorstore(version):
+    spec = {"driver": "ocdbt", "base": "memory://x", "version": version}
+    ours = outcome(lambda: KvStore.Spec(spec))
+    assert ours.startswith(outcome(lambda: ts.KvStore.Spec(spec)))
+
+
+@pytest.mark.parametrize("version", ["1960-01-01T00:00:00Z", "2600-01-01T00:00:00Z"])
+def test_times_beyond_64_bits_are_refused(version):
+    spec = {"driver": "ocdbt", "base": "memory://x", "version": version}
+    ours = outcome(lambda: KvStore.Spec(spec))
+    assert ours == outcome(lambda: ts.KvStore.Spec(spec))
+
+
+def test_defaults_are_shown_as_by_tensorstore():
+    spec = {"driver": "ocdbt", "base": "memory://x"}
+    theirs = ts.KvStore.Spec(spec).to_json(include_defaults=True)
+    ours = KvStore.Spec(spec).to_json(include_defaults=True)
+    assert ours.pop("limits") == "limits"
+    assert ours == {name: one for name, one in theirs.items() if name != "coordinator"}
+    assert KvStore.Spec({**spec, "coordinator": "ocdbt_coordinator"}) == KvStore.Spec(spec)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"coordinator": {"address": "localhost:1"}},
+        {"experimental_read_coalescing_threshold_bytes": 5},
+        {"experimental_read_coalescing_interval": "1s"},
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_by_name(members):
+    with pytest.raises(UnsupportedError, match=next(iter(members))):
+        KvStore.Spec({"driver": "ocdbt", "base": "memory://", **members})
+
+
+@pytest.mark.parametrize("prefix", ["../", "/", "a//", "a/../b/", "./", "a\\b", "a\0"])
+def test_data_files_outside_the_database_are_refused(prefix):
+    with pytest.raises(InvalidKeyError, match="data files must stay in the database"):
+        KvStore.Spec({"driver": "ocdbt", "base": "memory://", "value_data_prefix": prefix})
+
+
+def test_separate_manifest_has_no_url():
+    spec = KvStore.Spec({"driver": "ocdbt", "base": "memory://", "manifest": "memory://m/"})
+    with pytest.raises(UnsupportedError, match="OCDBT URL syntax not supported with separate"):
+        spec.url  # noqa: B018
+
+
+WRONG_CONFIGS = [
+    {"max_inline_value_bytes": 5},
+    {"uuid": "0" * 32},
+    {"manifest_kind": "numbered"},
+    {"max_decoded_node_bytes": 5},
+    {"version_tree_arity_log2": 5},
+    {"compression": None},
+    {"compression": {"id": "zstd", "level": 5}},
+]
+
+
+@pytest.mark.parametrize("config", WRONG_CONFIGS, ids=str)
+def test_another_configuration_than_the_stored_one_is_refused(config):
+    theirs = TensorStoreDatabase({"uuid": "5" * 32})
+    theirs.store["a"] = b"1"
+    ours = Opened(files=theirs.files)
+    store = ours.open(config=config)
+    text = outcome(lambda: theirs.open(config=config).read("a").result())
+    with pytest.raises(MismatchError) as caught:
+        store["a"]
+    assert str(caught.value).replace('Error reading "a" in "": ', "") == text
+
+
+def test_spec_has_the_configuration_once_it_is_known():
+    theirs = TensorStoreDatabase()
+    theirs.store["a"] = b"1"
+    ours = Opened(files=theirs.files)
+    assert "config" not in ours.store.spec().to_json()
+    assert ours.store["a"] == b"1"
+    assert ours.store.spec().to_json() == theirs.store.spec().to_json()
+    assert ours.store.url == theirs.store.url == "memory://|ocdbt:"
+
+
+def test_opening_what_is_not_there_finds_nothing():
+    ours = Opened()
+    assert ours.store.list().result() == []
+    assert ours.store.read("a").result().state == "missing"
+    assert ours.files == {}
+    with pytest.raises(NotFoundError, match="generation_number=5 not present: there is no OCDBT"):
+        ours.open(version=5)["a"]
+
+
+def test_versions_that_are_not_there_are_named():
+    theirs = TensorStoreDatabase()
+    theirs.store["a"] = b"1"
+    ours = Opened(files=theirs.files)
+    with pytest.raises(NotFoundError, match="Version where generation_number=99 not present"):
+        ours.open(version=99)["a"]
+    with pytest.raises(NotFoundError, match=r"Version where commit_time<=2001-01-01T00:00:00\+"):
+        ours.open(version="2001-01-01T00:00:00Z")["a"]
+    assert "a" not in ours.open(version=1)
+
+
+def test_keys_that_are_too_long_are_refused():
+    with pytest.raises(InvalidKeyError, match="length 65536 exceeds maximum length of 65535"):
+        Opened().store.driver.check_key("x" * 65536)
+
+
+def test_any_key_is_legal():
+    keys = ["", "..", "a//b", "/a", "a/", "a\0b", "a\\b", "é", b"a\xff", b"\xfe"]
+    theirs = TensorStoreDatabase()
+    for key in keys:
+        theirs.store[key] = b"1"
+    ours = Opened(files=theirs.files)
+    wanted = {key.encode() if isinstance(key, str) else key for key in keys}
+    assert set(ours.store.list().result()) == wanted
+    assert all(ours.store[key] == b"1" for key in keys)
+
+
+@pytest.mark.parametrize("low", ["", "a", "a/0", "a/1", "a/15", "b", "zz"])
+@pytest.mark.parametrize("high", ["", "a/1", "a/12", "a0", "b", "zz"])
+def test_ranges_are_listed_in_trees_of_many_nodes(low, high, many):
+    ours, keys = many
+    wanted = [key for key in keys if low.encode() <= key and (not high or key < high.encode())]
+    assert ours.store.list(KvStore.KeyRange(low, high)).result() == wanted
+
+
+@pytest.fixture(scope="module")
+def many():
+    theirs = TensorStoreDatabase({"max_decoded_node_bytes": 150})
+    keys = {f"{a}{i}".encode(): b"1" for a in ("a/", "ab/c/", "b", "") for i in range(40)}
+    theirs.apply({key.decode(): value for key, value in keys.items()})
+    return Opened(files=theirs.files), sorted(keys)
+
+
+def test_nodes_are_read_once_if_they_are_cached(many):
+    ours, keys = many
+    store, base = ours.record(cache_pool={"total_bytes_limit": 10_000_000})
+    assert store.read_many(ReadRequest([k.decode() for k in keys])).error == {}
+    assert len(base.read) > 40
+    base.read.clear()
+    assert store[keys[7]] == b"1"
+    assert len(store.list().result()) == len(keys)
+    assert base.read == ["manifest.ocdbt"] * 2
+
+
+def test_nothing_is_cached_by_default(many):
+    ours, keys = many
+    store, base = ours.record()
+    for _ in range(2):
+        base.read.clear()
+        assert store[keys[7]] == b"1"
+        assert len(base.read) > 3
+
+
+def test_a_batch_costs_one_request_a_level(many):
+    ours, keys = many
+    store, base = ours.record()
+    assert store.read_many(ReadRequest([k.decode() for k in keys])).error == {}
+    requests = base.requests
+    height = store.driver._version().root_height
+    assert height > 1
+    assert requests == 1 + height + 1  # The manifest, and each level.
+
+
+def test_manifest_is_read_again_only_as_the_staleness_bound_says(many):
+    ours, keys = many
+    store, base = ours.record()
+    store.read_many(ReadRequest([keys[0].decode()]))
+    base.read.clear()
+    store.read_many(ReadRequest([keys[0].decode()], staleness_bound=0.0)).raise_first()
+    assert "manifest.ocdbt" not in base.read
+
+
+def test_missing_data_file_is_an_error_and_never_an_absent_key():
+    theirs = TensorStoreDatabase()
+    theirs.store["a"] = b"1" * 200
+    theirs.store["b"] = b"2"
+    nodes = [v["root"].get("location") for v in theirs.versions]
+    node = nodes[-1].split(":")[2].encode()
+    files = theirs.files
+    for name in [key for key in files if key.startswith(b"d/")]:
+        rest = {key: value for key, value in files.items() if key != name}
+        store = Opened(files=rest).store
+        columns = store.read_many(ReadRequest(["a", "b", "c"]))
+        assert set(columns.error) == ({0, 1, 2} if name == node else {0})
+        with pytest.raises(CorruptChunkError, match=r"NOT_FOUND: Error reading .* does not exist"):
+            store["a"]
+        with pytest.raises(CorruptChunkError, match=name.decode()):
+            store["a"]
