@@ -1,15 +1,19 @@
-"""Writes docs/compatibility.md: what TensorStore and Zarr have and gpustore has not.
+"""Writes docs/compatibility.md: which features of Zarr work where, what of TensorStore is absent.
 
     python docs/compatibility.py
 
-compares with the installed ``tensorstore``. A test fails while the page is out of date.
+tries each feature with gpustore and with the other libraries that are installed; what was known of
+one that is not installed stays. Tests fail while the page is out of date.
 """
 
 import inspect
 import json
+import re
+import sys
 import tempfile
+from collections.abc import Mapping
 from enum import Enum
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +22,37 @@ import tensorstore
 import gpustore
 from gpustore import registry
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # The features are those of the tests.
+from tests.interop.libraries import FEATURES, PEERS, try_device, try_host, try_peer
+
 PAGE = Path(__file__).with_suffix(".md")
 
 HEAD = """\
-# What is not there
+# What of Zarr works
 
-Written by `python docs/compatibility.py`, which compares gpustore with TensorStore {version} and
-with the Zarr specifications. What is listed here and named in a spec or in metadata raises a typed
-error that names it; an absent Python name is not there at all. What is not listed is meant to
-behave as TensorStore does.
+Written by `python docs/compatibility.py`. For each row it makes the files of small arrays with
+NumPy and numcodecs, reads them with each library and compares the elements, then has it write them
+and compares the stored chunks (decompressed, if they are compressed). What stands in a cell is what
+happened; a refusal is the library's own error, shortened.
+
+* **gpustore** is the host. "As it must": the specification forbids to read that.
+* **device** says where the chunks are decoded of a read into the memory of a GPU, here of an
+  emulated one: `device`, or why it is the host, whose elements are then copied. That is counted as
+  `host_fallbacks` in the read's `statistics`; `explain()` tells it beforehand. Writing encodes on
+  the host.
+* **zarrs** is the codec pipeline of zarr-python, which opens the arrays for it and so refuses some
+  that zarrs knows. It is handed the codecs whose names zarr-python lacks.
 """
+
+ABSENT = """\
+# What of TensorStore is not there
+
+Compared with TensorStore {version}. What is listed here and named in a spec raises a typed error
+that names it; an absent Python name is not there at all. What is not listed is meant to behave as
+TensorStore does.
+"""
+
+TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}
 
 EXTENSIONS = """\
 ## Forms of Zarr metadata
@@ -80,36 +105,6 @@ KVSTORES = {
     "zarr3_sharding_indexed": "zarr3_sharding_indexed",
     "zip": "zip",
 }
-CODECS = {
-    "blosc (v2, v3)": "blosc",
-    "bytes (v3)": "bytes",
-    "bz2 (v2)": "bz2",
-    "crc32c (v3)": "crc32c",
-    "gzip (v2, v3)": "gzip",
-    "lz4 (v2)": "lz4",
-    "lzma (v2)": "lzma",
-    **{
-        f"{id} (v2 filter, v3 as numcodecs.{id})": id
-        for id in (
-            *("adler32", "astype", "base64", "crc32", "delta", "fixedscaleoffset", "fletcher32"),
-            *("jenkins_lookup3", "quantize"),
-        )
-    },
-    "bitround (v2 filter, v3)": "bitround",
-    "cast_value (v3)": "cast_value",
-    "categorize (v2 filter)": "categorize",
-    "packbits (v2 filter, v3)": "packbits",
-    "reshape (v3)": "reshape",
-    "scale_offset (v3)": "scale_offset",
-    "zfp (v3)": "zfp",
-    "sharding_indexed (v3)": "sharding_indexed",
-    "shuffle (v2 filter, v3 as numcodecs.shuffle)": "shuffle",
-    "transpose (v3)": "transpose",
-    "vlen-bytes (v2, v3)": "vlen-bytes",
-    "vlen-utf8 (v2, v3)": "vlen-utf8",
-    "zlib (v2)": "zlib",
-    "zstd (v2, v3)": "zstd",
-}
 DEVICES = {"cpu": "host", "cuda (proved on an emulated device, never run on a GPU)": "cuda"}
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -128,45 +123,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 """Context resources of a file, and the values that are tried."""
 
-DATA_TYPES: dict[str, tuple[str, Any]] = {
-    "numbers and bool (v2, v3)": ("zarr", "<c16"),
-    "float8, float4, int2, int4, bfloat16 (v3, and in v2 as TensorStore)": ("zarr3", "int4"),
-    "uint2, uint4 (v3)": ("zarr3", "uint4"),
-    "float6_e2m3fn, float6_e3m2fn, float8_e4m3 (v3)": ("zarr3", "float6_e2m3fn"),
-    "complex_<float> (v3)": ("zarr3", "complex_float16"),
-    "r<N> (v3), V (v2)": ("zarr3", "r24"),
-    "S (v2)": ("zarr", "|S3"),
-    "U (v2)": ("zarr", "<U3"),
-    "fixed_length_utf32 (v3)": (
-        "zarr3",
-        {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}},
-    ),
-    "M8, m8 (v2)": ("zarr", "<M8[25s]"),
-    "numpy.datetime64, numpy.timedelta64 (v3)": (
-        "zarr3",
-        {"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 25}},
-    ),
-    "records (v2, v3)": ("zarr", [["x", "<i4"]]),
-    "records in records (v2)": ("zarr", [["x", [["y", "<i4"]], [2]]]),
-    "records in records (v3)": (
-        "zarr3",
-        {
-            "name": "structured",
-            "configuration": {
-                "fields": [["x", {"name": "raw_bytes", "configuration": {"length_bytes": 2}}]]
-            },
-        },
-    ),
-    "floats of more than 8 bytes (v2)": ("zarr", "<f16"),
-    "string (v3)": ("zarr3", "string"),
-    "bytes (v3)": ("zarr3", "bytes"),
-}
-"""Data types, and a driver and name that are tried."""
-
 TABLES = (
     ("Drivers", "drivers", DRIVERS),
     ("Kvstores", "kvstores", KVSTORES),
-    ("Codecs", "codecs", CODECS),
     ("Devices", "backends", DEVICES),
 )
 
@@ -211,35 +170,92 @@ def refused_options() -> list[str]:
     return found
 
 
-def has_data_type(driver: str, name: Any) -> bool:
-    """Whether an array of that data type can be made."""
-    member = {"zarr": "dtype", "zarr3": "data_type"}[driver]
-    spec = {"driver": driver, "kvstore": "memory://", "metadata": {member: name, "shape": [2]}}
-    try:
-        gpustore.open(spec, create=True, context=gpustore.Context()).result()
-    except gpustore.UnsupportedError:
-        return False
-    return True
-
-
 def quoted(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 
-def page() -> str:
+Row = tuple[str, str]
+"""Section and name."""
+
+
+def merged(cells: Mapping[str, str]) -> str:
+    """One cell of those of several cases: what most do, then who does not; one reason of each."""
+    cases: dict[str, list[str]] = {}
+    for case, cell in cells.items():
+        cases.setdefault(cell.partition(":")[0], []).append(case)
+    usual, *others = sorted(cases.values(), key=len, reverse=True)
+    rest = (f"{', '.join(names)}: {cells[names[0]]}" for names in others)
+    return "; ".join([cells[usual[0]], *rest])
+
+
+def column(by_id: Mapping[str, str]) -> dict[Row, str]:
+    """What one library does, by row."""
+    cases: dict[Row, dict[str, str]] = {}
+    for feature in FEATURES:
+        cases.setdefault((feature.section, feature.name), {})[feature.case] = by_id[feature.id]
+    return {row: merged(cells) for row, cells in cases.items()}
+
+
+def own_columns() -> list[dict[Row, str]]:
+    """Those of gpustore, on the host and on the emulated device."""
+    names = [feature.id for feature in FEATURES]
+    host = [try_host(feature) for feature in FEATURES]
+    return [column(dict(zip(names, cells))) for cells in (host, try_device(FEATURES))]
+
+
+def kept(text: str) -> dict[str, tuple[str, dict[Row, str]]]:
+    """Version and column of each other library, as they stand in a page."""
+    found = {}
+    for index, name in enumerate(PEERS):
+        title = re.search(rf"{TITLES[name]} ([0-9.a-z]+) \|", text)
+        cells = {}
+        for section in text.split("\n## ")[1:]:
+            for line in section.splitlines():
+                parts = [part.replace("\\|", "|") for part in line[2:-2].split(" | ")]
+                if len(parts) == len(PEERS) + 3 and parts[0] not in ("feature", "---"):
+                    cells[section.splitlines()[0], parts[0]] = parts[3 + index]
+        found[name] = (title[1] if title else "", cells)
+    return found
+
+
+def tried(name: str, text: str) -> tuple[str, dict[Row, str]]:
+    """Version and column of another library: what it does now, if it is installed."""
+    try:
+        return version(name), column(try_peer(name))
+    except PackageNotFoundError:
+        return kept(text)[name]
+
+
+def tables(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
+    """The features, one table a section."""
+    columns = [*own_columns(), *(cells for _, cells in peers.values())]
+    titles = [
+        "feature",
+        "gpustore",
+        "device",
+        *(f"{TITLES[name]} {peers[name][0]}" for name in peers),
+    ]
+    parts, section = [], None
+    for row in columns[0]:
+        if row[0] != section:
+            section = row[0]
+            rule = " | ".join(["---"] * len(titles))
+            parts.append(f"\n## {section}\n\n| {' | '.join(titles)} |\n| {rule} |")
+        cells = [row[1], *(cells.get(row, "not tried") for cells in columns)]
+        escaped = " | ".join(cell.replace("|", r"\|") for cell in cells)
+        parts.append(f"| {escaped} |")
+    return "\n".join(parts) + "\n"
+
+
+def page(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
     """The text of docs/compatibility.md."""
-    parts = [HEAD.format(version=version("tensorstore"))]
+    parts = [HEAD + tables(peers), EXTENSIONS, ABSENT.format(version=version("tensorstore"))]
     for title, folder, names in TABLES:
         there = [name for name, file in names.items() if file in registry.ids(folder)]
         absent = [name for name in names if name not in there]
         parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
         parts.append(f"There: {'; '.join(there)}.\n")
-    there = [name for name, tried in DATA_TYPES.items() if has_data_type(*tried)]
-    absent = [name for name in DATA_TYPES if name not in there]
-    parts.append(f"## Data types\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
-    parts.append(f"There: {'; '.join(there)}.\n")
     parts.append(f"## Context resources\n\nValues that are refused: {quoted(refused_options())}.\n")
-    parts.append(EXTENSIONS)
     functions = sorted(public(tensorstore) - public(gpustore))
     parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
     lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]
@@ -248,4 +264,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    TEXT = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page({name: tried(name, TEXT) for name in PEERS}), encoding="utf-8")

@@ -27,6 +27,7 @@ class _Group(Generic[T]):
     """Reads that one call starts."""
 
     run: Callable[[list[T]], None]
+    explain: Callable[[list[T]], list[Any]] | None
     items: list[T] = field(default_factory=list)
     promises: list[Promise[Any]] = field(default_factory=list)
 
@@ -73,6 +74,41 @@ class Batch:
         for group in (groups or {}).values():
             group.start()
 
+    def explain(self) -> list[Any]:
+        """What the reads of arrays will do once the batch is submitted.
+
+        Returns
+        -------
+        list of Explanation
+            As of :meth:`gpustore.TensorStore.explain`: one for all reads of an array that share its
+            chunks, one for each that is read by itself. Reads of keys, and of arrays that have no
+            chunks, are not among them.
+
+        Raises
+        ------
+        MetadataError
+            If the batch was submitted.
+        CorruptChunkError, NotFoundError, StoreIOError
+            If an index of a shard is damaged, or missing chunks are an error.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> store = gpustore.open(
+        ...     "memory://be/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[4]
+        ... ).result()
+        >>> with gpustore.Batch() as batch:
+        ...     first, second = store[:3].read(batch=batch), store[1:].read(batch=batch)
+        ...     explanation, = batch.explain()
+        >>> explanation.together, explanation.chunks, explanation.bytes_returned
+        (2, 1, 6)
+        """
+        with self._lock:
+            if self._groups is None:
+                raise already_submitted()
+            groups = [(group.explain, list(group.items)) for group in self._groups.values()]
+        return [one for explain, items in groups if explain for one in explain(items)]
+
     def __enter__(self) -> Batch:
         return self
 
@@ -91,7 +127,12 @@ class Batch:
         return self._groups is None
 
     def _join(
-        self, key: Hashable, run: Callable[[list[T]], None], item: T, promise: Promise[Any]
+        self,
+        key: Hashable,
+        run: Callable[[list[T]], None],
+        item: T,
+        promise: Promise[Any],
+        explain: Callable[[list[T]], list[Any]] | None = None,
     ) -> None:
         """Add a read.
 
@@ -104,6 +145,8 @@ class Batch:
             raises, they fail with that error.
         item : object
         promise : Promise
+        explain : callable, optional
+            Says what `run` would do with the items.
 
         Raises
         ------
@@ -112,22 +155,25 @@ class Batch:
         """
         with self._lock:
             if self._groups is not None:
-                group = self._groups.setdefault(key, _Group(run))
+                group = self._groups.setdefault(key, _Group(run, explain))
                 group.items.append(item)
                 group.promises.append(promise)
                 return
         promise.hand_over()
         raise already_submitted()
 
-    def _later(self, start: Callable[[], Future[T]]) -> Future[T]:
-        """A Future of what `start` begins when the batch is submitted."""
+    def _later(
+        self, start: Callable[[], Future[T]], explain: Callable[[], Any] | None = None
+    ) -> Future[T]:
+        """A Future of what `start` begins when the batch is submitted, and what explains it."""
         promise: Promise[T]
         promise, future = Promise.new()
 
         def run(_: object) -> None:
             promise.follow(attributed(future._statistics, start))
 
-        self._join(object(), run, None, promise)
+        explained = None if explain is None else lambda _: [explain()]
+        self._join(object(), run, None, promise, explained)
         return future
 
 

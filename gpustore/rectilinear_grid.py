@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpustore.errors import MetadataError
+from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.json_array import shape_text
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.shard import ResolvedCodecs
@@ -43,6 +45,25 @@ class RectilinearGrid:
             if len(self._resolved) < _REMEMBERED:
                 self._resolved[chunk_shape] = found
         return found
+
+    def check_codecs(self) -> None:
+        """Check that codecs that go by the shape of a chunk fit every chunk.
+
+        Raises
+        ------
+        MetadataError
+            Naming the codec and the chunk shape.
+        UnsupportedError
+            If there are too many chunk shapes.
+        """
+        count = math.prod(len(edges.sizes) for edges in self.edges)
+        if count > _REMEMBERED:
+            raise UnsupportedError(
+                f"Codecs that change the shape of chunks are supported in rectilinear grids with "
+                f"at most {_REMEMBERED} chunk shapes, not {count}"
+            )
+        for shape in itertools.product(*(sorted(edges.sizes) for edges in self.edges)):
+            self.codecs(shape)
 
     def check_inner(self, inner: Sequence[int]) -> None:
         """Check that all shards can be divided into inner chunks.

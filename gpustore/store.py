@@ -368,6 +368,37 @@ class TensorStore(IndexedView):
         self._check_readable("C")
         return self._driver.explain(self._transform)
 
+    def explain_many(self, starts: Any, shape: Sequence[int]) -> Explanation:
+        """What :meth:`read_many` with these arguments will do; see :meth:`explain`.
+
+        Of a :class:`Batch`, :meth:`Batch.explain` says it.
+
+        Parameters
+        ----------
+        starts, shape
+            As for :meth:`read_many`.
+
+        Raises
+        ------
+        UnsupportedError
+            If the store has no chunks.
+        OutOfBoundsError, LimitError, CorruptChunkError, NotFoundError, StoreIOError
+            As :meth:`read_many`; but no chunk is looked at.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> store = gpustore.open(
+        ...     "memory://em/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[8, 8]
+        ... ).result()
+        >>> explanation = store.explain_many([[0, 0], [1, 2], [5, 5]], [3, 3])
+        >>> explanation.together, explanation.chunks, explanation.bytes_returned
+        (3, 1, 27)
+        """
+        self._check_readable("C")
+        extent = crop_shape(shape, self.rank)
+        return self._driver.explain_many(self._transform, starts, extent)
+
     def _check_readable(self, order: str) -> None:
         if order not in _ORDERS:
             raise TypeError(f"`order` must be specified as 'C' or 'F', but received: {order!r}")

@@ -293,6 +293,42 @@ def test_grids_that_do_not_fit_are_refused(edges, codecs, message):
     assert message in str(caught.value)
 
 
+def reshape(*shape):
+    return {"name": "reshape", "configuration": {"shape": list(shape)}}
+
+
+def test_a_reshape_must_fit_every_chunk():
+    edges = [[2, 4], [3, [6, 2]]]
+    for fits in ([reshape([0, 1])], [reshape(-1, 3)], [reshape([0], -1, 3), reshape(2, -1)]):
+        store = gpustore.open(
+            spec("memory://", [6, 15], edges, [*fits, *CODECS["raw"]]), create=True
+        ).result()
+        values = np.arange(90, dtype=store.dtype.array_dtype).reshape(6, 15)
+        store[1:, 2:14] = values[1:, 2:14]
+        np.testing.assert_array_equal(store[1:, 2:14].read().result(), values[1:, 2:14])
+    # It fits the largest chunk, of shape (4, 6), alone; or all but one.
+    for wrong, chunk in (([reshape(24)], "[2,3]"), ([reshape(4, -1)], "[2,3]")):
+        made = spec("memory://", [6, 15], edges, [*wrong, *CODECS["raw"]])
+        context = gpustore.Context()
+        with pytest.raises(gpustore.MetadataError, match="is no shape of chunks") as caught:
+            gpustore.open(made, create=True, context=context).result()
+        assert '"reshape"' in str(caught.value)
+        assert chunk in str(caught.value)
+        # Somebody else's.
+        stored = gpustore.open(
+            spec("memory://", [6, 15], edges, CODECS["raw"]), create=True, context=context
+        ).result()
+        document = json.loads(stored.kvstore.read("zarr.json").result().value)
+        document["codecs"] = made["metadata"]["codecs"]
+        stored.kvstore.write("zarr.json", json.dumps(document).encode()).result()
+        with pytest.raises(gpustore.MetadataError, match="is no shape of chunks"):
+            gpustore.open("memory://|zarr3:", context=context).result()
+    many = [list(range(1, 66))] * 2
+    made = spec("memory://", [6, 15], many, [reshape([0, 1]), *CODECS["raw"]])
+    with pytest.raises(gpustore.UnsupportedError, match="4096 chunk shapes, not 4225"):
+        gpustore.open(made, create=True).result()
+
+
 def test_fields_of_records_and_damaged_chunks():
     fields = [{"name": "x", "data_type": "uint8"}, {"name": "y", "data_type": "int32"}]
     struct = {"name": "struct", "configuration": {"fields": fields}}

@@ -91,6 +91,9 @@ class _HostBackend:
     def scatter(self, *_: Any) -> dict[int, GpustoreError]:
         return {}
 
+    def cut(self, *_: Any) -> None:
+        """Nothing is put anywhere."""
+
 
 class _SubBatch(SubBatch):
     """A sub-batch whose results are good."""

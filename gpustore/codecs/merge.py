@@ -195,6 +195,11 @@ class ChainSpec:
         first: tuple[Choice, ...] = () if self.layout is None else (self.layout,)
         return tuple(choice.named for choice in (*self.arrays, *first, *self.stages))
 
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether its codecs take chunks of any shape."""
+        return all(one.face.keeps_shape for one in self.arrays if isinstance(one, ValueChoice))
+
 
 def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> prefixing:
     """Prefix errors of the block with the codec they are about."""

@@ -154,6 +154,11 @@ class ValueFace:
     keeps_fill: bool = False
     in_shards: bool = False
 
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether what it makes has the shape of what it is given, and any shape will do."""
+        return self.shape is _same_shape
+
     def parse(self, members: Members, *, stored: bool, typed: bool = True) -> dict[str, JsonValue]:
         """Validate options: those of stored metadata (strict), or constraints (all optional).
 

@@ -169,6 +169,13 @@ class ArrayDriver:
             'explain is not supported by the "array" driver: its elements are in memory'
         )
 
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Not possible."""
+        del starts, shape
+        return self.explain(transform)
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the domain of `transform`."""
         domain = transform.domain

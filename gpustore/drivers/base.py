@@ -272,6 +272,11 @@ class Driver(Protocol):
             If there are no chunks.
         """
 
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """What a read of crops will do. Blocks. Raises as :meth:`explain`."""
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
 

@@ -322,7 +322,9 @@ class ChunkedDriver:
             stream = self.array.backend.caller_stream(stream)  # It begins on another thread.
             begin = partial(read, out=out, order=order, stream=stream)
             start = self._rechecked(transform, begin)
-            return start() if batch is None else batch._later(start)
+            if batch is None:
+                return start()
+            return batch._later(start, lambda: self.explain(transform))
         if batch is not None:
             return read_in_batch(self.reader, transform, batch, out=out, order=order, stream=stream)
         return read(self.reader, transform, out=out, order=order, stream=stream)
@@ -348,11 +350,20 @@ class ChunkedDriver:
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain through :mod:`gpustore.pipelines.explain`."""
-        explain: Callable[..., Explanation] = registry.find("pipelines", "explain")
+        return self._explain("explain", transform)
+
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Explain through :mod:`gpustore.pipelines.explain_many`."""
+        return self._explain("explain_many", transform, starts, shape)
+
+    def _explain(self, pipeline: str, transform: IndexTransform, *what: Any) -> Explanation:
+        explain: Callable[..., Explanation] = registry.find("pipelines", pipeline)
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
-            return explain(driver.reader, IndexTransform(driver.domain)[transform])
-        return explain(self.reader, transform)
+            return explain(driver.reader, IndexTransform(driver.domain)[transform], *what)
+        return explain(self.reader, transform, *what)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`.

@@ -148,6 +148,13 @@ class JsonDriver:
             'explain is not supported by the "json" driver: it reads one document'
         )
 
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Not possible."""
+        del starts, shape
+        return self.explain(transform)
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Replace the value by `source`, which has at most as many dimensions as the domain."""
         domain = transform.domain

@@ -21,6 +21,7 @@ from gpustore.codecs.merge import (
     complete_v3,
     inner_order_v3,
     merge_v3,
+    parse_chain,
     parse_v3,
     passed_over,
     read_chunk_shape_v3,
@@ -147,6 +148,8 @@ class Zarr3Format:
             if codecs.levels:
                 divisor = codecs.levels[0].divisor
                 grid.check_inner([n * size for n, size in zip(divisor, codecs.chunk_shape)])
+            elif not parse_chain(metadata.codecs, stored=True).keeps_shape:
+                grid.check_codecs()
         fill, blank = fill_of_component(component, stored, metadata.fill_value)
         if fill is not None and component.is_element:
             with in_member("codecs"):

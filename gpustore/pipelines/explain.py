@@ -12,21 +12,25 @@ It needs the whole device path, which ``import gpustore`` does not load, so driv
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence, Sized
 from types import MappingProxyType
 from typing import Any
 
+from gpustore.backends.base import Memory
 from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codecs.chain import CodecChain
 from gpustore.device import Decoders
 from gpustore.index_space import IndexTransform
+from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import CodecPath, Explanation
 from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.rehearse import Rehearsed, rehearse
 
-__all__ = ["PIPELINE", "explain"]
+__all__ = ["PIPELINE", "explain", "explained", "explained_pieces"]
 
 MOST_CHUNKS = 16_384
 MOST_NBYTES = 8 << 30
@@ -35,13 +39,17 @@ MOST_NBYTES = 8 << 30
 _BY_HEADERS = ("chunks_decoded_device", "copies", "host_fallbacks", "launches", "waits")
 
 
-def explain(array: ChunkedArray, transform: IndexTransform) -> Explanation:
-    """Explain the read of the domain of `transform` into a new array in C order.
+def explain(
+    array: ChunkedArray, transform: IndexTransform, memory: Memory | None = None
+) -> Explanation:
+    """Explain the read of the domain of `transform`.
 
     Parameters
     ----------
     array : ChunkedArray
         As reads use it (:meth:`~gpustore.pipelines.chunked_array.ChunkedArray.reader`).
+    memory : Memory, optional
+        What it is read into; by default a new array in C order.
 
     Raises
     ------
@@ -51,31 +59,76 @@ def explain(array: ChunkedArray, transform: IndexTransform) -> Explanation:
         As the read, if an index of a shard is damaged or missing chunks are an error.
     """
     shape = tuple(transform.domain.shape)
+    strides = contiguous(shape, array.dtype.itemsize, "C") if memory is None else memory.strides
+    plans = array.plans(transform, strides)
+    values = sum(plan.objects for _, plan in plans)
+    return explained(
+        array, plans, [shape], values, lambda: rehearse(array, plans, shape, memory), together=1
+    )
+
+
+def explained_pieces(
+    array: ChunkedArray,
+    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
+    shapes: Sequence[tuple[int, ...]],
+    rehearsal: Callable[[], Rehearsed],
+    *,
+    together: int,
+) -> Explanation:
+    """Explain reads or crops that share their chunks; see :func:`explained`."""
+    values = 0
+    for _, plan in plans:
+        values += sum(len(set(one.chunks.keys)) for one in plan.windows(0, 1, 1))
+    return explained(array, plans, shapes, values, rehearsal, together=together)
+
+
+def explained(
+    array: ChunkedArray,
+    plans: Sequence[tuple[ChunkedArray, Sized]],
+    shapes: Sequence[tuple[int, ...]],
+    values: int,
+    rehearsal: Callable[[], Rehearsed],
+    *,
+    together: int,
+) -> Explanation:
+    """Explain what is planned.
+
+    Parameters
+    ----------
+    plans : sequence
+        As long as they have chunks.
+    shapes : sequence of tuple of int
+        Of the arrays that are filled.
+    values : int
+        Stored values that the plans touch.
+    rehearsal : callable
+        Rehearses it.
+    together : int
+        Reads or crops that share the chunks.
+    """
     itemsize = array.dtype.itemsize
-    plans = array.plans(transform, contiguous(shape, itemsize, "C"))
     chunks = sum(len(plan) for _, plan in plans)
     chain = array.chain if array.stored is None else array.stored.chain
     rehearsed = None
     nbytes = sum(len(plan) * one.chain.layout.nbytes for one, plan in plans)
     if chunks <= MOST_CHUNKS and nbytes <= MOST_NBYTES:
-        rehearsed = rehearse(array, plans, shape)
+        rehearsed = rehearsal()
     host_reason = _host_reason(array, chain)
     decoders = _decoders(array.backend)
     on_host = decoders is None
     known = GpuDecoders(has_nvcomp=True)
     gpu_reason = chain.device_refusal(known)
-    returned = itemsize
-    for size in shape:
-        returned *= size
     sub_batches = [] if rehearsed is None else rehearsed.rehearsal.sub_batches
     return Explanation(
         device=array.backend.device,
-        shape=shape,
+        shape=shapes[0] if len(set(shapes)) == 1 else None,
+        arrays=len(shapes),
+        together=together,
         dtype=array.dtype.name,
         chunk_shape=array.chunk_shape,
         chunks=chunks,
-        values=sum(plan.objects for _, plan in plans),
-        bytes_returned=returned,
+        values=values,
+        bytes_returned=itemsize * sum(map(math.prod, shapes)),
         chunk_nbytes=chain.layout.nbytes,
         codecs=_codecs(chain, None if host_reason else decoders),
         host_reason=host_reason,

@@ -31,7 +31,7 @@ class CodecPath:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a read of a store's domain will do; made by :meth:`gpustore.TensorStore.explain`.
+    """What a read will do; made by ``explain`` of a store or a batch, and ``explain_many``.
 
     Its text (``print(explanation)``) is for people, :meth:`to_json` for programs.
 
@@ -39,7 +39,12 @@ class Explanation:
     ----------
     device : str
         Where the array will be: ``"cpu"``, or ``"cuda:N"``.
-    shape : tuple of int
+    shape : tuple of int, or None
+        Of the array that is read, or of each; None if several have unlike ones.
+    arrays : int
+        How many are read: several if reads of a batch share their chunks.
+    together : int
+        The same, or how many crops share the chunks.
     dtype : str
     chunk_shape : tuple of int
         Of the chunks that are decoded, the innermost ones of shards; of the largest if they differ.
@@ -80,7 +85,9 @@ class Explanation:
     """
 
     device: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    arrays: int
+    together: int
     dtype: str
     chunk_shape: tuple[int, ...]
     chunks: int
@@ -129,10 +136,12 @@ class Explanation:
         ratio = self._ratio(decoded) or 0.0
         if ratio < AMPLIFIED:
             return None
+        more = "read many crops together with read_many or a Batch, "
+        if self.together > 1:
+            more = ""
         return (
-            f"Each byte returned costs {ratio:.3g} decoded ones: read larger parts, read many "
-            f"crops together with read_many or a Batch, or store smaller chunks than "
-            f"{_extents(self.chunk_shape)}."
+            f"Each byte returned costs {ratio:.3g} decoded ones: read larger parts, {more}or store "
+            f"smaller chunks than {_extents(self.chunk_shape)}."
         )
 
     def _count(self, name: str) -> int | None:
@@ -147,7 +156,9 @@ class Explanation:
         """All of it as JSON: the attributes, and what is worked out from them."""
         return {
             "device": self.device,
-            "shape": list(self.shape),
+            "shape": None if self.shape is None else list(self.shape),
+            "arrays": self.arrays,
+            "together": self.together,
             "dtype": self.dtype,
             "chunk_shape": list(self.chunk_shape),
             "chunks": self.chunks,
@@ -182,7 +193,7 @@ class Explanation:
         lines = [
             (
                 "read",
-                f"{_extents(self.shape)} of {self.dtype}, {self.bytes_returned:,} bytes, "
+                f"{self._arrays_text()}{self.dtype}, {self.bytes_returned:,} bytes, "
                 f"into {'host memory' if self.device == 'cpu' else self.device}",
             ),
             ("chunks", self._chunks_text()),
@@ -200,8 +211,14 @@ class Explanation:
             lines.append(("advice", self.advice))
         return lines
 
+    def _arrays_text(self) -> str:
+        several = "" if self.arrays == 1 else f"{self.arrays:,} arrays of "
+        return several if self.shape is None else f"{several}{_extents(self.shape)} of "
+
     def _chunks_text(self) -> str:
         text = f"{self.chunks:,} of {_extents(self.chunk_shape)}, in {self.values:,} stored values"
+        if self.together > 1:
+            text += f", each once for all {self.together:,}"
         missing = self._count("chunks_missing")
         if missing is None:
             return f"{text}; not known which are stored"

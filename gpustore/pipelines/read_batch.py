@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from gpustore import registry
 from gpustore.backends.base import Memory
 from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
@@ -42,14 +43,14 @@ from gpustore.pipelines.read_many import (
 )
 from gpustore.statistics import STATISTICS, Operation, attributed
 
-__all__ = ["read_in_batch"]
+__all__ = ["BatchedRead", "read_in_batch", "together"]
 
 MOST_ROWS = 1 << 20
 """Reads that touch chunks more often than this together are not joined, to bound the plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class BatchedRead:
     """A read that waits for its batch."""
 
     array: ChunkedArray
@@ -107,21 +108,33 @@ def read_in_batch(
     promise: Promise[Any]
     promise, future = Promise.new()
     result = memory.array if out is None else out
-    item = _Read(array, transform, memory, result, promise, future, stream)
-    batch._join(("array", id(array)), _start, item, promise)
+    item = BatchedRead(array, transform, memory, result, promise, future, stream)
+    batch._join(("array", id(array)), _start, item, promise, _explain)
     return future
 
 
-def _start(reads: list[_Read]) -> None:
+def together(
+    reads: Sequence[BatchedRead],
+) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, PiecePlan]] | None]:
+    """Reads of one array that share their chunks, the others, and the plan of the first."""
     reads = [one for one in reads if not one.future.cancelled()]
     joined = [one for one in reads if one.joins]
-    for one in reads:
-        if not one.joins:
-            one.alone()
     plans = _plans(joined) if len(joined) > 1 else None
     if plans is None:
-        for one in joined:
-            one.alone()
+        return [], reads, None
+    return joined, [one for one in reads if not one.joins], plans
+
+
+def _explain(reads: list[BatchedRead]) -> list[Any]:
+    found: list[Any] = registry.find("pipelines", "explain_batch")(reads)
+    return found
+
+
+def _start(reads: list[BatchedRead]) -> None:
+    joined, alone, plans = together(reads)
+    for one in alone:
+        one.alone()
+    if plans is None:
         return
     array = joined[0].array
     statistics = Operation()
@@ -146,7 +159,7 @@ def _start(reads: list[_Read]) -> None:
     shared.add_done_callback(finish)
 
 
-def _plans(reads: Sequence[_Read]) -> list[tuple[ChunkedArray, PiecePlan]] | None:
+def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, PiecePlan]] | None:
     """The reads as one plan a chunk shape; None if they would have too many rows."""
     first = reads[0]
     array, block = first.array, single_chunks(first.array)

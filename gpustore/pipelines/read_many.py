@@ -27,14 +27,23 @@ from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.future import Future
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.joined_plan import join_plans
-from gpustore.piece_plan import Block, PiecePlan
+from gpustore.piece_plan import Block, Integers, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.statistics import STATISTICS
 
-__all__ = ["ELEMENTWISE", "join_shapes", "read_many", "read_pieces", "single_chunks"]
+__all__ = [
+    "ELEMENTWISE",
+    "join_shapes",
+    "piece_parts",
+    "plan_many",
+    "read_many",
+    "read_piece_part",
+    "read_pieces",
+    "single_chunks",
+]
 
 BLOCK_NBYTES = 4 << 20
 """Largest block of several chunks, so that it stays in cache while it is cut."""
@@ -96,23 +105,7 @@ def read_many(
     if out is not None:
         memory = array.backend.destination(out, shape, array.dtype, stream)
         strides = memory.strides
-    if array.grid is None:
-        plan = plan_crops(
-            transform,
-            checked,
-            extent,
-            block=single_chunks(array),
-            dst_stride=strides,
-            max_chunks=array.limits.chunks_per_request,
-            block_nbytes=BLOCK_NBYTES,
-        )
-        plans = [(array, plan)]
-    else:
-        crops = [
-            transform[IndexTransform(IndexDomain(inclusive_min=start, shape=extent))]
-            for start in checked.tolist()
-        ]
-        plans = join_shapes(array, crops, [strides[1:]] * len(crops), offset=strides[0])
+    plans = plan_many(array, transform, checked, extent, strides)
     if out is None:
         memory = array.backend.empty(shape, array.dtype, order, stream)
     itemsize = array.dtype.itemsize
@@ -121,6 +114,38 @@ def read_many(
     STATISTICS.add(reads=1, chunks_planned=sum([len(plan) for _, plan in plans]))
     result = memory.array if out is None else out
     return read_pieces(array, plans, [memory], result, by_element=by_element)
+
+
+def plan_many(
+    array: ChunkedArray,
+    transform: IndexTransform,
+    starts: Integers,
+    extent: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> list[tuple[ChunkedArray, PiecePlan]]:
+    """Plan the crops whose checked `starts` these are, one plan a chunk shape.
+
+    Parameters
+    ----------
+    strides : tuple of int, length 1 + input_rank
+        Byte strides of the array of all crops.
+    """
+    if array.grid is None:
+        plan = plan_crops(
+            transform,
+            starts,
+            extent,
+            block=single_chunks(array),
+            dst_stride=strides,
+            max_chunks=array.limits.chunks_per_request,
+            block_nbytes=BLOCK_NBYTES,
+        )
+        return [(array, plan)]
+    crops = [
+        transform[IndexTransform(IndexDomain(inclusive_min=start, shape=extent))]
+        for start in starts.tolist()
+    ]
+    return join_shapes(array, crops, [strides[1:]] * len(crops), offset=strides[0])
 
 
 def join_shapes(
@@ -200,8 +225,35 @@ def read_pieces(
     Future
         Resolves with `result` when no task touches the arrays any more, also if it failed.
     """
-    chunks = sum([len(plan) for _, plan in plans])
     elements = sum(math.prod(memory.array.shape) for memory in out)
+    parts = piece_parts(array, plans, elements)
+    if parts is None:
+
+        def read_now() -> Any:
+            for one, plan in plans:
+                read_piece_part(one, plan, out, 0, 1, by_element=by_element)
+            return result
+
+        return Future.deferred(read_now, array.executor)
+    tasks = [
+        partial(read_piece_part, one, plan, out, part, count, by_element=by_element)
+        for (one, plan), count in zip(plans, parts)
+        for part in range(count)
+    ]
+    return array.executor.run_all(tasks, lambda: result)
+
+
+def piece_parts(
+    array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, PiecePlan]], elements: int
+) -> list[int] | None:
+    """Into how many parts each plan is split; None if whoever asks for the result reads it.
+
+    Parameters
+    ----------
+    elements : int
+        Of all arrays that are filled.
+    """
+    chunks = sum([len(plan) for _, plan in plans])
     copied = elements * array.dtype.itemsize * BYTE_S / max(1, chunks)
 
     def seconds_of(one: ChunkedArray, plan: PiecePlan) -> float:
@@ -212,22 +264,12 @@ def read_pieces(
     seconds = sum([seconds_of(one, plan) for one, plan in plans])
     small = chunks <= SMALL_ROWS and seconds <= SMALL_S
     if small and array.store.is_local and array.backend.defers:
-
-        def read_now() -> Any:
-            for one, plan in plans:
-                _read_part(one, plan, out, 0, 1, by_element=by_element)
-            return result
-
-        return Future.deferred(read_now, array.executor)
-    tasks = []
+        return None
+    found = []
     for one, plan in plans:
         parts = _parts(plan, seconds_of(one, plan), array.executor.limit) if len(plan) else 1
-        parts = one.fewer_parts(parts, len(plan))
-        tasks += [
-            partial(_read_part, one, plan, out, part, parts, by_element=by_element)
-            for part in range(parts)
-        ]
-    return array.executor.run_all(tasks, lambda: result)
+        found.append(one.fewer_parts(parts, len(plan)))
+    return found
 
 
 def _parts(plan: PiecePlan, seconds: float, threads: int) -> int:
@@ -238,7 +280,7 @@ def _parts(plan: PiecePlan, seconds: float, threads: int) -> int:
     return max(1, min(wanted, threads), min(wanted // 8, 4 * threads))
 
 
-def _read_part(
+def read_piece_part(
     array: ChunkedArray,
     plan: PiecePlan,
     out: Sequence[Memory],

@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gpustore.backends._files import direct_refusal
+from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
 from gpustore.cache import Cache, CacheUse
@@ -35,14 +37,16 @@ from gpustore.kvstores.base import (
     check_byte_range,
     check_nbytes,
 )
+from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read_part
+from gpustore.pipelines.read_many import piece_parts, read_piece_part
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe, Refiner
 from gpustore.statistics import STATISTICS, attributed
 from gpustore.statistics import Rehearsed as RehearsedStatistics
 
-__all__ = ["Rehearsed", "rehearse"]
+__all__ = ["Rehearsed", "rehearse", "rehearse_pieces"]
 
 
 @dataclass(slots=True)
@@ -67,49 +71,102 @@ class Rehearsed:
 
 
 def rehearse(
-    array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, ChunkPlan]], shape: tuple[int, ...]
+    array: ChunkedArray,
+    plans: Sequence[tuple[ChunkedArray, ChunkPlan]],
+    shape: tuple[int, ...],
+    memory: Memory | None = None,
 ) -> Rehearsed:
-    """Rehearse the read of the plans of `array` into a new one. Counts nothing for the process.
+    """Rehearse the read of the plans of `array` into `memory`, by default a new array.
 
-    With a cache, as if nothing were in it.
+    Counts nothing for the process. With a cache, as if nothing were in it.
 
     Raises
     ------
     CorruptChunkError, NotFoundError, StoreIOError
         As the read, if an index is damaged or missing chunks are an error.
     """
-    rehearsal = Rehearsal()
-    backend = rehearsing(array.backend, rehearsal)
-    store = _Store(array)
 
-    def idle(array: ChunkedArray) -> ChunkedArray:
-        found = replace(_idle(array, store), backend=backend)
-        if array.stored is None or array.cache is None:
-            return found
-        cache = CacheUse(Cache(0), array.cache.space, array.cache.bound)
-        stored = replace(_idle(array.stored, store), backend=backend)
-        return replace(found, cache=cache, stored=stored)
-
-    def read() -> None:
+    def read(idle: _Idle) -> None:
         STATISTICS.add(reads=1, chunks_planned=sum(len(plan) for _, plan in plans))
-        out = backend.empty(shape, array.dtype, "C")
+        out = idle.backend.empty(shape, array.dtype, "C") if memory is None else memory
         for some, plan in plans:
-            one = idle(some)
+            one = idle.of(some)
             parts = one.fewer_parts(one.parts(plan), len(plan))
             for part in range(parts):
                 read_part(one, plan, out, part, parts)
 
+    return _rehearse(array, read)
+
+
+def rehearse_pieces(
+    array: ChunkedArray,
+    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
+    shapes: Sequence[tuple[int, ...]],
+    memories: Sequence[Memory] | None = None,
+    *,
+    reads: int = 1,
+    by_element: bool = False,
+) -> Rehearsed:
+    """The same for reads or crops that share their chunks.
+
+    Parameters
+    ----------
+    shapes : sequence of tuple of int
+        Of the arrays that are filled.
+    memories : sequence of Memory, optional
+        These arrays, if there are any yet.
+    reads : int
+        How many reads are counted.
+    by_element : bool
+        As for :func:`gpustore.pipelines.read_many.read_pieces`.
+    """
+    counts = piece_parts(array, plans, sum(map(math.prod, shapes))) or [1] * len(plans)
+
+    def read(idle: _Idle) -> None:
+        STATISTICS.add(reads=reads, chunks_planned=sum(len(plan) for _, plan in plans))
+        out = memories or [idle.backend.empty(shape, array.dtype, "C") for shape in shapes]
+        for (some, plan), parts in zip(plans, counts):
+            one = idle.of(some)
+            for part in range(parts):
+                read_piece_part(one, plan, out, part, parts, by_element=by_element)
+
+    return _rehearse(array, read)
+
+
+def _rehearse(array: ChunkedArray, read: Callable[[_Idle], None]) -> Rehearsed:
+    rehearsal = Rehearsal()
+    store = _Store(array)
+    idle = _Idle(store, rehearsing(array.backend, rehearsal))
     counted = RehearsedStatistics()
-    attributed(counted, read)
+    attributed(counted, lambda: read(idle))
     return Rehearsed(
         counted.snapshot(), rehearsal, store.direct_nbytes, sizes_are_known=store.sizes_are_known
     )
 
 
-def _idle(array: ChunkedArray, store: _Store) -> ChunkedArray:
-    """The array with a store and a chain that look at no chunk."""
-    refiners = tuple(_Refiner(one, store) for one in array.refiners)
-    return replace(array, store=store, refiners=refiners, chain=_Chain.of(array.chain))
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """What arrays are given so that they look at no chunk and fill no memory."""
+
+    store: _Store
+    backend: Any
+
+    def of(self, array: ChunkedArray) -> ChunkedArray:
+        """The array as it is rehearsed."""
+        found = self._of(array)
+        if array.stored is None or array.cache is None:
+            return found
+        cache = CacheUse(Cache(0), array.cache.space, array.cache.bound)
+        return replace(found, cache=cache, stored=self._of(array.stored))
+
+    def _of(self, array: ChunkedArray) -> ChunkedArray:
+        return replace(
+            array,
+            store=self.store,
+            refiners=tuple(_Refiner(one, self.store) for one in array.refiners),
+            chain=_Chain.of(array.chain),
+            backend=self.backend,
+        )
 
 
 @dataclass(frozen=True, slots=True)

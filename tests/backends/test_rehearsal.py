@@ -12,6 +12,8 @@ from tests.pipelines.explained import (
     SELECTIONS,
     SHAPE,
     check,
+    check_batch,
+    check_many,
     create,
     crop_of,
     metadata_of,
@@ -103,6 +105,31 @@ def test_any_crop_of_a_device(tmp_path_factory):
                 spec = opened(tmp_path_factory, name).spec()
                 there[name] = gpustore.open(spec, device=device.name).result()
             check(there[name][crop_of(span)])
+
+        compare()
+        there.clear()
+
+
+crops = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 32)), min_size=2, max_size=12)
+
+
+def test_any_crops_and_batches_of_a_device(tmp_path_factory):
+    with emulated() as device:
+        there = {}
+
+        @settings(max_examples=200)
+        @given(
+            starts=crops,
+            shape=st.tuples(st.integers(1, 7), st.integers(1, 9)),
+            name=st.sampled_from(sorted(set(CODECS) - {"bz2"})),
+        )
+        def compare(starts, shape, name):
+            if name not in there:
+                spec = opened(tmp_path_factory, name).spec()
+                there[name] = gpustore.open(spec, device=device.name).result()
+            store = there[name]
+            check_many(store, starts, shape)
+            check_batch([store[i : i + shape[0], j : j + shape[1]] for i, j in starts])
 
         compare()
         there.clear()

@@ -80,12 +80,42 @@ def create(path, name, dtype="<u4"):
 
 def check(store):
     """Compare an explanation with the read it is of."""
+    explanation = uncounted(store.explain)
+    compare(explanation, [store.read()], store.device)
+    assert explanation.arrays == explanation.together == 1
+    return explanation
+
+
+def check_many(store, starts, shape):
+    """The same for crops."""
+    explanation = uncounted(lambda: store.explain_many(starts, shape))
+    compare(explanation, [store.read_many(starts, shape)], store.device)
+    assert (explanation.arrays, explanation.together) == (1, len(starts))
+    return explanation
+
+
+def check_batch(views, orders=("C", "F")):
+    """The same for the reads of a batch of one array that share their chunks."""
+    batch = gpustore.Batch()
+    reads = [view.read(batch=batch, order=orders[i % len(orders)]) for i, view in enumerate(views)]
+    (explanation,) = uncounted(batch.explain)
+    batch.submit()
+    compare(explanation, reads, views[0].device)
+    assert explanation.arrays == explanation.together == len(views)
+    return explanation
+
+
+def uncounted(explain):
     before = gpustore.statistics.snapshot()
-    explanation = store.explain()
-    assert gpustore.statistics.snapshot() == before  # It counts nothing.
-    read = store.read()
-    result = read.result()
-    found = read.statistics
+    explanation = explain()
+    assert gpustore.statistics.snapshot() == before
+    return explanation
+
+
+def compare(explanation, reads, device):
+    """Compare an explanation with reads that share their statistics."""
+    results = [read.result() for read in reads]
+    found = reads[0].statistics
     assert explanation.counts is not None
     assert explanation.unknown == ()
     for name in COUNTERS:
@@ -93,15 +123,18 @@ def check(store):
     assert explanation.chunks == found["chunks_planned"]
     assert explanation.bytes_decoded == found["bytes_decoded"]
     assert explanation.bytes_fetched == found["bytes_fetched"]
-    assert explanation.bytes_returned == math.prod(result.shape) * result.dtype.itemsize
-    if store.device == "cpu":
+    assert explanation.bytes_returned == sum(
+        math.prod(result.shape) * result.dtype.itemsize for result in results
+    )
+    shapes = {tuple(result.shape) for result in results}
+    assert explanation.shape == (shapes.pop() if len(shapes) == 1 else None)
+    if device == "cpu":
         assert explanation.sub_batches == explanation.launches_at_most == 0
         assert not explanation.counts.keys() & {"launches", "copies", "waits"}
     else:
         assert explanation.sub_batches == found["waits"]
         assert explanation.launches_at_most <= found["launches"]
         assert explanation.launches_at_most * explanation.sub_batches >= found["launches"]
-    return explanation
 
 
 def path_of(codec, decoder):

@@ -1,0 +1,233 @@
+"""One feature of the Zarr specifications, as files that show it and what they hold.
+
+The files are made here by NumPy, numcodecs and the standard library, by nobody whose ability is
+asked for. Every array is small, and has chunks at its edges unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "CHUNKS",
+    "SHAPE",
+    "Feature",
+    "chunk_files",
+    "codec",
+    "node",
+    "numbers",
+    "stored_bytes",
+    "zarr2",
+    "zarr3",
+]
+
+SHAPE, CHUNKS = (4, 5), (2, 3)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What one row of docs/compatibility.md tries.
+
+    Attributes
+    ----------
+    section, name : str
+        Where the row stands, and what it says.
+    case : str
+        Which of several of one row this is; Markdown.
+    files : mapping of str to bytes
+        By key.
+    values : numpy.ndarray or JSON
+        What they hold; of a hierarchy what `program` says of it.
+    program : str
+        What is run: ``array``, or a method of the libraries in :mod:`tests.interop.libraries`.
+    plain : callable
+        What of a stored chunk must come out the same whoever encodes it.
+    must_refuse : bool
+        Whether the specification forbids to read it.
+    is_written : bool
+        Whether writing is tried too.
+    """
+
+    section: str
+    name: str
+    files: Mapping[str, bytes]
+    values: Any
+    program: str = "array"
+    plain: Callable[[bytes], bytes] = bytes
+    must_refuse: bool = False
+    is_written: bool = True
+    case: str = ""
+
+    @property
+    def id(self) -> str:
+        return ": ".join(filter(None, (self.section, self.name, self.case)))
+
+
+def numbers(dtype: Any = "<i2", shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """Elements that differ from each other, and from fill values."""
+    count = int(np.prod(shape, dtype=int))
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return (np.arange(count) % 3 != 1).reshape(shape)
+    found = np.arange(1, count + 1).astype(dtype)
+    if dtype.kind == "c":
+        found = found - 1j * found
+    elif dtype.kind == "f":
+        found = found / 2 - 3
+    return found.astype(dtype).reshape(shape)
+
+
+def stored_bytes(order: str = "C", dtype: Any = None) -> Callable[[np.ndarray], bytes]:
+    """An encoder that only lays out elements."""
+
+    def encode(chunk: np.ndarray) -> bytes:
+        return (chunk if dtype is None else chunk.astype(dtype)).tobytes(order)
+
+    return encode
+
+
+def chunk_files(
+    values: np.ndarray,
+    encode: Callable[[np.ndarray], bytes],
+    *,
+    chunks: tuple[int, ...] = CHUNKS,
+    fill: Any = 0,
+    rank: int | None = None,
+    prefix: str = "",
+    separator: str = ".",
+    scalar: str = "0",
+    missing: Iterable[tuple[int, ...]] = (),
+) -> dict[str, bytes]:
+    """The stored chunks of an array, those at its edges filled up."""
+    rank = len(chunks) if rank is None else rank
+    counts = [-(-size // chunk) for size, chunk in zip(values.shape, chunks)]
+    files = {}
+    for cell in itertools.product(*map(range, counts)):
+        if cell in missing:
+            continue
+        chunk = np.empty((*chunks, *values.shape[rank:]), values.dtype)
+        chunk[...] = fill
+        begin = [i * size for i, size in zip(cell, chunks)]
+        cut = values[tuple(slice(b, b + size) for b, size in zip(begin, chunks))]
+        chunk[tuple(slice(0, size) for size in cut.shape)] = cut
+        key = prefix + separator.join(map(str, cell)) if cell else scalar
+        files[key] = encode(chunk)
+    return files
+
+
+def node(document: Mapping[str, Any]) -> bytes:
+    """A document as it is stored."""
+    return json.dumps(document).encode()
+
+
+def codec(name: str, **configuration: Any) -> dict[str, Any]:
+    """A codec of Zarr v3."""
+    return {"name": name, "configuration": configuration} if configuration else {"name": name}
+
+
+def zarr2(
+    section: str,
+    name: str,
+    values: np.ndarray | None = None,
+    encode: Callable[[np.ndarray], bytes] | None = None,
+    *,
+    fill: Any = 0,
+    missing: Iterable[tuple[int, ...]] = (),
+    chunks: tuple[int, ...] = CHUNKS,
+    rank: int | None = None,
+    separator: str = ".",
+    files: Mapping[str, bytes] | None = None,
+    absent: Iterable[str] = (),
+    plain: Callable[[bytes], bytes] = bytes,
+    must_refuse: bool = False,
+    is_written: bool = True,
+    case: str = "",
+    **members: Any,
+) -> Feature:
+    """An array of Zarr v2; `members` of its metadata other than the plainest."""
+    values = numbers() if values is None else values
+    rank = len(chunks)
+    document = {
+        **{"zarr_format": 2, "shape": list(values.shape[:rank]), "chunks": list(chunks)},
+        **{"dtype": values.dtype.str, "compressor": None, "filters": None, "order": "C"},
+        **{"fill_value": 0, "dimension_separator": separator, **members},
+    }
+    for member in absent:
+        del document[member]
+    stored = chunk_files(
+        values,
+        encode or stored_bytes(document["order"]),
+        **{"chunks": chunks, "fill": fill, "missing": missing, "separator": separator},
+        rank=rank,
+    )
+    found = {".zarray": node(document), **stored, **(files or {})}
+    return Feature(
+        section,
+        name,
+        found,
+        values,
+        plain=plain,
+        must_refuse=must_refuse,
+        is_written=is_written,
+        case=case,
+    )
+
+
+def zarr3(
+    section: str,
+    name: str,
+    values: np.ndarray | None = None,
+    encode: Callable[[np.ndarray], bytes] | None = None,
+    *,
+    fill: Any = 0,
+    missing: Iterable[tuple[int, ...]] = (),
+    chunks: tuple[int, ...] = CHUNKS,
+    rank: int | None = None,
+    data_type: Any = None,
+    codecs: Any = None,
+    prefix: str = "c/",
+    separator: str = "/",
+    scalar: str = "c",
+    stored: Mapping[str, bytes] | None = None,
+    plain: Callable[[bytes], bytes] = bytes,
+    must_refuse: bool = False,
+    is_written: bool = True,
+    case: str = "",
+    **members: Any,
+) -> Feature:
+    """An array of Zarr v3; `members` of its metadata other than the plainest."""
+    values = numbers() if values is None else values
+    rank = len(chunks) if rank is None else rank
+    data_type = values.dtype.name if data_type is None else data_type
+    document = {
+        **{"zarr_format": 3, "node_type": "array", "shape": list(values.shape[:rank])},
+        "data_type": data_type,
+        "chunk_grid": codec("regular", chunk_shape=list(chunks)),
+        "chunk_key_encoding": codec("default", separator="/"),
+        "fill_value": 0,
+        "codecs": [codec("bytes", endian="little")] if codecs is None else codecs,
+        **{"attributes": {}, **members},
+    }
+    if stored is None:
+        stored = chunk_files(
+            values,
+            encode or stored_bytes(),
+            **{"chunks": chunks, "fill": fill, "missing": missing, "separator": separator},
+            **{"prefix": prefix, "scalar": scalar, "rank": rank},
+        )
+    return Feature(
+        section,
+        name,
+        {"zarr.json": node(document), **stored},
+        values,
+        plain=plain,
+        must_refuse=must_refuse,
+        is_written=is_written,
+        case=case,
+    )
