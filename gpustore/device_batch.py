@@ -382,8 +382,14 @@ class DeviceBatch:
         result = self.result(4 * words * count, check)
         self._launch_segments(family, name, src, [result])
 
-    def check_bits(self, illegal: int) -> None:
-        """Record that values with bytes that have bits of `illegal` have failed."""
+    def check_bits(self, illegal: bytes) -> None:
+        """Record that values with bytes that have bits of `illegal` have failed.
+
+        Parameters
+        ----------
+        illegal : bytes
+            The bits of each byte of an element in turn; values begin with an element.
+        """
         if not len(self):
             return
         owners = self.rows
@@ -397,17 +403,26 @@ class DeviceBatch:
                 yield int(owners[i]), "an element is not legal"
 
         result = self.result(4 * len(self), check)
-        illegal *= 0x01010101
-        self._launch_segments("element", "check_bits", self.values, [np.uint32(illegal), result])
+        self._launch_elements("check", illegal, [result])
 
-    def clear_bits(self, illegal: int) -> None:
-        """Record that the bits `illegal` of each byte are cleared in the values, where they lie."""
+    def clear_bits(self, illegal: bytes) -> None:
+        """Record that such bits are cleared in the values, where they lie."""
         if len(self):
-            bits = np.uint32(illegal * 0x01010101)
-            self._launch_segments("element", "clear_bits", self.values, [bits])
+            self._launch_elements("clear", illegal, [])
+
+    def _launch_elements(self, verb: str, illegal: bytes, result: Sequence[Result]) -> None:
+        period = len(illegal)
+        if period == 1:
+            bits = np.uint32(illegal[0] * 0x01010101)
+            self._launch_segments("element", f"{verb}_bits", self.values, [bits, *result])
+            return
+        table = self.table(np.frombuffer(illegal, np.uint8))
+        self._launch_segments(
+            "element", f"{verb}_records", self.values, [table, np.uint32(period), *result]
+        )
 
     def _launch_segments(
-        self, family: str, name: str, src: Spans, arguments: Sequence[Argument | Result]
+        self, family: str, name: str, src: Spans, arguments: Sequence[Argument | Table | Result]
     ) -> None:
         """Record a launch with a block for each segment of each of `src`."""
         count = len(src)

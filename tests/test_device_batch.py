@@ -290,10 +290,25 @@ def test_illegal_bits_fail_their_row_or_are_cleared(bench):
     values[0][0] = 2
     values[2][70_000] = 0x81
     slot = Slot(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
-    slot.batch.check_bits(0xFE)
+    slot.batch.check_bits(b"\xfe")
     assert slot.failures() == dict.fromkeys((7, 9), "an element is not legal")
 
     slot = Slot(bench, [value.tobytes() for value in values])
-    slot.batch.clear_bits(0xF0)
-    slot.batch.check_bits(0xFC)
+    slot.batch.clear_bits(b"\xf0")
+    slot.batch.check_bits(b"\xfc")
     assert slot.failures() == {}
+
+    # Values of a record or many; the third byte of each is a bool, the first has four bits.
+    values = [np.full(n, 0xF1, np.uint8) for n in (3, 65_538, 70_002, 200_001)]
+    for value in values:
+        value[2::3] = 1
+    values[1][65_537] = 2
+    values[3][2] = 0x80
+    slot = Slot(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
+    slot.batch.check_bits(b"\0\0\xfe")
+    slot.batch.clear_bits(b"\xf0\0\0")
+    slot.batch.check_bits(b"\xf0\0\0")
+    assert slot.failures() == dict.fromkeys((8, 3), "an element is not legal")
+    slot = Slot(bench, [value.tobytes() for value in values])
+    slot.batch.check_bits(b"\0\xf0\0")
+    assert sorted(slot.failures()) == [0, 1, 2, 3]

@@ -106,13 +106,41 @@ def _parts(record: np.dtype[Any], offset: int) -> Iterator[ChunkBytes]:
             )
 
 
-def illegal_bits(dtype: np.dtype[Any]) -> int:
-    """Bits that no byte of legal elements of `dtype` has; 0 if there are none.
+def illegal_bits(layout: ChunkBytes) -> tuple[bytes, bytes]:
+    r"""Bits that legal elements do not have, for each byte of a stored one in turn.
 
-    >>> hex(illegal_bits(int4.numpy_dtype)), hex(illegal_bits(np.dtype(bool)))
-    ('0xf0', '0xfe')
+    Returns
+    -------
+    bytes, bytes
+        Those that are an error, and those that are cleared; empty if there are none.
+
+    >>> illegal_bits(ChunkBytes.contiguous(int4.numpy_dtype, (5,)))
+    (b'', b'\xf0')
+    >>> illegal_bits(ChunkBytes.contiguous(np.dtype([("a", "i1"), ("b", "?", 2)]), (5,)))
+    (b'\x00\xfe\xfe', b'')
     """
-    return 0xFE if dtype == np.bool_ else 0xFF & ~_MASKS.get(dtype, 0xFF)
+    period = layout.record or layout.dtype.itemsize
+    inside = [(n, step) for n, step in zip(layout.shape, layout.strides) if step < period]
+    errors, cleared = bytearray(period), bytearray(period)
+    for part in _parts_of(layout.dtype):
+        is_bool = part.dtype == np.bool_
+        bits = 0xFE if is_bool else 0xFF & ~_MASKS.get(part.dtype, 0xFF)
+        if not bits:
+            continue
+        shape = (*(n for n, _ in inside), *part.shape)
+        strides = (*(step for _, step in inside), *part.strides)
+        start = layout.offset + part.offset
+        place = np.ndarray(shape, np.uint8, errors if is_bool else cleared, start, strides)
+        place[...] = bits
+    return bytes(errors if any(errors) else b""), bytes(cleared if any(cleared) else b"")
+
+
+def _parts_of(dtype: np.dtype[Any]) -> Iterator[ChunkBytes]:
+    """Where the elements of `dtype` are that are no records: one, or those of a record."""
+    if dtype.names is None:
+        yield ChunkBytes.contiguous(dtype, ())
+    else:
+        yield from _parts(dtype, 0)
 
 
 def in_records(

@@ -143,7 +143,6 @@ class CodecChain:
     __slots__ = (
         "_check",
         "_distrust",
-        "_is_part",
         "_json",
         "_normalize",
         "_steps",
@@ -192,9 +191,7 @@ class CodecChain:
             layout, normalizer(layout.dtype)
         )
         self.reads_parts = (self._check is None or not layout.record) and objects is None
-        self._is_part = bool(layout.record) or layout.dtype.names is not None
-        by_host = self._check is not None and self._is_part
-        self.needs_bytes = by_host or any(one.needs_bytes for one in self.stages)
+        self.needs_bytes = any(one.needs_bytes for one in self.stages)
         steps = []
         bound, exact = (layout.nbytes, True) if objects is None else (objects_max, False)
         for stage in self.stages:
@@ -306,8 +303,6 @@ class CodecChain:
         """Why no chunk can be decoded on `device`; None if chunks can be."""
         if self.objects is not None:
             return f"elements of {self.objects.name} are Python objects"
-        if self._check is not None and self._is_part:
-            return f"fields of type {self.layout.dtype.name} are checked by the host"
         distrust = self._distrust
         for step in self._steps:
             if distrust is not None and distrust.of_all:
@@ -345,12 +340,14 @@ class CodecChain:
         self.check_device(batch)
 
     def check_device(self, batch: DeviceBatch) -> None:
-        """Record what :meth:`check` does, for decoded values or parts of them; not of records."""
-        illegal = illegal_bits(self.layout.dtype)
-        if illegal and self.layout.dtype == np.bool_:
-            batch.check_bits(illegal)
-        elif illegal:
-            batch.clear_bits(illegal)
+        """Record what :meth:`check` does, for decoded values or whole elements of them."""
+        if self._check is None:
+            return
+        errors, cleared = illegal_bits(self.layout)
+        if errors:
+            batch.check_bits(errors)
+        if cleared:
+            batch.clear_bits(cleared)
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one whole chunk.

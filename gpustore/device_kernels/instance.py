@@ -84,7 +84,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     ),
     "crc32c": ("gs::crc32c", "gs::crc32"),
     "adler32": ("gs::adler32",),
-    "element": ("gs::check_bits", "gs::clear_bits"),
+    "element": ("gs::check_bits", "gs::clear_bits", "gs::check_records", "gs::clear_records"),
     "guard": ("gs::fill_guards", "gs::check_guards"),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
 }

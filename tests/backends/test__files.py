@@ -98,6 +98,7 @@ ARRAYS = {
     "big-endian": v2(dtype=">f8"),
     "F-order": v2(dtype="<i2", order="F"),
     "bool": v2(dtype="|b1"),
+    "bool-field": {**v2(dtype=[["a", "<i2"], ["b", "|b1"]], fill_value=None), "field": "b"},
     "int4": v3(None, dtype="int4"),
     "transpose": v3(TURNED, None),
     "transpose-big-endian": v3(TURNED, None, dtype="float64", endian="big"),

@@ -451,6 +451,52 @@ def test_booleans_are_checked_by_the_device(tmp_path, device, compressor):
         assert not on_host(device, there[20:22, :16].read().result()).any()
 
 
+RECORD = [["a", "<i2"], ["b", "|b1"], ["c", "|b1", [2, 3]], ["d", "|u1"]]
+
+
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}], ids=["raw", "zlib"])
+@pytest.mark.parametrize(("field", "place"), [("b", 2), ("c", 8)])
+def test_fields_of_booleans_are_checked_by_the_device(tmp_path, device, compressor, field, place):
+    metadata = {"shape": [300], "chunks": [100], "dtype": RECORD, "compressor": compressor}
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}", "metadata": metadata}
+    records = np.full((100, 10), 7, np.uint8)
+    records[:, 2:9] = np.arange(700).reshape(100, 7) % 3 % 2
+    spec = {**spec, "field": field}
+    host = gpustore.open(spec, create=True).result()
+
+    def store(value):
+        data = value.tobytes()
+        (tmp_path / "1").write_bytes(zlib.compress(data) if compressor else data)
+
+    store(records)
+    there = gpustore.open(spec, device=device.name).result()
+    for part in (np.s_[:], np.s_[120:140], np.s_[130:190:7], np.s_[[5, 110, 5]]):
+        found, counts = counted(lambda part=part: there[part].read().result())
+        assert np.array_equal(on_host(device, found), host[part].read().result())
+        assert not counts.get("host_fallbacks")
+    assert there.explain().host_reason is None
+    others = [at for at in range(2, 9) if at != place]
+    for at, is_error in ((place, True), (0, False), (9, False), (others[0], False)):
+        changed = records.copy()
+        changed[57, at] = 2
+        store(changed)
+        is_other = field == "c" and 3 <= at < 9
+        if is_error or is_other:
+            texts = []
+            for store_ in (host, there):
+                with pytest.raises(
+                    gpustore.CorruptChunkError, match="Invalid bool value"
+                ) as caught:
+                    store_.read().result()
+                texts.append(str(caught.value))
+                del caught
+            assert texts[0] == texts[1]
+        else:
+            found, counts = counted(lambda: there.read().result())
+            assert np.array_equal(on_host(device, found), host.read().result())
+            assert not counts.get("host_fallbacks")
+
+
 @pytest.mark.parametrize("dtype", ["int4", "int2", "float4_e2m1fn"])
 def test_unused_bits_are_cleared_by_the_device(tmp_path, device, dtype):
     for name, codecs in (("raw", []), ("zstd", [ZSTD])):

@@ -23,6 +23,7 @@ def views(sizes, fill):
 
 
 def launch(kernel, pieces, illegal, order, segment_nbytes=None, result=None):
+    """`illegal` is a number, or the bytes of a record."""
     longest = max(map(len, pieces))
     segment_nbytes = segment_nbytes or max(longest, 1)
     segments = max(1, -(-longest // segment_nbytes))
@@ -33,8 +34,12 @@ def launch(kernel, pieces, illegal, order, segment_nbytes=None, result=None):
         np.uint32(len(pieces)),
         np.uint32(segments),
         np.uint64(segment_nbytes),
-        np.uint32(illegal * 0x01010101),
     ]
+    if isinstance(illegal, int):
+        arguments.append(np.uint32(illegal * 0x01010101))
+    else:
+        record = np.frombuffer(illegal, np.uint8).copy()
+        arguments += [np.uint64(execution.address(record)), np.uint32(len(record))]
     if result is not None:
         arguments.append(np.uint64(execution.address(result)))
     blocks = len(pieces) * segments
@@ -44,7 +49,8 @@ def launch(kernel, pieces, illegal, order, segment_nbytes=None, result=None):
 def legal(pieces, illegal, order="forward", segment_nbytes=None):
     """Segments of each piece that were found to be legal."""
     result = np.full(len(pieces), 0xFFFFFFFF, np.uint32)
-    launch("check_bits", pieces, illegal, order, segment_nbytes, result)
+    kernel = "check_bits" if isinstance(illegal, int) else "check_records"
+    launch(kernel, pieces, illegal, order, segment_nbytes, result)
     return (result + np.uint32(1)).tolist()
 
 
@@ -100,3 +106,38 @@ def test_pieces_that_overlap_are_cleared():
     memory = np.full(5000, 0xFF, np.uint8)
     launch("clear_bits", [memory[3:3000], memory[1001:4990]], 0xF0, "shuffled", 1000)
     assert np.array_equal(np.flatnonzero(memory == 0x0F), np.arange(3, 4990))
+
+
+RECORDS = [b"\xfe", b"\x00\xfe", b"\xf0\x00\x00", bytes(range(255, -1, -1)), bytes(299) + b"\1"]
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@pytest.mark.parametrize("segment_nbytes", [None, 1000])
+@pytest.mark.parametrize("record", RECORDS, ids=len)
+def test_bits_of_each_place_in_a_record(record, segment_nbytes, order):
+    memory, pieces = views(SIZES, 0xFF)
+    random = np.random.default_rng(0)
+    for piece in pieces:
+        piece[:] = random.integers(0, 256, len(piece))
+    wrong = [piece & np.resize(np.frombuffer(record, np.uint8), len(piece)) for piece in pieces]
+    size = segment_nbytes or max(SIZES)
+    found = [sum(not w[i : i + size].any() for i in range(0, len(w), size)) for w in wrong]
+    assert legal(pieces, record, order, segment_nbytes) == found
+    expected = memory.copy()
+    for piece, bits in zip(pieces, wrong, strict=True):
+        at = execution.address(piece) - execution.address(memory)
+        expected[at : at + len(piece)] ^= bits
+    launch("clear_records", pieces, record, order, segment_nbytes)
+    assert np.array_equal(memory, expected)
+    assert legal(pieces, record, order, segment_nbytes) == [-(-n // size) for n in SIZES]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=len)
+def test_one_illegal_bit_in_any_place_of_a_record_is_found(record):
+    bits = np.resize(np.frombuffer(record, np.uint8), 600)
+    (piece,) = views([600], 0)[1]
+    for place in range(600):
+        piece[:] = ~bits
+        assert legal([piece], record, segment_nbytes=256) == [3]
+        piece[place] |= bits[place]
+        assert legal([piece], record, segment_nbytes=256) == [2 if bits[place] else 3]
