@@ -33,7 +33,7 @@ from gpustore.piece_plan import (
 )
 from gpustore.plan_table import StridedMap, fewest_runs
 
-__all__ = ["check_starts", "crop_shape", "plan_crops"]
+__all__ = ["check_pieces", "check_starts", "crop_shape", "plan_crops", "rows_of"]
 
 PIECE_NS = 5000
 """What it takes to cut a piece, apart from its bytes: Python, short rows, and threads that meet."""
@@ -237,6 +237,24 @@ def _run_offsets(
     return crop, offset
 
 
+def rows_of(firsts: Sequence[Integers], crop: Integers, left: Integers) -> list[Integers]:
+    """The runs that make up pieces, along each dimension.
+
+    Parameters
+    ----------
+    firsts : sequence of int64 arrays
+        Of each dimension, where the runs of each crop begin.
+    crop, left : int64 array
+        The crop of each piece, and its number among the pieces of that.
+    """
+    found = []
+    for runs in reversed(firsts):
+        first = runs[crop]
+        left, along = np.divmod(left, runs[crop + 1] - first)
+        found.append(first + along)
+    return found[::-1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Crops:
     """The pieces of all crops, by number: crop by crop, each the product of its runs."""
@@ -252,12 +270,7 @@ class _Crops:
 
     def rows(self, crop: Integers, left: Integers) -> list[Integers]:
         """For each dimension with runs, the run of the piece `left` of `crop`."""
-        found = []
-        for runs in reversed(self.runs):
-            first = runs.first[crop]
-            left, along = np.divmod(left, runs.first[crop + 1] - first)
-            found.append(first + along)
-        return found[::-1]
+        return rows_of([runs.first for runs in self.runs], crop, left)
 
     def columns(self, pieces: Integers) -> PieceColumns:
         """Write down the pieces of these numbers."""
@@ -368,7 +381,7 @@ def _crops(
     crops = 0 if 0 in extent else len(starts)
     # Refused before it is built: the runs of one dimension alone could fill the memory.
     fewest = [fewest_runs(extent[d], maps, shape) for d, maps in used_by.items()]
-    _check_pieces(crops * math.prod(fewest), max_chunks)
+    check_pieces(crops * math.prod(fewest), max_chunks)
     runs: tuple[CropRuns, ...] = ()
     count: NDArray[Any] = np.ones(crops)
     if crops:
@@ -378,7 +391,7 @@ def _crops(
         )
         for table in runs:
             count *= np.diff(table.first)  # As floats: 32 dimensions could overflow integers.
-        _check_pieces(int(count.sum()), max_chunks)
+        check_pieces(int(count.sum()), max_chunks)
     targets = len(starts) if separate else 1
     return _Crops(
         runs,
@@ -440,7 +453,8 @@ def _next_factor(factor: int, ratio: int) -> int:
     return next(f for f in range(factor + 1, ratio + 1) if ratio % f == 0)
 
 
-def _check_pieces(pieces: int, most: int) -> None:
+def check_pieces(pieces: int, most: int) -> None:
+    """Raise LimitError if there are more pieces of chunks than the limit ``chunks_per_request``."""
     if pieces > most:
         raise LimitError(
             f"A read of {pieces} pieces of chunks exceeds the limit chunks_per_request of {most}; "

@@ -32,7 +32,7 @@ class _Rows:
     src_start: Integers
     dst_start: Integers
     count: Integers
-    target: Integers | None
+    target: Integers
     src_stride: list[tuple[int, ...]]
     dst_stride: list[tuple[int, ...]]
 
@@ -43,7 +43,7 @@ class _Rows:
             self.src_start[pieces],
             self.dst_start[pieces],
             self.count[:, pieces],
-            None if self.target is None else self.target[pieces],
+            self.target[pieces],
         )
 
 
@@ -51,8 +51,6 @@ def join_plans(
     plans: Sequence[ChunkPlan],
     block: Block,
     numbers: Sequence[int] | None = None,
-    *,
-    offset: int | None = None,
 ) -> PiecePlan:
     """Join plans whose rows take elements from blocks of single chunks.
 
@@ -64,9 +62,6 @@ def join_plans(
         Of single chunks.
     numbers : sequence of int, optional
         Of the read each plan is of; by default they count up. Each read has an array.
-    offset : int, optional
-        All reads go to one array instead, this many bytes after each other; their plans have the
-        same strides.
     """
     numbers = range(len(plans)) if numbers is None else numbers
     rank = max(len(plan.input_shape) for plan in plans)
@@ -86,18 +81,15 @@ def join_plans(
                 given = d < len(rows.count)
                 column += [int(n) for n in rows.count[d]] if given else [1] * len(rows)
     reads = np.repeat(np.array(numbers, np.int64), [len(plan) for plan in plans])
-    starts_in_array = np.array(dst_start, np.int64)
-    strided = dict(zip(numbers, plans)) if offset is None else {0: plans[0]}
-    if offset is not None:
-        starts_in_array += offset * reads
+    strided = dict(zip(numbers, plans))
     # Numbers without a plan have no pieces either.
     of_read = [strided.get(number, plans[0]) for number in range(max(strided) + 1)]
     source = _Rows(
         [np.array(column, np.int64) for column in cells],
         np.array(src_start, np.int64),
-        starts_in_array,
+        np.array(dst_start, np.int64),
         np.array(count, np.int64).reshape(rank, len(src_start)),
-        reads if offset is None else None,
+        reads,
         [_padded(plan.src_stride, rank) for plan in of_read],
         [_padded(plan.dst_stride, rank) for plan in of_read],
     )

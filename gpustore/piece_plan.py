@@ -35,6 +35,7 @@ __all__ = [
     "PiecePlan",
     "PieceSource",
     "PieceWindow",
+    "numbered",
     "plan_pieces",
 ]
 
@@ -397,12 +398,12 @@ def plan_pieces(
     """
     # Blocks or keys along each dimension in one unit, whichever is larger.
     in_unit = [max(1, ratio // f) for ratio, f in zip(block.key_ratio, block.factor)]
-    unit, unit_extent = _numbers(_coarser(cells, in_unit), pieces)
+    unit, unit_extent = numbered(_coarser(cells, in_unit), pieces)
     ids, extent = unit, unit_extent
     several = any(ratio != 1 for ratio in in_unit)
     if several:
-        inner, _ = _numbers(cells, pieces)
-        ids, extent = _numbers([(unit, None), (inner, None)], pieces)
+        inner, _ = numbered(cells, pieces)
+        ids, extent = numbered([(unit, None), (inner, None)], pieces)
     order = _argsort(ids, extent)
     first = _edges(ids[order])
     first_block = _edges(unit[order[first[:-1]]]) if several else np.arange(len(first))
@@ -410,11 +411,11 @@ def plan_pieces(
         return PiecePlan(block, source, order, first, first_block, None, np.arange(len(first)))
     count, columns = touched
     blocks = _coarser(columns, block.factor)
-    chunk_unit, _ = _numbers(_coarser(blocks, in_unit), count)
-    chunk_block, _ = _numbers(blocks, count)
-    chunk_cell, _ = _numbers(columns, count)
-    by_block, _ = _numbers([(chunk_unit, None), (chunk_block, None)], count)
-    by_chunk, extent = _numbers([(by_block, None), (chunk_cell, None)], count)
+    chunk_unit, _ = numbered(_coarser(blocks, in_unit), count)
+    chunk_block, _ = numbered(blocks, count)
+    chunk_cell, _ = numbered(columns, count)
+    by_block, _ = numbered([(chunk_unit, None), (chunk_block, None)], count)
+    by_chunk, extent = numbered([(by_block, None), (chunk_cell, None)], count)
     sorted_ = _argsort(by_chunk, extent)
     once = sorted_[_edges(by_chunk[sorted_])[:-1]]
     written = [
@@ -441,7 +442,7 @@ def _edges(ordered: Integers) -> Integers:
     return np.concatenate([np.zeros(1, np.int64), changes, np.array(ends, np.int64)])
 
 
-def _numbers(columns: Sequence[CellColumn], count: int) -> tuple[Integers, int]:
+def numbered(columns: Sequence[CellColumn], count: int) -> tuple[Integers, int]:
     """One number for each of `count` rows, ordered as they are, and how many there may be."""
     numbers = np.zeros(count, np.int64)
     size = 1

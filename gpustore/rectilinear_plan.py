@@ -22,7 +22,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.plan_table import SCALAR_ROWS, PlanTable, StridedMap, pointed_sets
 
-__all__ = ["ShapeLayout", "plan_shapes"]
+__all__ = ["ShapeLayout", "ShapedGrid", "plan_shapes"]
 
 Integers = NDArray[np.int64]
 
@@ -41,6 +41,40 @@ class ShapeLayout:
 
     src_stride: tuple[int, ...]
     key_ratio: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedGrid:
+    """Chunks that differ in shape, and where positions lie in them.
+
+    Attributes
+    ----------
+    shape : sequence of int
+        Of the array.
+    edges : sequence of ChunkEdges, one an array dimension
+        Of the chunks with keys.
+    inner : sequence of int, or None
+        Shape of the innermost chunks in elements, if the chunks with keys are shards.
+    """
+
+    shape: Sequence[int]
+    edges: Sequence[ChunkEdges]
+    inner: Sequence[int] | None
+
+    def inner_edges(self, o: int) -> ChunkEdges:
+        """The edges of the innermost chunks."""
+        return self.edges[o] if self.inner is None else self.edges[o].divided(self.inner[o])
+
+    def located(self, o: int, position: Any) -> tuple[Integers, Integers, Integers, Integers]:
+        """Cell, position in the innermost chunk, size of the chunk with a key, and extent."""
+        cell, inside, size = self.edges[o].locate(position)
+        extent = size
+        if self.inner is not None:
+            extent = np.full_like(size, self.inner[o])
+            along, inside = np.divmod(inside, extent)
+            # Numbered so that a key and a place in it are the quotient and the rest.
+            cell = cell * (size // extent) + along
+        return cell, inside, size, np.minimum(extent, self.shape[o] - (position - inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +153,13 @@ class _Planner:
     """What rows are made from; see :func:`plan_shapes`."""
 
     transform: IndexTransform
-    shape: Sequence[int]
-    edges: Sequence[ChunkEdges]
-    inner: Sequence[int] | None
+    grid: ShapedGrid
     dst_stride: Sequence[int]
     max_chunks: int
 
-    def inner_edges(self, o: int) -> ChunkEdges:
-        return self.edges[o] if self.inner is None else self.edges[o].divided(self.inner[o])
-
-    def located(self, o: int, position: Any) -> tuple[Integers, Integers, Integers, Integers]:
-        """Cell, position in the innermost chunk, size of the chunk with a key, and extent."""
-        cell, inside, size = self.edges[o].locate(position)
-        extent = size
-        if self.inner is not None:
-            extent = np.full_like(size, self.inner[o])
-            along, inside = np.divmod(inside, extent)
-            # Numbered so that a key and a place in it are the quotient and the rest.
-            cell = cell * (size // extent) + along
-        return cell, inside, size, np.minimum(extent, self.shape[o] - (position - inside))
-
     def constant(self, o: int, position: int) -> _Rows:
         """One row: the one index of an output dimension."""
-        cell, inside, size, extent = self.located(o, np.array([position]))
+        cell, inside, size, extent = self.grid.located(o, np.array([position]))
         zero = np.zeros(1, np.int64)
         return _Rows(None, (o,), [cell], [size], [inside], zero, zero + 1, extent == 1)
 
@@ -150,7 +168,7 @@ class _Planner:
         low, n = self.transform.domain.inclusive_min[d], self.transform.domain.shape[d]
         starts = np.array([low], np.int64)
         for o, offset, stride in maps:
-            edges = self.inner_edges(o)
+            edges = self.grid.inner_edges(o)
             ends = sorted((offset + stride * low, offset + stride * (low + n - 1)))
             crossed = edges.crossed(*ends)
             check_row_count(min(crossed, n), self.max_chunks)
@@ -169,7 +187,7 @@ class _Planner:
         extent = np.ones(len(starts), np.int64)
         columns = []
         for o, offset, stride in maps:
-            columns.append(self.located(o, offset + stride * starts))
+            columns.append(self.grid.located(o, offset + stride * starts))
             extent *= columns[-1][3]
         cells, inside, sizes, _ = (list(column) for column in zip(*columns))
         outputs = tuple(o for o, _, _ in maps)
@@ -199,7 +217,7 @@ class _Planner:
                 d = map_.input_dimension
                 index = domain.inclusive_min[d] + axes[d]
             position = map_.offset + (1 if map_.stride is None else map_.stride) * index
-            columns.append(self.located(o, np.broadcast_to(position, extent).ravel()))
+            columns.append(self.grid.located(o, np.broadcast_to(position, extent).ravel()))
         # Innermost chunks of shards of different size may have the same number.
         keys = [key for cell, _, size, _ in columns for key in (cell, size)]
         # Stable, so that the elements of a cell stay in the order of the request.
@@ -225,9 +243,7 @@ class _Planner:
 def plan_shapes(
     transform: IndexTransform,
     *,
-    shape: Sequence[int],
-    edges: Sequence[ChunkEdges],
-    inner: Sequence[int] | None,
+    grid: ShapedGrid,
     layout: Callable[[tuple[int, ...]], ShapeLayout],
     dst_stride: Sequence[int],
     key_prefix: str,
@@ -240,13 +256,10 @@ def plan_shapes(
 
     Parameters
     ----------
-    edges : sequence of ChunkEdges, length output_rank
-        Of the chunks with keys.
-    inner : sequence of int, length output_rank, or None
-        Shape of the innermost chunks in elements, if the chunks with keys are shards.
+    grid : ShapedGrid
     layout : callable
         How chunks with keys of a shape are stored.
-    transform, shape, dst_stride, key_prefix, key_separator, key_rank, max_chunks, dense
+    transform, dst_stride, key_prefix, key_separator, key_rank, max_chunks, dense
         As for :func:`gpustore.chunk_plan.plan_chunks`.
 
     Returns
@@ -263,7 +276,7 @@ def plan_shapes(
     input_shape = tuple(transform.domain.shape)
     if 0 in input_shape:
         return []
-    planner = _Planner(transform, shape, edges, inner, dst_stride, max_chunks)
+    planner = _Planner(transform, grid, dst_stride, max_chunks)
     sets = pointed_sets(transform)
     listed = {o for _, outputs in sets for o in outputs}
     used_by: dict[int, list[StridedMap]] = {}
@@ -284,7 +297,7 @@ def plan_shapes(
     check_row_count(math.prod(len(rows.count) for rows in every), max_chunks)
     plans = []
     for combination in itertools.product(*(rows.groups() for rows in every)):
-        chunk_shape = [0] * len(shape)
+        chunk_shape = [0] * len(grid.shape)
         for rows, (sizes, _) in zip(every, combination):
             for o, size in zip(rows.outputs, sizes):
                 chunk_shape[o] = size

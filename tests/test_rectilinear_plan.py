@@ -103,6 +103,41 @@ def of(array, index):
     return array
 
 
+@st.composite
+def views(draw, shape):
+    """A view of an array of that shape, as a function of stores and of NumPy's arrays alike."""
+    index = []
+    for size in shape:
+        step = draw(st.sampled_from([1, 1, 2, 3, 5, -1, -2, -4]))
+        whole = slice(None, None, step)
+        number = draw(st.integers(0, size - 1)) if size and draw(st.integers(0, 5)) == 0 else None
+        index.append(whole if number is None else number)
+    kind = draw(st.sampled_from(["as it is", "transposed", "added"]))
+
+    def view(array):
+        array = array[tuple(index)]
+        if kind == "transposed":
+            return array.T
+        return array[np.newaxis] if kind == "added" else array
+
+    return view
+
+
+def check_crops(data, store, model):
+    """Crops of a view are those of NumPy."""
+    view = data.draw(views(model.shape))
+    store, model = view(store), view(model)
+    extent = tuple(data.draw(st.integers(0, min(n, 9))) for n in model.shape)
+    start = st.tuples(*(st.integers(0, n - m) for n, m in zip(model.shape, extent, strict=True)))
+    starts = data.draw(st.lists(start, max_size=5))
+    indices = np.array(starts, np.int64).reshape(len(starts), model.ndim)
+    crops = store.read_many(indices + np.array(store.domain.origin, np.int64), extent).result()
+    assert crops.shape == (len(starts), *extent)
+    for crop, first in zip(crops, starts, strict=True):
+        cut = tuple(slice(at, at + n) for at, n in zip(first, extent, strict=True))
+        np.testing.assert_array_equal(crop, model[cut])
+
+
 @settings(max_examples=200)
 @given(stored(), st.data())
 def test_what_is_written_is_read_as_numpy_has_it(array, data):
@@ -116,6 +151,7 @@ def test_what_is_written_is_read_as_numpy_has_it(array, data):
     model[np.ix_(rows, columns)] = values
     view(store, index).write(values.reshape(of(model, index).shape)).result()
     np.testing.assert_array_equal(store.read(order="F").result(), model)
+    check_crops(data, store, model)
     if codecs is CODECS["raw"]:
         check_sizes(store, shape, edges)
 
@@ -189,7 +225,10 @@ def test_diagonals_and_long_strides():
         transform["input_exclusive_max"] = [size]
         view_ = store[gpustore.IndexTransform(json={**transform, "output": maps})]
         i = np.arange(size)
-        np.testing.assert_array_equal(view_.read().result(), values[i, offset + stride * i])
+        expected = values[i, offset + stride * i]
+        np.testing.assert_array_equal(view_.read().result(), expected)
+        crops = view_.read_many([[0], [size - 2], [0]], (2,)).result()
+        np.testing.assert_array_equal(crops, [expected[:2], expected[-2:], expected[:2]])
 
 
 def test_each_chunk_is_read_once_and_in_few_plans():

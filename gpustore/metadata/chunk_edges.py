@@ -135,11 +135,11 @@ class ChunkEdges:
         along, inside = np.divmod(positions - start[run], found)
         return cell[run] + along, inside, found
 
-    def start(self, cell: int) -> int:
-        """First position of a cell."""
+    def starts(self, cells: Integers) -> Integers:
+        """First position of each cell."""
         size, first, start = self._columns
-        run = int(np.searchsorted(first, cell, "right")) - 1
-        return int(start[run]) + (cell - int(first[run])) * int(size[run])
+        run = np.searchsorted(first, cells, "right") - 1
+        return start[run] + (cells - first[run]) * size[run]
 
     def cells(self, extent: int) -> int:
         """How many chunks hold the first `extent` elements."""
@@ -160,11 +160,8 @@ class ChunkEdges:
 
     def beginnings(self, low: int, high: int) -> Integers:
         """Where the chunks begin that begin in (low, high]."""
-        size, cell, start = self._columns
         first, last = self.locate(np.array([low, high]))[0].tolist()
-        cells = np.arange(first + 1, last + 1, dtype=np.int64)
-        run = np.searchsorted(cell, cells, "right") - 1
-        return start[run] + (cells - cell[run]) * size[run]
+        return self.starts(np.arange(first + 1, last + 1, dtype=np.int64))
 
     def divided(self, size: int) -> ChunkEdges:
         """The same with each chunk divided into chunks of `size`, which divides all."""

@@ -18,7 +18,7 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.limits import Limits
 from gpustore.rectilinear_grid import RectilinearGrid
-from gpustore.rectilinear_plan import ShapeLayout, plan_shapes
+from gpustore.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
 from gpustore.refiner import RawBytesRefiner, Refiner
 from gpustore.shard import ShardLevel, ShardRefiner
 
@@ -162,6 +162,7 @@ class ChunkedArray:
                 (self, self.plan(transform, strides, src_stride=src_stride and src_stride(self)))
             ]
         check_bounds(transform, self.shape)
+        grid = self.shaped_grid
         arrays: dict[tuple[int, ...], ChunkedArray] = {}
 
         def layout(chunk_shape: tuple[int, ...]) -> ShapeLayout:
@@ -171,9 +172,7 @@ class ChunkedArray:
 
         plans = plan_shapes(
             transform,
-            shape=self.shape,
-            edges=self.grid.edges,
-            inner=self.chunk_shape if self.levels else None,
+            grid=grid,
             layout=layout,
             dst_stride=strides,
             key_prefix=self.key_prefix,
@@ -183,6 +182,13 @@ class ChunkedArray:
             dense=self.chain.layout.is_dense,
         )
         return [(arrays[chunk_shape], plan) for chunk_shape, plan in plans]
+
+    @property
+    def shaped_grid(self) -> ShapedGrid:
+        """The chunks of a rectilinear grid."""
+        assert self.grid is not None
+        inner = self.chunk_shape if self.levels else None
+        return ShapedGrid(self.shape, self.grid.edges, inner)
 
     def of_chunks(self, chunk_shape: tuple[int, ...]) -> ChunkedArray:
         """The chunks of a rectilinear grid that have this shape."""
@@ -205,7 +211,7 @@ class ChunkedArray:
         """First position along dimension `d` of the chunk or shard that holds a cell."""
         number = cell // self.key_ratio[d]
         if self.grid is not None:
-            return self.grid.edges[d].start(number)
+            return int(self.grid.edges[d].starts(np.array([number]))[0])
         return number * self.key_ratio[d] * self.chunk_shape[d]
 
     def parts(self, plan: ChunkPlan) -> int:

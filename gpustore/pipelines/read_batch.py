@@ -162,11 +162,11 @@ def _start(reads: list[BatchedRead]) -> None:
 def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, PiecePlan]] | None:
     """The reads as one plan a chunk shape; None if they would have too many rows."""
     first = reads[0]
-    array, block = first.array, single_chunks(first.array)
+    array, transforms = first.array, [one.transform for one in reads]
+    block = single_chunks(array, transforms)
     form = first.form
     try:
         if array.grid is not None:
-            transforms = [one.transform for one in reads]
             return join_shapes(array, transforms, [one.memory.strides for one in reads])
         if all(one.form == form for one in reads):
             starts = np.array([one.transform.domain.origin for one in reads], np.int64)

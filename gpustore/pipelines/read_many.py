@@ -25,13 +25,14 @@ from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan, check_row_count
 from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.future import Future
-from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space import IndexTransform
 from gpustore.joined_plan import join_plans
 from gpustore.piece_plan import Block, Integers, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
+from gpustore.rectilinear_crops import plan_shaped_crops
 from gpustore.statistics import STATISTICS
 
 __all__ = [
@@ -135,25 +136,34 @@ def plan_many(
             transform,
             starts,
             extent,
-            block=single_chunks(array),
+            block=single_chunks(array, [transform]),
             dst_stride=strides,
             max_chunks=array.limits.chunks_per_request,
             block_nbytes=BLOCK_NBYTES,
         )
         return [(array, plan)]
-    crops = [
-        transform[IndexTransform(IndexDomain(inclusive_min=start, shape=extent))]
-        for start in starts.tolist()
-    ]
-    return join_shapes(array, crops, [strides[1:]] * len(crops), offset=strides[0])
+    arrays: dict[tuple[int, ...], ChunkedArray] = {}
+
+    def block(chunk_shape: tuple[int, ...]) -> Block:
+        one = arrays[chunk_shape] = array.of_chunks(chunk_shape)
+        return single_chunks(one, [transform])
+
+    shaped = plan_shaped_crops(
+        transform,
+        starts,
+        extent,
+        grid=array.shaped_grid,
+        block=block,
+        dst_stride=strides,
+        max_chunks=array.limits.chunks_per_request,
+    )
+    return [(arrays[chunk_shape], plan) for chunk_shape, plan in shaped]
 
 
 def join_shapes(
     array: ChunkedArray,
     transforms: Sequence[IndexTransform],
     strides: Sequence[tuple[int, ...]],
-    *,
-    offset: int | None = None,
 ) -> list[tuple[ChunkedArray, PiecePlan]]:
     """Join the plans of several reads, one joined plan a chunk shape.
 
@@ -163,9 +173,6 @@ def join_shapes(
         Its chunks may differ in shape.
     transforms, strides : sequence
         Of each read, with the byte strides of its array; without index arrays.
-    offset : int, optional
-        Bytes between the first elements of two reads, all into one array. By default each has its
-        own, by its number.
 
     Raises
     ------
@@ -175,7 +182,9 @@ def join_shapes(
     found: dict[tuple[int, ...], tuple[ChunkedArray, list[int], list[ChunkPlan]]] = {}
     rows = 0
     for number, (transform, stride) in enumerate(zip(transforms, strides)):
-        planned = array.plans(transform, stride, src_stride=lambda one: single_chunks(one).stride)
+        planned = array.plans(
+            transform, stride, src_stride=lambda one: single_chunks(one, transforms).stride
+        )
         for one, plan in planned:
             rows += len(plan)
             check_row_count(rows, array.limits.chunks_per_request)
@@ -183,7 +192,7 @@ def join_shapes(
             numbers.append(number)
             plans.append(plan)
     return [
-        (one, join_plans(plans, single_chunks(one), numbers, offset=offset))
+        (one, join_plans(plans, single_chunks(one, transforms), numbers))
         for one, numbers, plans in found.values()
     ]
 
@@ -193,8 +202,9 @@ def _form(array: ChunkedArray) -> tuple[int, ...]:
     return array.chunk_shape + array.key_ratio
 
 
-def single_chunks(array: ChunkedArray) -> Block:
-    """The chunks of an array as blocks."""
+def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block:
+    """The chunks of an array as blocks, from which pieces of `views` are cut."""
+    reads_parts = array.chain.is_raw or array.chain.decodes_parts
     return Block(
         array.shape if array.grid is None else None,
         array.chunk_shape,
@@ -205,9 +215,22 @@ def single_chunks(array: ChunkedArray) -> Block:
         array.key_separator,
         array.chain.layout.strides,
         array.dtype.itemsize,
-        array.chain.is_raw or array.chain.decodes_parts,
+        reads_parts and not any(map(_is_crossed, views)),
         direct=array.backend.at_once is None,
     )
+
+
+def _is_crossed(view: IndexTransform) -> bool:
+    """Whether it has a diagonal that falls along one dimension while it rises along another.
+
+    The first and the last byte of a piece are not corners of the box that holds it then.
+    """
+    rises: dict[int, bool] = {}
+    for map_ in view.output:
+        d, stride = map_.input_dimension, map_.stride
+        if d is not None and stride and rises.setdefault(d, stride > 0) != (stride > 0):
+            return True
+    return False
 
 
 def read_pieces(

@@ -59,7 +59,7 @@ def test_runs_are_the_list(value):
             assert edges.uniform(extent) == (touched[0] if len(set(touched)) == 1 else None)
     if not sizes:
         return
-    assert [edges.start(cell) for cell in range(len(sizes))] == starts[:-1].tolist()
+    assert edges.starts(np.arange(len(sizes))).tolist() == starts[:-1].tolist()
     at = np.arange(edges.total)
     cell, inside, size = edges.locate(at)
     assert (starts[cell] + inside == at).all()

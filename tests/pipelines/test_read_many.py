@@ -106,13 +106,17 @@ def views(draw):
         view = view.translate_by[[draw(st.integers(-5, 5)) for _ in range(view.rank)]]
     if draw(st.integers(0, 3)) == 0:
         view = view[np.newaxis]
-    if rank > 1 and draw(st.integers(0, 3)) == 0 and len(set(shape)) == 1:
-        view = store[IndexTransform(input_shape=shape[:1], output=_diagonal(rank))]
+    if rank > 1 and draw(st.integers(0, 4)) == 0:
+        falls = draw(st.lists(st.booleans(), min_size=rank, max_size=rank))
+        view = store[diagonal(min(shape), falls)]
     return view
 
 
-def _diagonal(rank):
-    return [gpustore.OutputIndexMap(input_dimension=0) for _ in range(rank)]
+def diagonal(size, falls):
+    """A view of rank 1 that rises or falls along each dimension of an array."""
+    maps = [{"offset": size - 1, "stride": -1} if fall else {} for fall in falls]
+    output = [gpustore.OutputIndexMap(input_dimension=0, **one) for one in maps]
+    return IndexTransform(input_shape=[size], output=output)
 
 
 @given(data=st.data(), view=views())
@@ -263,6 +267,23 @@ def test_only_the_span_that_is_wanted_is_read_of_a_raw_chunk():
     for crop, (y, x) in zip(found, [(7, 5), (9, 1000), (600, 3)], strict=True):
         assert np.array_equal(crop, model[y : y + 2, x : x + 3])
     assert STATISTICS["bytes_fetched"] < 6 * 2048  # Of 2 MiB.
+
+
+@pytest.mark.parametrize("form", ["zarr3 raw", "zarr3 transpose", "zarr3 shard-raw", "zarr2 C"])
+@pytest.mark.parametrize("falls", [[False, True], [True, False], [True, True]])
+def test_a_diagonal_that_falls_along_one_dimension_needs_the_whole_box(form, falls):
+    store = gpustore.open(spec_of(form, [15, 15], [6, 5], "uint16"), create=True).result()
+    values = np.arange(1, 226, dtype="u2").reshape(15, 15)
+    store[...] = values
+    view = store[diagonal(15, falls)]
+    rows, columns = (np.arange(15)[:: -1 if fall else 1] for fall in falls)
+    expected = values[rows, columns]
+    crops = view.read_many([[0], [9], [3]], (6,)).result()
+    np.testing.assert_array_equal(crops, [expected[:6], expected[9:], expected[3:9]])
+    with gpustore.Batch() as batch:
+        reads = [view.read(batch=batch), view[2:9].read(batch=batch)]
+    np.testing.assert_array_equal(reads[0].result(), expected)
+    np.testing.assert_array_equal(reads[1].result(), expected[2:9])
 
 
 def test_tasks_share_the_work_and_no_key():

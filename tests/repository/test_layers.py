@@ -42,6 +42,7 @@ LAYERS = {
     "gpustore.crop_plan": 3,
     "gpustore.joined_plan": 3,
     "gpustore.rectilinear_plan": 3,
+    "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
     "gpustore.batch": 3,
     "gpustore.cache": 3,
