@@ -2,8 +2,8 @@
 
 :class:`ShardLevel` says where the inner chunks of one level of sharding stand, seen from the cells
 of the innermost chunks. :class:`ShardRefiner` narrows a read down to them: it asks for the index of
-each shard once, and gives each row the bytes of its inner chunk. :func:`pack` and :func:`unpack`
-turn a whole shard into its encoded inner chunks and back.
+each shard once, and gives each row the bytes of its inner chunk. Shards that later codecs encode as
+a whole have no place that could be looked up: they are chunks, see :mod:`gpustore.whole_shard`.
 
 Source: Zarr v3 specification, "Sharding codec".
 """
@@ -11,14 +11,16 @@ Source: Zarr v3 specification, "Sharding codec".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from gpustore._json import JsonValue, in_member
+from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain, resolve_chain, resolve_v3
-from gpustore.codecs.merge import ValueChoice, composed_order, parse_chain, refuse_stages
+from gpustore.codecs.merge import ChainSpec, ValueChoice, composed_order, parse_chain
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
@@ -30,14 +32,13 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe
 from gpustore.shard_index import ShardIndex, ShardIndexFormat
+from gpustore.whole_shard import WholeShard
 
 __all__ = [
     "ResolvedCodecs",
     "ShardLevel",
     "ShardRefiner",
-    "pack",
     "resolve_codecs",
-    "unpack",
 ]
 
 
@@ -156,45 +157,6 @@ class ShardRefiner:
         return replace(rows, byte_start=begin, byte_stop=end, absent=absent)
 
 
-def unpack(shard: Buffer, form: ShardIndexFormat, inner_bound: int) -> list[Buffer | None]:
-    """The encoded inner chunks of a whole shard in C order, None where there is none.
-
-    They may overlap; each may be so long as `inner_bound`, in bytes, or all together could become
-    far more than the shard when they are written again.
-
-    Raises
-    ------
-    CorruptChunkError
-        If its index is damaged.
-    """
-    view = memoryview(shard)
-    low, high = form.byte_range
-    index = form.decode(view[low:high], total=len(view))
-    longest = int(index.nbytes.max(initial=0))
-    if longest > inner_bound:
-        raise CorruptChunkError(
-            f"Invalid shard index entry: an inner chunk has {longest} bytes, no legal encoding of "
-            f"it has more than {inner_bound}",
-            codec="sharding_indexed",
-        )
-    return [
-        None if offset < 0 else view[offset : offset + nbytes]
-        for offset, nbytes in zip(index.offset.tolist(), index.nbytes.tolist())
-    ]
-
-
-def pack(chunks: Sequence[Buffer | None], form: ShardIndexFormat) -> Buffer | None:
-    """A shard of encoded inner chunks, in C order without gaps; None if there are none."""
-    if all(chunk is None for chunk in chunks):
-        return None
-    lengths = np.array([-1 if chunk is None else len(chunk) for chunk in chunks], np.int64)
-    ends = np.cumsum(np.maximum(lengths, 0)) + (0 if form.at_end else form.nbytes)
-    offsets = np.where(lengths < 0, -1, ends - lengths)
-    index = form.encode(ShardIndex(offsets, lengths))
-    body = [chunk for chunk in chunks if chunk is not None]
-    return b"".join([*body, index] if form.at_end else [index, *body])
-
-
 @dataclass(frozen=True, slots=True)
 class ResolvedCodecs:
     """The codecs of an array, down to its innermost chunks.
@@ -225,6 +187,7 @@ def resolve_codecs(
     chunk_shape: Sequence[int],
     *,
     limits: Limits,
+    missing: Callable[[np.dtype[Any]], bytes] | None = None,
 ) -> ResolvedCodecs:
     """Resolve the stored codecs of a Zarr v3 array.
 
@@ -238,6 +201,9 @@ def resolve_codecs(
         Of the outermost chunks, in elements.
     limits : Limits
         ``codecs``, ``nested_shardings``, ``chunk_nbytes`` and ``shard_index_nbytes`` count.
+    missing : callable, optional
+        The bytes of a stored element of an inner chunk that is not there, given its data type; by
+        default zeros. Only shards that are encoded as a whole need it.
 
     Raises
     ------
@@ -245,18 +211,42 @@ def resolve_codecs(
         As :func:`gpustore.codecs.chain.resolve_v3`; also if inner chunks do not divide a shard, or
         an index has no fixed size.
     """
-    return _resolve(tuple(codecs), dtype, tuple(chunk_shape), limits, 0, ())
+    component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
+    given = _Given(component, limits, missing or (lambda dtype: bytes(dtype.itemsize)))
+    return _resolve(tuple(codecs), tuple(chunk_shape), given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What codecs stand in.
+
+    Attributes
+    ----------
+    dtype : Component
+    limits : Limits
+    missing : callable
+        As :func:`resolve_codecs` has it.
+    depth : int
+        Levels of sharding around them.
+    before : tuple of ValueChoice
+        Codecs before those, which encode each element by itself.
+    is_whole : bool
+        Whether a shard around them is encoded as a whole, so that these are not looked up either.
+    """
+
+    dtype: Component
+    limits: Limits
+    missing: Callable[[np.dtype[Any]], bytes]
+    depth: int = 0
+    before: tuple[ValueChoice, ...] = ()
+    is_whole: bool = False
 
 
 def _resolve(
-    codecs: tuple[NamedConfiguration, ...],
-    dtype: DataType | Component,
-    chunk_shape: tuple[int, ...],
-    limits: Limits,
-    depth: int,
-    before: tuple[ValueChoice, ...],
+    codecs: tuple[NamedConfiguration, ...], chunk_shape: tuple[int, ...], given: _Given
 ) -> ResolvedCodecs:
-    """Resolve codecs that follow `before`, which encode each element by itself."""
+    """Resolve the codecs of one level, and of those inside."""
+    limits, dtype, depth, before = given.limits, given.dtype, given.depth, given.before
     limits.check("codecs", len(codecs), "codecs")
     spec = parse_chain(codecs, stored=True)
     if not spec.is_sharded or spec.layout is None:
@@ -264,22 +254,23 @@ def _resolve(
         chain = resolve_chain(spec, dtype, chunk_shape, limits=limits)
         return ResolvedCodecs(chain, chunk_shape, ())
     limits.check("nested_shardings", depth + 1, "Shards within shards")
-    refuse_stages(spec)
     rank = len(chunk_shape)
     order = composed_order(spec.arrays, rank)
     options = spec.layout.options
     encoded_shape = tuple(chunk_shape[d] for d in order)
     encoded_inner = _inner_shape(spec.layout.named, encoded_shape)
     form = _index_format(options, encoded_shape, encoded_inner, limits)
+    values = tuple(_in_shards(array) for array in spec.arrays if isinstance(array, ValueChoice))
+    is_whole = given.is_whole or bool(spec.stages)
     inner = _resolve(
         NamedConfiguration.list_from_json(options["codecs"]),
-        dtype,
         encoded_inner,
-        limits,
-        depth + 1,
-        before
-        + tuple(_in_shards(array) for array in spec.arrays if isinstance(array, ValueChoice)),
+        replace(given, depth=depth + 1, before=before + values, is_whole=is_whole),
     )
+    if is_whole:
+        return _whole(
+            spec, chunk_shape, order, WholeShard.of(form, inner.chain, given.missing), given
+        )
     # The inner levels see the dimensions as the transposes have left them.
     level = ShardLevel(form, order, _to_array(order, inner.key_ratio))
     deeper = tuple(
@@ -298,6 +289,30 @@ def _resolve(
         objects_max=inner.chain.objects_max,
     )
     return ResolvedCodecs(chain, _to_array(order, inner.chunk_shape), (level, *deeper))
+
+
+def _whole(
+    spec: ChainSpec,
+    chunk_shape: tuple[int, ...],
+    order: tuple[int, ...],
+    shard: WholeShard,
+    given: _Given,
+) -> ResolvedCodecs:
+    """Shards as chunks, encoded by `shard` and the codecs after it."""
+    component = replace(given.dtype, stored=shard.inner.layout.dtype)
+    stored = ChunkBytes.of_component(component, shard.stored_shape)
+    rank = len(chunk_shape)
+    inner_order = tuple(order[d] for d in shard.inner.inner_order[:rank])
+    inner_order += tuple(range(rank, rank + component.rank))
+    given.limits.check("chunk_nbytes", stored.nbytes, "Decoded chunk")
+    stages = [stage.face.prepare(stage.options, None) for stage in spec.stages]
+    chain = CodecChain(
+        stored.transposed(inner_order),
+        [shard, *stages],
+        {"codecs": [named.to_json() for named in spec.named]},
+        inner_order=inner_order,
+    )
+    return ResolvedCodecs(chain, chunk_shape, ())
 
 
 def _in_shards(array: ValueChoice) -> ValueChoice:

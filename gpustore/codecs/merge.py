@@ -60,7 +60,6 @@ __all__ = [
     "parse_v3",
     "passed_over",
     "read_chunk_shape_v3",
-    "refuse_stages",
     "resolving",
     "shard_v3",
     "unknown_codec",
@@ -544,7 +543,15 @@ def complete_v3(
             axes = ", ".join(map(str, inner_order))
             raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
     if spec.layout is not None and isinstance(spec.layout.codec, ShardCodec):
-        refuse_stages(spec)
+        if spec.stages:
+            # They are read, but TensorStore could not.
+            stages = [stage.named.to_json() for stage in spec.stages]
+            raise UnsupportedError(
+                f"Sharding codec {spec.layout.named} is not compatible with subsequent bytes -> "
+                f"bytes codecs {text(stages)} that apply to the entire shard.  Instead, bytes -> "
+                f"bytes codecs may be specified as inner codecs that apply to each sub-chunk "
+                f"individually."
+            )
         with resolving(spec.layout.named):
             inner_dtype = dtype if element == native_dtype(dtype) else DataType(element.name)
             options = spec.layout.codec.complete(spec.layout.options, inner_dtype, rank, rest)
@@ -565,12 +572,12 @@ def complete_v3(
             layout = LayoutChoice(layout.codec, options)
     if (isinstance(dtype, np.dtype) and dtype.subdtype is None) or is_object(dtype):
         itemsize = 1  # To TensorStore the stages after records encode bytes.
-    stages = []
+    completed = []
     for stage in spec.stages:
         with resolving(stage.named):
-            stages.append(stage.completed(itemsize))
+            completed.append(stage.completed(itemsize))
         itemsize = None
-    return ChainSpec(tuple(arrays), layout, tuple(stages)).named
+    return ChainSpec(tuple(arrays), layout, tuple(completed)).named
 
 
 def _is_reordered(arrays: Sequence[ArrayChoice | ValueChoice]) -> bool:
@@ -583,17 +590,6 @@ def _is_bytes(dtype: V3DataType) -> bool:
     if not isinstance(dtype, np.dtype) or dtype.names is None:
         return isinstance(dtype, np.dtype) and (is_opaque(dtype) or dtype.base.itemsize == 1)
     return all(_is_bytes(dtype[name]) for name in dtype.names)
-
-
-def refuse_stages(spec: ChainSpec) -> None:
-    """Raise UnsupportedError if codecs encode a shard as a whole."""
-    if spec.stages and spec.layout is not None:
-        stages = [stage.named.to_json() for stage in spec.stages]
-        raise UnsupportedError(
-            f"Sharding codec {spec.layout.named} is not compatible with subsequent bytes -> bytes "
-            f"codecs {text(stages)} that apply to the entire shard.  Instead, bytes -> bytes "
-            f"codecs may be specified as inner codecs that apply to each sub-chunk individually."
-        )
 
 
 def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tuple[int, ...]:
@@ -658,8 +654,8 @@ def read_chunk_shape_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tupl
         Of the array.
     """
     spec = parse_codecs(codecs, stored=False)
-    if not spec.is_sharded or spec.layout is None:
-        return None
+    if not spec.is_sharded or spec.layout is None or spec.stages:
+        return None  # Behind other codecs a shard is read as a whole.
     order = composed_order(spec.arrays, rank)
     options = spec.layout.options
     if "codecs" not in options:

@@ -23,8 +23,9 @@ Zarr v3::
     }
 
 This file knows the options. Where the inner chunks are, and how they are read and written one by
-one, is the business of :mod:`gpustore.shard`. Codecs after it, which would encode the shard as a
-whole, are legal but not supported, as in TensorStore.
+one, is the business of :mod:`gpustore.shard`. Behind it there may be codecs that encode the shard
+as a whole (:mod:`gpustore.whole_shard`): such arrays are opened, read and written, but not created,
+as TensorStore refuses them.
 """
 
 from __future__ import annotations

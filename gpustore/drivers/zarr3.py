@@ -39,7 +39,9 @@ from gpustore.drivers.format import (
     created_domain,
     fill_of_component,
     fill_to_element,
+    is_shown,
     merge_codec,
+    stored_element,
     with_zarr_domain,
 )
 from gpustore.dtype import MORE_NUMBERS
@@ -139,7 +141,14 @@ class Zarr3Format:
         stored = _stored(metadata.data_type, metadata.codecs)
         component = self.selection.of(stored)
         check_rank(rank + component.rank)
-        resolve = partial(resolve_codecs, metadata.codecs, component, limits=limits)
+
+        def missing(dtype: np.dtype[Any]) -> bytes:
+            element = dtype if is_shown(component, stored) else stored
+            return bytes(stored_element(metadata.fill_value, element).tobytes())
+
+        resolve = partial(
+            resolve_codecs, metadata.codecs, component, limits=limits, missing=missing
+        )
         codecs = resolve(metadata.chunk_shape)
         grid = None
         if metadata.chunk_edges is not None:

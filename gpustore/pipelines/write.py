@@ -36,8 +36,8 @@ from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.plan_window import PlanWindow
-from gpustore.shard import pack, unpack
 from gpustore.statistics import STATISTICS
+from gpustore.whole_shard import pack, unpack
 from gpustore.write_futures import WriteFutures
 
 __all__ = ["ATTEMPTS", "write"]

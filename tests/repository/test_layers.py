@@ -55,6 +55,7 @@ LAYERS = {
     "gpustore.device_guard": 3,
     "gpustore.shard_index": 3,
     "gpustore.shard": 3,
+    "gpustore.whole_shard": 3,
     "gpustore.device_kernels": 3,
     "gpustore.backends": 4,
     "gpustore.pipelines": 5,
