@@ -50,6 +50,8 @@ class Limits:
         A decoded member of a zip archive.
     ocdbt_node_nbytes : int
         A decoded manifest or node of an OCDBT database.
+    zip_directory_nbytes : int
+        The directory of a zip archive.
     host_in_flight_nbytes, device_in_flight_nbytes : int
         Encoded and decoded bytes that operations hold in host and device memory at a time, apart
         from their results.
@@ -71,6 +73,7 @@ class Limits:
     chunks_per_request: int = 10**7
     zip_entry_nbytes: int = 2 << 30
     ocdbt_node_nbytes: int = 256 << 20
+    zip_directory_nbytes: int = 1 << 30
     host_in_flight_nbytes: int = 1 << 30
     device_in_flight_nbytes: int = 4 << 30
 

@@ -54,6 +54,9 @@ class _Slab(Arena):
     def end_reads(self) -> list[int]:
         return self._slot.end_reads()
 
+    def has_bytes(self, piece: memoryview) -> bool:
+        return not self._slot.is_direct(piece)
+
 
 class _Read:
     """A read of a file into device memory that must bring at least `wanted` bytes."""
@@ -209,6 +212,11 @@ class Slot:
     def has_direct(self) -> bool:
         """Whether bytes at the end of the slab are on the device only."""
         return self._top < self.nbytes
+
+    def is_direct(self, piece: memoryview) -> bool:
+        """Whether the bytes of a piece are on the device only."""
+        start = self._start(piece)
+        return start is not None and start >= self._top
 
     def begin_read(
         self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 from gpustore.kvstores._file_lock import LOCK_SUFFIX, remove_abandoned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gpustore.kvstores.base import Buffer
 
 __all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name"]
@@ -86,8 +88,8 @@ class TemporaryFile:
         File descriptor of the directory.
     name : str
         Name of the key in it.
-    value : Buffer
-        The bytes of the value.
+    pieces : iterable of Buffer
+        The bytes of the value, from the beginning to the end.
     sync : bool
         Whether the bytes reach the disk before this returns.
 
@@ -104,14 +106,14 @@ class TemporaryFile:
 
     __slots__ = ("_directory", "_key_name", "_name", "status")
 
-    def __init__(self, directory: int, name: str, value: Buffer, *, sync: bool) -> None:
+    def __init__(self, directory: int, name: str, pieces: Iterable[Buffer], *, sync: bool) -> None:
         self._directory = directory
         self._key_name = name
         self._name = temporary_name(name)
         fd = os.open(self._name, _FLAGS, 0o666, dir_fd=directory)
         try:
             try:
-                self.status = _fill(fd, value, sync=sync)
+                self.status = _fill(fd, pieces, sync=sync)
             finally:
                 os.close(fd)
         except BaseException:
@@ -136,10 +138,11 @@ class TemporaryFile:
                 pass
 
 
-def _fill(fd: int, value: Buffer, *, sync: bool) -> os.stat_result:
-    rest = memoryview(value).cast("B")
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+def _fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+    for piece in pieces:
+        rest = memoryview(piece).cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
     # Kernels before 6.13 stamp files with a clock of 1-10 ms; the inode number of a replaced
     # file is used again at once, so only an exact time keeps two versions of a key apart.
     now = time.time_ns()

@@ -152,6 +152,8 @@ class WriteColumns:
 class LocateColumns:
     """Where the bytes of each key lie, for readers that fetch them without this driver.
 
+    A value with neither a path nor a URL cannot be fetched so; its size is given all the same.
+
     Attributes
     ----------
     path : list of str or None

@@ -11,6 +11,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
+from gpustore._json import quote
+from gpustore.errors import ConflictError
 from gpustore.executor import CancelToken
 from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, temporary_name
 from gpustore.kvstores._file_directory import Directories, parent_of
@@ -20,12 +22,13 @@ from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from gpustore.errors import StoreIOError
     from gpustore.kvstores._file_options import FileOptions
     from gpustore.kvstores._file_root import Root
-    from gpustore.kvstores.base import Buffer
+    from gpustore.kvstores.base import Buffer, Replacement
 
 __all__ = ["WriteBatch"]
 
@@ -109,7 +112,7 @@ class WriteBatch:
         sync = self._options.sync != "none"
         if not if_equal:
             with (
-                TemporaryFile(directory, name, value, sync=sync) as file,
+                TemporaryFile(directory, name, (value,), sync=sync) as file,
                 self._lock(directory, name, key),
             ):
                 self._cancel.check()
@@ -121,11 +124,59 @@ class WriteBatch:
             with self._lock(directory, name, key):
                 if _generation_at(directory, name) != if_equal:
                     return b""
-                with TemporaryFile(directory, name, value, sync=sync) as file:
+                with TemporaryFile(directory, name, (value,), sync=sync) as file:
                     self._cancel.check()
                     file.rename()
         self._directories.changed(parent, index)
         return generation_of(file.status)
+
+    def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
+        """Replace one key; as :meth:`KvStoreDriver.replace`. All of it happens under the lock."""
+        parent = parent_of(key)
+        name = key[len(parent) :]
+        for _ in range(_ATTEMPTS):
+            try:
+                directory = self._directories.open(parent, index=0, create=True)
+                self._directories.clean(parent)
+                with self._lock(directory, name, key):
+                    return self._replace(directory, name, key, make)
+            except FileNotFoundError:
+                self._directories.forget(parent)
+        raise io_error(errno.ENOENT, "write", key)
+
+    def _replace(
+        self, directory: int, name: str, key: str, make: Callable[[], Replacement | None]
+    ) -> bytes:
+        # Only writers that know no locks can come in between here.
+        for _ in range(_ATTEMPTS):
+            made = make()
+            if made is None:
+                return b""
+            if made.if_equal not in (b"", _generation_at(directory, name)):
+                continue
+            try:
+                sync = self._options.sync != "none"
+                with TemporaryFile(
+                    directory, name, self._cancelled(made.pieces), sync=sync
+                ) as file:
+                    if made.if_equal not in (b"", _generation_at(directory, name)):
+                        continue
+                    self._cancel.check()
+                    file.rename()
+            except ConflictError:
+                continue
+            self._directories.changed(parent_of(key), 0)
+            return generation_of(file.status)
+        raise ConflictError(
+            f"Error writing local file {quote(key)}: another writer was faster {_ATTEMPTS} times",
+            key=key,
+        )
+
+    def _cancelled(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The same pieces, until Ctrl-C."""
+        for piece in pieces:
+            self._cancel.check()
+            yield piece
 
     def delete(self, index: int, key: str, if_equal: bytes) -> bytes:
         """Delete one key; as :meth:`write`."""

@@ -15,13 +15,21 @@ Source: the semantics are those of ``tensorstore/kvstore/{driver,operations,read
 from __future__ import annotations
 
 import abc
+import random
+import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from gpustore._json import quote
 from gpustore.context import resource_json
-from gpustore.errors import InvalidKeyError, LimitError, MismatchError, UnsupportedError
+from gpustore.errors import (
+    ConflictError,
+    InvalidKeyError,
+    LimitError,
+    MismatchError,
+    UnsupportedError,
+)
 from gpustore.kvstores._arena import Arena
 from gpustore.kvstores._columns import (
     ABSENT,
@@ -36,7 +44,7 @@ from gpustore.kvstores._columns import (
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -55,6 +63,7 @@ __all__ = [
     "ReadColumns",
     "ReadRequest",
     "ReadState",
+    "Replacement",
     "WriteColumns",
     "WriteRequest",
     "check_byte_range",
@@ -66,6 +75,31 @@ __all__ = [
     "require_slashes",
     "take_references",
 ]
+
+
+_REPLACE_ATTEMPTS: Final = 1000
+_FIRST_DELAY_S: Final = 0.0002
+_LONGEST_DELAY_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The new value of a key, made from its old one.
+
+    Attributes
+    ----------
+    if_equal : bytes
+        Generation of the old value; :data:`ABSENT` if there was none, ``b""`` if unknown.
+    nbytes : int
+        Of the new value.
+    pieces : iterable of Buffer
+        The new value, from the beginning to the end. Making them may read the old value, and
+        raises ConflictError if that is no longer there.
+    """
+
+    if_equal: bytes
+    nbytes: int
+    pieces: Iterable[Buffer]
 
 
 class KvStoreDriver(abc.ABC):
@@ -86,7 +120,9 @@ class KvStoreDriver(abc.ABC):
         Whether its values may be given to decoders that promise nothing about damaged streams.
         False for plain http and https: that may be anybody's server.
     locates_files : bool
-        Whether :meth:`locate_many` returns local files.
+        Whether :meth:`locate_many` returns local files, of some values at least.
+    replaces_in_pieces : bool
+        Whether :meth:`replace` never holds the whole value in memory.
     base : Base or None
         What an adapter lies in; None for all others.
     executor : Executor or None
@@ -100,6 +136,7 @@ class KvStoreDriver(abc.ABC):
     is_local: bool = False
     is_trusted: bool = True
     locates_files: bool = False
+    replaces_in_pieces: bool = False
     base: Base | None = None
     executor: Executor | None = None
 
@@ -110,6 +147,47 @@ class KvStoreDriver(abc.ABC):
     def write_many(self, request: WriteRequest) -> WriteColumns:
         """Write or delete a batch. Failures are reported by key."""
         raise self._unsupported("writing")
+
+    def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
+        """Replace a value by one that is made from it, until no other writer came in between.
+
+        Parameters
+        ----------
+        key : str
+        make : callable
+            Reads what there is now, and returns what it shall become or None if nothing is to be
+            written. Called again if another writer was faster.
+
+        Returns
+        -------
+        bytes
+            The new generation, ``b""`` if nothing was written.
+
+        Raises
+        ------
+        ConflictError
+            If other writers were always faster.
+        """
+        delay = _FIRST_DELAY_S
+        for _ in range(_REPLACE_ATTEMPTS):
+            made = make()
+            if made is None:
+                return b""
+            try:
+                value = b"".join(made.pieces)
+                columns = self.write_many(WriteRequest([key], [value], [made.if_equal]))
+                columns.raise_first()
+                if columns.generation[0]:
+                    return columns.generation[0]
+            except ConflictError:
+                pass
+            time.sleep(random.uniform(0, delay))
+            delay = min(2 * delay, _LONGEST_DELAY_S)
+        raise ConflictError(
+            f"Error writing {self.describe(key)}: another writer was faster {_REPLACE_ATTEMPTS} "
+            f"times",
+            key=key,
+        )
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         """Delete all keys in a range and return their number. None means no upper bound."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
-    from gpustore.kvstores.base import Arena, Buffer
+    from gpustore.kvstores.base import Arena, Buffer, Replacement
     from gpustore.url import UrlComponent
 
 P = ParamSpec("P")
@@ -93,6 +93,7 @@ class FileKvStore(KvStoreDriver):
     atomic_single_key = True
     is_local = True
     locates_files = True
+    replaces_in_pieces = True
 
     def __init__(
         self,
@@ -292,6 +293,21 @@ class FileKvStore(KvStoreDriver):
             result.error.setdefault(i, failure)
             result.generation[i] = b""
         return result
+
+    def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
+        self.check_key(key)
+        batch = WriteBatch(self._root, self._options)
+        try:
+            generation = batch.replace(key, make)
+        except GpustoreError:
+            raise
+        except OSError as error:
+            raise io_error(error, "write", key) from error
+        finally:
+            batch.close()
+        for failure in batch.error.values():
+            raise failure
+        return generation
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         count = 0

@@ -59,8 +59,8 @@ def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
 
 
 def test_temporary_file_is_unique_and_hidden(directory, tmp_path):
-    with TemporaryFile(directory, "a", b"1", sync=False):
-        with TemporaryFile(directory, "a", b"2", sync=False) as second:
+    with TemporaryFile(directory, "a", (b"1",), sync=False):
+        with TemporaryFile(directory, "a", (b"2",), sync=False) as second:
             names = os.listdir(tmp_path)
             assert len(names) == 2
             assert all(re.fullmatch(r"a\.\d+-[0-9a-f]{16}\.__lock", name) for name in names)
@@ -96,7 +96,7 @@ def test_locks_stay_where_their_existence_is_the_lock(directory, tmp_path):
 
 def test_time_of_a_file_is_finer_than_the_clock_of_old_kernels(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: 1_234_567_891_234_567_891)
-    with TemporaryFile(directory, "a", b"1", sync=False) as file:
+    with TemporaryFile(directory, "a", (b"1",), sync=False) as file:
         file.rename()
     assert file.status.st_mtime_ns == 1_234_567_891_234_567_891
 

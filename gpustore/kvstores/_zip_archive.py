@@ -1,0 +1,236 @@
+"""The archive in which a zip kvstore lies: its directory, and what lies where in it.
+
+The directory is read once and then belongs to one generation of the archive. Whatever is read of
+the archive later is read on condition that it still has that generation, so a directory may be used
+before anybody has asked whether it is the current one: where something is read, that tells.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpustore.errors import ConflictError, GpustoreError, StoreIOError, UnsupportedError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._zip_directory import EMPTY, Directory, read_directory
+from gpustore.kvstores._zip_end import TAIL_NBYTES
+from gpustore.kvstores._zip_member import LOCAL_HEADER, read_local_header
+from gpustore.kvstores.base import Base, Buffer, ReadRequest, ReadState
+
+if TYPE_CHECKING:
+    from gpustore.limits import Limits
+
+__all__ = ["Archive", "Changed"]
+
+# How often the directory is read anew because the archive was replaced meanwhile.
+_ATTEMPTS: Final = 20
+
+# Encoded members up to this size are read together with their local headers, the first time.
+_SMALL_NBYTES: Final = 64 << 10
+
+# The extra fields of a local header may be this much longer than those of the directory, and the
+# data of a small member still come along.
+_LOCAL_EXTRA_NBYTES: Final = 64
+
+
+class Changed(Exception):
+    """The archive is no longer the one whose directory was read."""
+
+
+class Archive:
+    """An archive that may be replaced at any time; any number of threads may use it.
+
+    Parameters
+    ----------
+    base : Base
+        The key that holds it.
+    limits : Limits
+    last : bool
+        Whether of several members with one name the last counts.
+    """
+
+    def __init__(self, base: Base, *, limits: Limits, last: bool) -> None:
+        self._base = base
+        self._limits = limits
+        self.last = last
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start anew: a thread of the parent may have been in the middle of a change."""
+        self._lock = threading.Lock()
+        self._known: tuple[Directory, float] | None = None
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return self._base.driver.describe(self._base.path)
+
+    def recent(self, bound: float | None) -> tuple[Directory, bool]:
+        """A directory, and whether it was the current one at `bound` or later; None is now.
+
+        If not, whoever uses it finds that out by reading something of the archive, or asks for
+        :meth:`current`.
+        """
+        known = self._known
+        if known is None or not known[0].generation:
+            return self.current(), True
+        return known[0], bound is not None and known[1] >= bound
+
+    def current(self) -> Directory:
+        """The directory as it is now.
+
+        Raises
+        ------
+        CorruptChunkError, LimitError, UnsupportedError, StoreIOError
+            If the archive cannot be read.
+        ConflictError
+            If it is always replaced before its directory has been read.
+        """
+        with self._lock:
+            for _ in range(_ATTEMPTS):
+                try:
+                    directory, began = self._look()
+                except Changed:
+                    continue
+                self._known = directory, began
+                return directory
+        raise ConflictError(
+            f"Error reading {self.where}: it was replaced {_ATTEMPTS} times while its directory "
+            f"was being read; retry when its writer is done",
+            key=self._base.path,
+        )
+
+    def remember(self, directory: Directory, began: float) -> None:
+        """Take note of a directory that was the current one at some time after `began`."""
+        with self._lock:
+            if self._known is None or self._known[1] <= began:
+                self._known = directory, began
+
+    def _look(self) -> tuple[Directory, float]:
+        began = time.time()
+        columns = self._base.driver.read_many(ReadRequest([self._base.path], start=[0], stop=[0]))
+        columns.raise_first()
+        generation = columns.generation[0]
+        if columns.state[0] is not ReadState.VALUE:
+            return EMPTY, began
+        if self._known is not None and generation and self._known[0].generation == generation:
+            return self._known[0], began
+        nbytes = columns.total[0]
+        if nbytes < 0:
+            raise UnsupportedError(
+                f"Error reading {self.where}: a zip archive is read from its end, but the size of "
+                f"this one is not known"
+            )
+        # The end is looked at in several places, and often the directory is there, too.
+        first = max(0, nbytes - TAIL_NBYTES)
+        tail = bytes(self.read([(first, nbytes)], generation)[0])
+
+        def read(start: int, stop: int) -> bytes:
+            if start >= first:
+                return tail[start - first : stop - first]
+            return bytes(self.read([(start, stop)], generation)[0])
+
+        directory = read_directory(
+            read, nbytes, generation, limits=self._limits, where=self.where, last=self.last
+        )
+        return directory, began
+
+    def read(self, ranges: Sequence[tuple[int, int]], generation: bytes) -> list[Buffer]:
+        """Read parts of the archive.
+
+        Raises
+        ------
+        Changed
+            If it has another generation.
+        StoreIOError
+            If it cannot be read.
+        """
+        count = len(ranges)
+        columns = self._base.driver.read_many(
+            ReadRequest(
+                [self._base.path] * count,
+                start=[start for start, _ in ranges],
+                stop=[stop for _, stop in ranges],
+                if_equal=[generation] * count,
+            )
+        )
+        for state in columns.state:
+            if state is not ReadState.VALUE and not columns.error:
+                raise Changed
+        columns.raise_first()
+        found: list[Buffer] = []
+        for (start, stop), value in zip(ranges, columns.value):
+            assert value is not None
+            self.check_received(value, start, stop)
+            found.append(value)
+        return found
+
+    def check_received(self, value: Buffer, start: int, stop: int) -> None:
+        """Raise StoreIOError unless a read has brought what was asked for."""
+        if len(value) != stop - start:
+            raise StoreIOError(
+                f"Error reading {self.where}: received {len(value)} bytes of [{start}, {stop})",
+                status="DATA_LOSS",
+                key=self._base.path,
+            )
+
+    def locate(self, directory: Directory, rows: Sequence[int]) -> _Located:
+        """Find out where the data of members begin.
+
+        Returns
+        -------
+        _Located
+            What went wrong with some of them, and the data that were read on the way.
+
+        Raises
+        ------
+        Changed
+        StoreIOError
+            If the archive cannot be read.
+        """
+        located = _Located()
+        unknown = [row for row in rows if directory.data_start[row] < 0]
+        if not unknown:
+            return located
+        ranges = []
+        for row in unknown:
+            offset = int(directory.offset[row])
+            stop = offset + LOCAL_HEADER.size + int(directory.record["name_nbytes"][row])
+            encoded_nbytes = int(directory.encoded_nbytes[row])
+            if encoded_nbytes <= _SMALL_NBYTES:
+                extra = int(directory.record["extra_nbytes"][row]) + _LOCAL_EXTRA_NBYTES
+                stop = min(stop + extra + encoded_nbytes, int(directory.bound[row]))
+            ranges.append((offset, stop))
+        for row, (offset, stop), head in zip(
+            unknown, ranges, self.read(ranges, directory.generation)
+        ):
+            try:
+                start = read_local_header(directory, row, head)
+            except GpustoreError as error:
+                located.error[row] = error
+                continue
+            directory.data_start[row] = start
+            end = start + int(directory.encoded_nbytes[row])
+            if end <= stop:
+                located.encoded[row] = memoryview(head)[start - offset : end - offset]
+        return located
+
+
+class _Located:
+    """What looking at local headers has shown, by row.
+
+    Attributes
+    ----------
+    error : dict of int to GpustoreError
+    encoded : dict of int to memoryview
+        The data of small members.
+    """
+
+    __slots__ = ("encoded", "error")
+
+    def __init__(self) -> None:
+        self.error: dict[int, GpustoreError] = {}
+        self.encoded: dict[int, memoryview] = {}

@@ -1,0 +1,530 @@
+"""The directory of a zip archive as columns: one entry a member (APPNOTE 4.3.12).
+
+1. The records of the directory have different lengths, so their starts are found one after
+   another; everything else is gathered by NumPy.
+2. Where a member lies, and how long it is, is compared with the archive and with its neighbours:
+   members that overlap, or that reach into the directory, are faulty.
+3. Names become keys. A name that is no legal key (absolute, with ``..``, a backslash or an empty
+   part) is never a key; what a careless reader would take it for is remembered, so that it is
+   refused and not missing. Directories, whose names end with a slash, are not values.
+
+A fault of one member is an error when that member is read, and leaves the others alone. Two
+members with the same name are a fault of the archive, unless the last of them shall count.
+
+A *stamp* is the last extra field of a member that gpustore wrote: 12 bytes which no other version
+of any member has. Members written by others have the stamp that follows from the generation of the
+archive and from where they lie in it, and are given it as extra field when the archive is
+rewritten, so that their generation stays what it was.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore._json import INT64_MAX, quote
+from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
+from gpustore.kvstores._zip_end import CODEC, End, find_end
+from gpustore.limits import Limits
+
+__all__ = [
+    "EMPTY",
+    "METHODS",
+    "RECORD",
+    "STAMP_HEADER",
+    "STAMP_ID",
+    "STAMP_NBYTES",
+    "ZIP64_ID",
+    "Directory",
+    "check_name",
+    "corrupt",
+    "pack_generation",
+    "read_directory",
+]
+
+RECORD: Final = np.dtype(
+    [
+        *(("signature", "<u4"), ("made_by", "<u2"), ("needed", "<u2"), ("flags", "<u2")),
+        *(("method", "<u2"), ("time", "<u2"), ("date", "<u2"), ("crc32", "<u4")),
+        *(("encoded_nbytes", "<u4"), ("decoded_nbytes", "<u4"), ("name_nbytes", "<u2")),
+        *(("extra_nbytes", "<u2"), ("comment_nbytes", "<u2"), ("disk", "<u2")),
+        *(("internal", "<u2"), ("external", "<u4"), ("offset", "<u4")),
+    ]
+)
+"""A record of the directory, before name, extra fields and comment."""
+
+METHODS: Final = {0: "store", 8: "deflate", 12: "bzip2", 93: "zstd", 95: "xz"}
+"""Compression methods that are decoded."""
+
+STAMP_NBYTES: Final = 12
+STAMP_ID: Final = int.from_bytes(b"gs", "little")
+STAMP_HEADER: Final = struct.pack("<2H", STAMP_ID, STAMP_NBYTES)
+"""What precedes the stamp in an extra field."""
+
+_OTHER_METHODS: Final = {1: "shrink", 6: "implode", 9: "deflate64", 14: "lzma", 98: "ppmd"}
+_OTHER_METHODS_TEXT: Final = {**_OTHER_METHODS, 97: "wavpack", 96: "jpeg", 99: "AES encryption"}
+
+_SIGNATURE: Final = b"PK\1\2"
+_DIGITAL_SIGNATURE: Final = b"PK\5\5"
+_LOCAL_NBYTES: Final = 30
+_LENGTHS: Final = struct.Struct("<3H")
+
+_ENCRYPTED: Final = 1 | 1 << 6 | 1 << 13
+_PATCHED: Final = 1 << 5
+_UTF8: Final = 1 << 11
+
+ZIP64_ID: Final = 1
+_UNICODE_PATH_ID: Final = 0x7075
+_UINT32_MAX: Final = 0xFFFFFFFF
+_UINT16_MAX: Final = 0xFFFF
+
+# Faults of a member, in the order in which they are looked for.
+_OUTSIDE: Final = 1
+_OVERLAPS: Final = 2
+_ZIP64: Final = 3
+_DISK: Final = 4
+
+# What no key may contain.
+_ILLEGAL: Final = re.compile(r"[\0\\]|\A/|/\Z|//|(?:\A|/)\.\.?(?:/|\Z)|\A\Z")
+# The same in all names at once, with a line feed before and behind each; one in a name only costs
+# time. Looking for these texts takes a fifth of the time of a regular expression.
+_PERHAPS_ILLEGAL: Final = (
+    *("\0", "\\", "//", "/\n", "\n/", "\n\n", "/./", "/../"),
+    *("\n./", "\n../", "/.\n", "/..\n", "\n.\n", "\n..\n"),
+)
+
+
+class Directory:
+    """The members of an archive; immutable.
+
+    Parameters
+    ----------
+    blob : bytes
+        The directory as it is stored.
+    end : End
+    generation : bytes
+        Of the archive; ``b""`` if unknown.
+    last : bool
+        Whether of several members with one name the last counts.
+
+    Attributes
+    ----------
+    record : numpy.ndarray, length n, dtype RECORD
+        The records without what follows each; zip64 numbers are not in it.
+    start : numpy.ndarray, length n, int64
+        Where each record begins in `blob`.
+    offset, encoded_nbytes, decoded_nbytes : numpy.ndarray, length n, int64
+        Where the local header of a member begins in the archive, and the sizes of its data.
+    bound : numpy.ndarray, length n, int64
+        What the data of a member must not reach beyond: the next member, or the directory.
+    rows : dict of str to int
+        The member of each key.
+    superseded : list of int
+        Members with a name that a later one has.
+    data_start : numpy.ndarray, length n, int64
+        Where the data of a member begin, -1 until its local header has been read.
+
+    Raises
+    ------
+    CorruptChunkError
+        If the directory is damaged, or a name occurs twice.
+    """
+
+    def __init__(self, blob: bytes, end: End, generation: bytes, *, last: bool = False) -> None:
+        self.blob = blob
+        self.end = end
+        self.generation = generation
+        self.start, self.record = _records(blob, end.count)
+        self._fault = np.zeros(end.count, np.uint8)
+        self.offset = self.record["offset"].astype(np.int64)
+        self.encoded_nbytes = self.record["encoded_nbytes"].astype(np.int64)
+        self.decoded_nbytes = self.record["decoded_nbytes"].astype(np.int64)
+        self._read_zip64()
+        self.bound = self._check_places()
+        self._refused: dict[str, int] = {}
+        self.superseded: list[int] = []
+        self.rows = self._keys(last=last)
+        self.data_start = np.full(end.count, -1, np.int64)
+
+    def __len__(self) -> int:
+        return self.end.count
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """All keys, in ascending order of their code points."""
+        return sorted(self.rows)
+
+    def between(self, inclusive_min: str, exclusive_max: str | None) -> list[str]:
+        """The keys of a range, in ascending order."""
+        first = bisect_left(self.keys, inclusive_min)
+        last = len(self.keys)
+        if exclusive_max is not None:
+            last = max(first, bisect_left(self.keys, exclusive_max))
+        return self.keys[first:last]
+
+    def name(self, row: int) -> bytes:
+        """The name of a member as it is stored."""
+        start = int(self.start[row]) + RECORD.itemsize
+        return self.blob[start : start + int(self.record["name_nbytes"][row])]
+
+    def extra(self, row: int) -> bytes:
+        """The extra fields of a member."""
+        record = self.record[row]
+        start = int(self.start[row]) + RECORD.itemsize + int(record["name_nbytes"])
+        return self.blob[start : start + int(record["extra_nbytes"])]
+
+    def member_comment(self, row: int) -> bytes:
+        """The comment of a member."""
+        record = self.record[row]
+        lengths = int(record["name_nbytes"]) + int(record["extra_nbytes"])
+        start = int(self.start[row]) + RECORD.itemsize + lengths
+        return self.blob[start : start + int(record["comment_nbytes"])]
+
+    def stamp(self, row: int) -> bytes:
+        """What tells this version of a member from all others; ``b""`` if that is not known."""
+        extra = self.extra(row)
+        if extra[-STAMP_NBYTES - len(STAMP_HEADER) : -STAMP_NBYTES] == STAMP_HEADER:
+            return extra[-STAMP_NBYTES:]
+        if not self.generation:
+            return b""
+        place = b"%d %s" % (int(self.offset[row]), self.generation)
+        return blake2b(place, digest_size=STAMP_NBYTES).digest()
+
+    def generation_of(self, row: int) -> bytes:
+        """The generation of the value of a member, ``b""`` if unknown.
+
+        Sizes and checksum are part of it: a program may copy extra fields to another value.
+        """
+        stamp = self.stamp(row)
+        if not stamp:
+            return b""
+        sizes = int(self.encoded_nbytes[row]), int(self.decoded_nbytes[row])
+        return pack_generation(stamp, int(self.record["crc32"][row]), *sizes)
+
+    @cached_property
+    def is_stamped(self) -> NDArray[np.bool_]:
+        """Of each member, whether its stamp is stored."""
+        nbytes = len(STAMP_HEADER) + STAMP_NBYTES
+        lengths = self.record["extra_nbytes"].astype(np.int64)
+        stop = self.start + RECORD.itemsize + self.record["name_nbytes"] + lengths
+        found = lengths >= nbytes
+        raw = np.frombuffer(self.blob, np.uint8)
+        for i, byte in enumerate(STAMP_HEADER):
+            found[found] &= raw[stop[found] - nbytes + i] == byte
+        return found
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all members lie where they may, apart from each other."""
+        return not self._fault.any()
+
+    def check(self, row: int) -> None:
+        """Raise the error of a member that cannot be decoded.
+
+        Raises
+        ------
+        CorruptChunkError
+            If it does not lie where it may.
+        UnsupportedError
+            If it is encrypted, or encoded by a method that is not known.
+        """
+        fault = int(self._fault[row])
+        if fault == _DISK:
+            raise UnsupportedError("zip archives spread over several files cannot be read")
+        if fault == _ZIP64:
+            raise corrupt("Failed to read ZIP64 extra field: a size or an offset is missing there")
+        if fault:
+            where = f"[{int(self.offset[row])}, +{int(self.encoded_nbytes[row])} bytes of data)"
+            what = (
+                f"outside of the {self.end.start} bytes before the directory"
+                if fault == _OUTSIDE
+                else "together with another member"
+            )
+            raise corrupt(
+                f"ZIP central directory entry has invalid local_header_offset: it lies at {where}, "
+                f"{what}"
+            )
+        flags, method = int(self.record["flags"][row]), int(self.record["method"][row])
+        if flags & _ENCRYPTED:
+            raise UnsupportedError("ZIP encryption is not supported")
+        if method not in METHODS or flags & _PATCHED:
+            name = _OTHER_METHODS_TEXT.get(method)
+            text = f"{method} ({name})" if name else str(method)
+            raise UnsupportedError(
+                f"ZIP compression method {text} is not supported; expected one of "
+                f"{', '.join(METHODS.values())}"
+            )
+
+    def check_missing(self, key: str) -> None:
+        """Raise InvalidKeyError if a missing key is one that is written in another way here."""
+        row = self._refused.get(key)
+        if row is not None:
+            name = self._decode(row)
+            raise InvalidKeyError(
+                f"Invalid key: {quote(name)}: {illegal_reason(name)}; this name of a member is "
+                f"never taken for {quote(key)}: write the archive anew with that name",
+                key=key,
+            )
+
+    # ------------------------------------------------------------------ columns
+
+    def _read_zip64(self) -> None:
+        """Put the numbers in that are too large for a record."""
+        record = self.record
+        large = (self.encoded_nbytes == _UINT32_MAX) | (self.decoded_nbytes == _UINT32_MAX)
+        large |= (self.offset == _UINT32_MAX) | (record["disk"] == _UINT16_MAX)
+        disk = record["disk"].copy()
+        for row in np.flatnonzero(large).tolist():
+            payload = extra_field(self.extra(row), ZIP64_ID) or b""
+            position = 0
+            for column in (self.decoded_nbytes, self.encoded_nbytes, self.offset):
+                if column[row] == _UINT32_MAX:
+                    number = int.from_bytes(payload[position : position + 8], "little")
+                    if position + 8 > len(payload) or number > INT64_MAX:
+                        self._fault[row] = _ZIP64
+                        break
+                    column[row] = number
+                    position += 8
+            if disk[row] == _UINT16_MAX:
+                disk[row] = int.from_bytes(payload[position : position + 4], "little") & 1
+        self._fault[(self._fault == 0) & (disk != 0)] = _DISK
+
+    def _check_places(self) -> NDArray[np.int64]:
+        """Mark members that lie outside or overlap; return where the next begins after each."""
+        limit = self.end.start
+        # No sum may overflow before it is compared.
+        header = self.record["name_nbytes"].astype(np.int64) + _LOCAL_NBYTES
+        outside = (self.offset > limit) | (self.encoded_nbytes > limit)
+        outside |= self.offset + np.minimum(self.encoded_nbytes, limit) + header > limit
+        self._fault[(self._fault == 0) & outside] = _OUTSIDE
+        inside = np.flatnonzero(~outside & (self._fault == 0))
+        order = inside[np.argsort(self.offset[inside], kind="stable")]
+        start = self.offset[order]
+        stop = start + header[order] + self.encoded_nbytes[order]
+        following = np.append(start[1:], limit)
+        bound = np.full(len(self), limit, np.int64)
+        bound[order] = following
+        reached = np.maximum.accumulate(stop) if len(stop) else stop
+        overlaps = stop > following
+        overlaps[1:] |= reached[:-1] > start[1:]
+        self._fault[order[overlaps]] = _OVERLAPS
+        return bound
+
+    # ------------------------------------------------------------------ names
+
+    def _keys(self, *, last: bool) -> dict[str, int]:
+        names, joined = self._names()
+        rows = dict(zip(names, range(len(names))))
+        illegal = 0
+        if any(part in joined for part in _PERHAPS_ILLEGAL):
+            for row, name in enumerate(names):
+                if _ILLEGAL.search(name):
+                    rows.pop(name, None)
+                    illegal += 1
+                    self._refuse(row, name)
+        if len(rows) + illegal < len(names):
+            self.superseded = [row for row, name in enumerate(names) if rows.get(name, row) != row]
+            if not last:
+                raise corrupt(
+                    f"Duplicate filename in ZIP: {names[self.superseded[0]]}; "
+                    f"{len(self.superseded)} members have the name of a later one; zarr-python "
+                    f'writes such archives, open with "duplicates": "last" to take the one '
+                    f"written last"
+                )
+        return rows
+
+    def _names(self) -> tuple[list[str], str]:
+        """The names as text, and all of them with a line feed before and behind each."""
+        if not len(self):
+            return [], ""
+        start = self.start + RECORD.itemsize
+        stop = start + self.record["name_nbytes"]
+        # Latin-1 is ASCII where it matters, and decodes everything at once.
+        text = self.blob.decode("latin-1")
+        names = [text[low:high] for low, high in zip(start.tolist(), stop.tolist())]
+        joined = "\n".join(names)
+        if not joined.isascii():
+            for row, name in enumerate(names):
+                if not name.isascii():
+                    names[row] = self._decode(row)
+            joined = "\n".join(names)
+        return names, f"\n{joined}\n"
+
+    def _decode(self, row: int) -> str:
+        name = self.name(row)
+        if int(self.record["flags"][row]) & _UTF8:
+            return name.decode("utf-8", "surrogateescape")
+        path = extra_field(self.extra(row), _UNICODE_PATH_ID)
+        # Version 1, the CRC-32 of the name it stands for, UTF-8.
+        if path and path[0] == 1 and path[1:5] == zlib.crc32(name).to_bytes(4, "little"):
+            return path[5:].decode("utf-8", "surrogateescape")
+        return name.decode("cp437")
+
+    def _refuse(self, row: int, name: str) -> None:
+        """Remember which key a name that is none would be taken for."""
+        if name.endswith("/"):
+            return  # A directory.
+        parts = [
+            part for part in re.split(r"[/\\]", name.partition("\0")[0]) if part not in ("", ".")
+        ]
+        if ".." not in parts:
+            self._refused["/".join(parts)] = row
+
+
+def read_directory(
+    read: Callable[[int, int], bytes],
+    nbytes: int,
+    generation: bytes,
+    *,
+    limits: Limits,
+    where: str,
+    last: bool,
+) -> Directory:
+    """Read the directory of an archive.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the bytes of the archive from one position to another.
+    nbytes : int
+        Of the archive.
+    generation : bytes
+        Of the archive.
+    limits : Limits
+    where : str
+        What errors call the archive.
+    last : bool
+        Whether of several members with one name the last counts.
+
+    Raises
+    ------
+    CorruptChunkError, LimitError, UnsupportedError
+    """
+    try:
+        end = find_end(read, nbytes)
+        limits.check("zip_directory_nbytes", end.stop - end.start, "directory of the archive")
+        if end.count * RECORD.itemsize > end.stop - end.start:
+            raise corrupt(
+                f"ZIP Central Directory Entry insufficient data available: {end.count} members in "
+                f"{end.stop - end.start} bytes"
+            )
+        return Directory(read(end.start, end.stop), end, generation, last=last)
+    except GpustoreError as error:
+        raise error.prefixed(f"Error reading {where}") from error.__cause__
+
+
+def pack_generation(stamp: bytes, crc32: int, encoded_nbytes: int, decoded_nbytes: int) -> bytes:
+    """The generation of a member with a stamp."""
+    return struct.pack(f"<x{STAMP_NBYTES}sIQQ", stamp, crc32, encoded_nbytes, decoded_nbytes)
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidKeyError unless a key can be the name of a member.
+
+    >>> check_name("a/b")
+    >>> check_name("a//b")
+    Traceback (most recent call last):
+        ...
+    gpustore.errors.InvalidKeyError: Invalid key: "a//b": has an empty part
+    """
+    if _ILLEGAL.search(name):
+        raise InvalidKeyError(f"Invalid key: {quote(name)}: {illegal_reason(name)}", key=name)
+    try:
+        nbytes = len(name) if name.isascii() else len(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidKeyError(f"Invalid key: {quote(name)}: not Unicode", key=name) from None
+    if nbytes > _UINT16_MAX:
+        raise InvalidKeyError(
+            f"Invalid key: {quote(name[:100])}...: has {nbytes} bytes, the most are {_UINT16_MAX}",
+            key=name,
+        )
+
+
+def illegal_reason(name: str) -> str:
+    """Why a name is no legal key."""
+    if "\0" in name:
+        return "contains a null byte"
+    if "\\" in name:
+        return "contains a backslash"
+    if name.startswith("/"):
+        return "is absolute"
+    if not name or "//" in name:
+        return "has an empty part" if name else "is empty"
+    if name.endswith("/"):
+        return "is the name of a directory"
+    return 'contains a part "." or ".."'
+
+
+def extra_field(extra: bytes, wanted: int) -> bytes | None:
+    """The contents of the first extra field with an identifier, None if there is none."""
+    position = 0
+    while position + 4 <= len(extra):
+        id, nbytes = struct.unpack_from("<2H", extra, position)
+        if id == wanted:
+            return extra[position + 4 : position + 4 + nbytes]
+        position += 4 + nbytes
+    return None
+
+
+def _records(blob: bytes, count: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Where each of `count` records begins, and the records without what follows each."""
+    # A record may begin at every byte, so one lies at each byte of this view.
+    places = max(0, len(blob) - RECORD.itemsize + 1)
+    view: NDArray[np.void] = np.ndarray((places,), RECORD, blob, strides=(1,))
+    # Nearly always the signatures are nowhere else than where records begin.
+    lengths = np.fromiter(map(len, blob.split(_SIGNATURE)), np.int64)
+    start = (np.cumsum(lengths) + len(_SIGNATURE) * np.arange(len(lengths)))[:-1]
+    if len(start) == count and not (count and (start[0] or start[-1] >= places)):
+        record = view[start]
+        stop = start + RECORD.itemsize + record["name_nbytes"]
+        stop += record["extra_nbytes"].astype(np.int64) + record["comment_nbytes"]
+        if np.array_equal(np.append(0, stop), np.append(start, len(blob))):
+            return start, record
+    start = _walk(blob, count)
+    return start, view[start]
+
+
+def _walk(blob: bytes, count: int) -> NDArray[np.int64]:
+    """Where each of `count` records begins, found one after the other."""
+    starts = []
+    position = 0
+    for _ in range(count):
+        if not blob.startswith(_SIGNATURE, position) or position + RECORD.itemsize > len(blob):
+            break
+        starts.append(position)
+        name, extra, comment = _LENGTHS.unpack_from(blob, position + 28)
+        position += RECORD.itemsize + name + extra + comment
+    if len(starts) < count and position + RECORD.itemsize <= len(blob):
+        raise corrupt(
+            f"Failed to read ZIP Central Directory Entry signature of member {len(starts)} of "
+            f"{count} at byte {position} of {len(blob)} bytes of the directory"
+        )
+    if len(starts) < count or position > len(blob):
+        raise corrupt(
+            f"ZIP Central Directory Entry insufficient data available: the directory has "
+            f"{len(blob)} bytes, not enough for {count} members"
+        )
+    if position < len(blob) and not blob.startswith(_DIGITAL_SIGNATURE, position):
+        raise corrupt(
+            f"ZIP num_entries mismatch: {count} members end at byte {position} of {len(blob)} "
+            f"bytes of the directory"
+        )
+    return np.array(starts, np.int64)
+
+
+def corrupt(reason: str) -> CorruptChunkError:
+    """The error for a damaged archive."""
+    return CorruptChunkError(reason, codec=CODEC)
+
+
+EMPTY: Final = Directory(b"", End(0, 0, 0), b"\x02")
+"""The directory of an archive that does not exist."""

@@ -1,0 +1,219 @@
+"""Changes of a zip archive: threads that write at the same time share one rewrite.
+
+A rewrite costs as much as the whole archive. So a thread that wants to change something first waits
+until no other thread of the process rewrites the archive, and then writes what all others want to
+have written meanwhile, too. Conditions are looked at when the archive is rewritten, in the order in
+which the changes came; the base sees to it that no other process changes the archive in between, or
+it is all done again (:meth:`gpustore.kvstores.base.KvStoreDriver.replace`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpustore.errors import ConflictError, GpustoreError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._zip_archive import Archive, Changed
+from gpustore.kvstores._zip_directory import Directory
+from gpustore.kvstores._zip_rewrite import NewMember, Rewrite
+from gpustore.kvstores.base import (
+    ABSENT,
+    Base,
+    Buffer,
+    Replacement,
+    WriteColumns,
+    WriteRequest,
+    condition_holds,
+)
+from gpustore.limits import Limits
+
+__all__ = ["Writer"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Change:
+    """What one caller wants: values of keys, or the deletion of a range.
+
+    Attributes
+    ----------
+    rows : list of (int, str, NewMember or None, bytes)
+        Row of `result`, key, new value, condition.
+    keys : tuple of (str, str or None), optional
+        The range to delete.
+    result : WriteColumns
+    count : int
+        Keys that were deleted of the range.
+    is_done : bool
+    error : GpustoreError, optional
+        Why nothing of it was written.
+    """
+
+    result: WriteColumns
+    rows: list[tuple[int, str, NewMember | None, bytes]] = field(default_factory=list)
+    keys: tuple[str, str | None] | None = None
+    count: int = 0
+    is_done: bool = False
+    error: GpustoreError | None = None
+
+    def apply(self, directory: Directory, changes: dict[str, NewMember | None]) -> None:
+        """Add to `changes` what is to be done, as the conditions say."""
+        if self.keys is not None:
+            low, high = self.keys
+            found = directory.between(low, high)
+            present = {key for key in found if changes.get(key, key) is not None}
+            present |= {
+                key
+                for key, member in changes.items()
+                if member is not None and low <= key and (high is None or key < high)
+            }
+            changes.update(dict.fromkeys(present))
+            self.count = len(present)
+        for row, key, member, condition in self.rows:
+            if key in changes:
+                now = changes[key]
+                generation = ABSENT if now is None else now.generation
+            elif condition and key in directory.rows:
+                generation = directory.generation_of(directory.rows[key])
+            else:
+                generation = ABSENT
+            if not condition_holds(condition, generation):
+                self.result.generation[row] = b""
+                continue
+            changes[key] = member
+            self.result.generation[row] = ABSENT if member is None else member.generation
+
+    @property
+    def only_deletes(self) -> bool:
+        """Whether nothing needs to be written if nothing is there."""
+        return all(member is None for _, _, member, _ in self.rows)
+
+
+class Writer:
+    """Changes one archive; any number of threads may use it.
+
+    Parameters
+    ----------
+    archive : Archive
+    base : Base
+        The key that holds it.
+    compression : str
+        Of new members.
+    limits : Limits
+        ``host_in_flight_nbytes`` bounds an archive that has to be in memory to be written.
+    """
+
+    def __init__(self, archive: Archive, base: Base, compression: str, limits: Limits) -> None:
+        self._archive = archive
+        self._base = base
+        self._compression = compression
+        self._limits = limits
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make locks that no thread of the parent process holds; its changes are its own."""
+        self._lock = threading.Lock()
+        self._waiting_lock = threading.Lock()
+        self._waiting: list[_Change] = []
+
+    def write(self, request: WriteRequest, rows: Sequence[int], result: WriteColumns) -> None:
+        """Write some rows of a request, whose keys are legal."""
+        if not rows:
+            return
+        change = _Change(result=result)
+        for row in rows:
+            value = request.values[row]
+            key = request.keys[row]
+            member = None if value is None else NewMember.of(key, value, self._compression)
+            condition = b"" if request.if_equal is None else request.if_equal[row]
+            change.rows.append((row, key, member, condition))
+        self._do(change)
+        if change.error is not None:
+            for row in rows:
+                result.error[row] = change.error
+                result.generation[row] = b""
+
+    def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
+        """Delete the keys of a range and return their number."""
+        change = _Change(result=WriteColumns.blank(0), keys=(inclusive_min, exclusive_max))
+        self._do(change)
+        if change.error is not None:
+            raise change.error
+        return change.count
+
+    def _do(self, change: _Change) -> None:
+        """Have a change made, by this thread or by another one."""
+        with self._waiting_lock:
+            self._waiting.append(change)
+        with self._lock:
+            if change.is_done:
+                return
+            with self._waiting_lock:
+                together, self._waiting = self._waiting, []
+            try:
+                self._commit(together)
+            except GpustoreError as error:
+                for one in together:
+                    one.error = error
+            except BaseException:
+                # This thread was stopped, the others were not: one of them goes on.
+                with self._waiting_lock:
+                    self._waiting[:0] = [one for one in together if one is not change]
+                raise
+            for one in together:
+                one.is_done = True
+
+    def _commit(self, together: Sequence[_Change]) -> None:
+        if all(one.only_deletes for one in together) and self._plan(together)[1] is None:
+            return  # The base shall not make directories for an archive that is not there.
+        began = time.time()
+        made: list[Rewrite] = []
+
+        def make() -> Replacement | None:
+            directory, rewrite = self._plan(together)
+            if rewrite is None:
+                return None
+            made[:] = [rewrite]
+            pieces = self._pieces(directory, rewrite)
+            return Replacement(directory.generation, rewrite.nbytes, pieces)
+
+        generation = self._base.driver.replace(self._base.path, make)
+        if generation:
+            directory = made[0].directory(generation, last=self._archive.last)
+            self._archive.remember(directory, began)
+
+    def _plan(self, together: Sequence[_Change]) -> tuple[Directory, Rewrite | None]:
+        """The directory as it is now, and what becomes of it; None if nothing changes."""
+        directory = self._archive.current()
+        changes: dict[str, NewMember | None] = {}
+        for one in together:
+            one.apply(directory, changes)
+        effective = {
+            key: member
+            for key, member in changes.items()
+            if member is not None or key in directory.rows
+        }
+        if not effective:
+            return directory, None
+        try:
+            rewrite = Rewrite(directory, effective)
+            if not self._base.driver.replaces_in_pieces:
+                what = "the archive, which is written as a whole"
+                self._limits.check("host_in_flight_nbytes", rewrite.nbytes, what)
+        except GpustoreError as error:
+            raise error.prefixed(f"Error writing {self._archive.where}") from error.__cause__
+        return directory, rewrite
+
+    def _pieces(self, directory: Directory, rewrite: Rewrite) -> Iterator[Buffer]:
+        """The new archive; ConflictError if the old one is no longer there."""
+
+        def read(start: int, stop: int) -> Buffer:
+            try:
+                return self._archive.read([(start, stop)], directory.generation)[0]
+            except Changed:
+                raise ConflictError(f"{self._archive.where} was replaced") from None
+
+        return rewrite.pieces(read)
