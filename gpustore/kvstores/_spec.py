@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
 from gpustore._json import Members, from_python, quote
@@ -107,6 +107,8 @@ class KvStoreSpec:
         path = members.take_str("path", "")
         driver = kind.from_json(members)
         members.finish()
+        if isinstance(kind, JoiningKind):
+            driver, path = kind.joined(driver, path)
         kind.check_path(path)
         return cls.from_parts(driver, path, context)
 
@@ -257,6 +259,14 @@ class RootKind(DriverKind, Protocol):
 
     def from_url(self, component: UrlComponent) -> tuple[DriverSpec, str]:
         """Driver spec and path of a URL component."""
+
+
+@runtime_checkable
+class JoiningKind(Protocol):
+    """A kvstore of which another member of its JSON than ``path`` holds a path as well."""
+
+    def joined(self, driver: DriverSpec, path: str) -> tuple[DriverSpec, str]:
+        """Driver spec without a path of its own, and the path of both."""
 
 
 class AdapterKind(DriverKind, Protocol):

@@ -71,6 +71,7 @@ __all__ = [
     "condition_holds",
     "invalid_key",
     "prefix_end",
+    "references_json",
     "require_no_slashes",
     "require_slashes",
     "take_references",
@@ -125,6 +126,9 @@ class KvStoreDriver(abc.ABC):
         Whether :meth:`replace` never holds the whole value in memory.
     base : Base or None
         What an adapter lies in; None for all others.
+    batch_nbytes : int or None
+        About how many bytes of decoded chunks to ask for at once, if that is many: what is far
+        away is asked for all at once. None: as many as stay in a core's cache.
     executor : Executor or None
         The threads to run its operations on; None means those of the process.
     """
@@ -138,6 +142,7 @@ class KvStoreDriver(abc.ABC):
     locates_files: bool = False
     replaces_in_pieces: bool = False
     base: Base | None = None
+    batch_nbytes: int | None = None
     executor: Executor | None = None
 
     @abc.abstractmethod
@@ -382,6 +387,15 @@ def condition_holds(if_equal: bytes, generation: bytes) -> bool:
 def take_references(members: Members, ids: Sequence[str]) -> dict[str, JsonValue]:
     """Take what a spec says about the context resources of types `ids`, normalised."""
     return {id: members.take_with(id, partial(resource_json, id)) for id in ids if id in members}
+
+
+def references_json(
+    ids: Sequence[str], references: Mapping[str, JsonValue], *, include_defaults: bool
+) -> dict[str, JsonValue]:
+    """The members of a spec that :func:`take_references` takes."""
+    if not include_defaults:
+        return dict(references)
+    return {id: resource_json(id, references.get(id, id), include_defaults=True) for id in ids}
 
 
 def require_slashes(component: UrlComponent) -> None:

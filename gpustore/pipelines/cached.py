@@ -41,7 +41,8 @@ def batches(
     """
     if array.cache is None or array.stored is None:
         return stored_batches(array, planned, nbytes=nbytes, into=into)
-    return _cached_batches(array, array.stored, array.cache, planned, nbytes or BATCH_NBYTES)
+    nbytes = nbytes or array.store.batch_nbytes or BATCH_NBYTES
+    return _cached_batches(array, array.stored, array.cache, planned, nbytes)
 
 
 def _cached_batches(

@@ -48,7 +48,8 @@ def stored_batches(
     Parameters
     ----------
     nbytes : int, optional
-        About as many decoded bytes are in a batch, by default ``BATCH_NBYTES``.
+        About as many decoded bytes are in a batch, by default what the store wants, or else
+        ``BATCH_NBYTES``.
     into : callable, optional
         Gives the memory for the values of each batch, by default that of the calling thread.
 
@@ -59,7 +60,9 @@ def stored_batches(
         until the next batch.
     """
     arena = _arena()
-    batch = max(1, (nbytes or BATCH_NBYTES) // max(1, array.chain.batch_nbytes))
+    batch = max(
+        1, (nbytes or array.store.batch_nbytes or BATCH_NBYTES) // max(1, array.chain.batch_nbytes)
+    )
     wanted = CancelToken.current()
     done = attempts = 0
     while done < len(planned):

@@ -134,7 +134,8 @@ class _Countdown:
 
 def _write_chunks(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
     """Gather, encode and store the chunks of a window."""
-    batch = max(1, BATCH_NBYTES // max(1, array.chain.batch_nbytes))
+    nbytes = array.store.batch_nbytes or BATCH_NBYTES
+    batch = max(1, nbytes // max(1, array.chain.batch_nbytes))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
         wanted.check()  # After Ctrl-C no further file is begun.

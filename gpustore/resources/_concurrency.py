@@ -1,4 +1,4 @@
-"""What the two resources that limit concurrency have in common."""
+"""What the resources that limit concurrency have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpustore._json import JsonValue, Members, expect_int
 from gpustore.context import ResourceType
 from gpustore.executor import Executor, shared
 
-__all__ = ["ConcurrencyType"]
+__all__ = ["ConcurrencyType", "limit_json", "parse_limit"]
 
 
 class ConcurrencyType(ResourceType[int | None, Executor]):
@@ -16,24 +16,34 @@ class ConcurrencyType(ResourceType[int | None, Executor]):
         self.id = id
 
     def parse(self, json: JsonValue) -> int | None:
-        members = Members(json, integral_floats=True)
-        limit: int | None = members.take_with("limit", _parse_limit, default=None)
-        members.finish()
-        return limit
+        return parse_limit(json)
 
     def default(self) -> int | None:
         return None
 
     def to_json(self, config: int | None, *, include_defaults: bool) -> JsonValue:
-        if config is not None:
-            return {"limit": config}
-        return {"limit": "shared"} if include_defaults else {}
+        return limit_json(config, include_defaults=include_defaults)
 
     def make(self, config: int | None) -> Executor:
         return shared() if config is None else Executor(config)
 
 
-def _parse_limit(value: JsonValue) -> int | None:
+def parse_limit(json: JsonValue) -> int | None:
+    """The limit that an object with a member ``limit`` sets; None is the shared one."""
+    members = Members(json, integral_floats=True)
+    limit: int | None = members.take_with("limit", _parse_number, default=None)
+    members.finish()
+    return limit
+
+
+def limit_json(limit: int | None, *, include_defaults: bool) -> JsonValue:
+    """The object that :func:`parse_limit` reads."""
+    if limit is not None:
+        return {"limit": limit}
+    return {"limit": "shared"} if include_defaults else {}
+
+
+def _parse_number(value: JsonValue) -> int | None:
     if value == "shared":
         return None
     return expect_int(value, 1, 2**64 - 1, integral_floats=True)

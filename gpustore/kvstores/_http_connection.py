@@ -1,0 +1,488 @@
+"""One HTTP/1.1 connection, driven by generators that never wait.
+
+A generator yields ``READ`` or ``WRITE`` when the socket has to be ready for more, so that one
+thread drives many connections (:mod:`~gpustore.kvstores._http_client`). A connection carries one
+request at a time, and can be used again if its last response ended where it said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Generator
+from typing import Any, Final, TypeAlias
+
+from gpustore.errors import GpustoreError, StoreIOError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._columns import Buffer
+from gpustore.kvstores._http_message import (
+    BodyPlan,
+    HttpRequest,
+    HttpResponse,
+    Origin,
+    collect,
+    parse_head,
+)
+
+__all__ = ["POOL", "READ", "WRITE", "Connection", "Lost", "Steps"]
+
+READ: Final = select.POLLIN
+WRITE: Final = select.POLLOUT
+
+Steps: TypeAlias = Generator[int, None, HttpResponse]
+
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;|\Z)")
+_BLOCK_NBYTES: Final = 1 << 16
+_MAX_HEAD_NBYTES: Final = 1 << 16
+_IDLE_S: Final = 15.0
+"""Servers drop idle connections too, most of them later than this."""
+_FRESH_S: Final = 0.5
+"""To look whether a connection is alive costs a tenth of a small request."""
+_MOST_IDLE: Final = 64
+
+
+class Lost(Exception):
+    """A connection failed in a way that may pass.
+
+    Attributes
+    ----------
+    sent : bool
+        Whether the request may have reached the server.
+    stale : bool
+        Whether the connection had been used before and not a byte came back: most likely the
+        server had closed it meanwhile.
+    """
+
+    def __init__(self, text: str, *, sent: bool, stale: bool = False) -> None:
+        super().__init__(text)
+        self.sent = sent
+        self.stale = stale
+
+
+class Connection:
+    """A connection to `origin`, which is made by the first :meth:`perform`.
+
+    Attributes
+    ----------
+    connected, reusable : bool
+    received : int
+        Bytes of all responses.
+    """
+
+    __slots__ = (
+        "_block",
+        "_filled",
+        "_socket",
+        "_start",
+        "_view",
+        "connected",
+        "origin",
+        "received",
+        "reusable",
+        "since",
+        "used",
+    )
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._socket: socket.socket | None = None
+        self._block = bytearray(_BLOCK_NBYTES)
+        self._view = memoryview(self._block)
+        self._start = self._filled = 0  # What lies between is received and not yet looked at.
+        self.connected = self.reusable = self.used = False
+        self.received = 0
+        self.since = 0.0
+
+    def fileno(self) -> int:
+        """Of its socket."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket, if there is one."""
+        self.connected = self.reusable = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def is_alive(self) -> bool:
+        """Whether an idle connection can be used: nothing has come, not even its end."""
+        idle_s = time.monotonic() - self.since
+        if self._socket is None or idle_s > _IDLE_S:
+            return False
+        if idle_s < _FRESH_S:
+            return True  # If it is not, it is stale: see Lost.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    # ------------------------------------------------------------------ steps
+
+    def perform(self, request: HttpRequest) -> Steps:
+        """Send `request` and receive its response.
+
+        Raises
+        ------
+        Lost
+            If the connection fails or the body is shorter than it should be.
+        StoreIOError
+            If the response is malformed.
+        GpustoreError
+            Whatever the request's plan raises.
+        """
+        self.reusable = False
+        if not self.connected:
+            yield from self._connect()
+        before, stale = self.received, self.used
+        self.used = True
+        try:
+            yield from self._send(request.head(self.origin), request.body)
+            yield READ
+            response = yield from self._receive_head()
+            while 100 <= response.status < 200:
+                response = yield from self._receive_head()
+            yield from self._receive_body(request, response)
+        except GpustoreError:  # Some of them are OSErrors as well.
+            raise
+        except (OSError, EOFError) as error:
+            stale = stale and self.received == before
+            raise Lost(_reason(error), sent=True, stale=stale) from error
+        return response
+
+    def _connect(self) -> Generator[int, None, None]:
+        failure: OSError | None = None
+        for family, kind, protocol, _, address in _addresses(self.origin):
+            try:
+                self.close()
+                self._socket = socket.socket(family, kind, protocol)
+                self._socket.setblocking(False)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self._socket.connect(address)
+                except BlockingIOError:
+                    yield WRITE
+                    code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code:
+                        raise OSError(code, os.strerror(code)) from None
+                if self.origin.scheme == "https":
+                    yield from self._encrypt()
+            except OSError as error:
+                failure = error
+            else:
+                self.connected = True
+                return
+        self.close()
+        if isinstance(failure, ssl.SSLCertVerificationError):
+            raise StoreIOError(
+                f"the certificate of {self.origin} is not valid: {failure.verify_message}",
+                status="FAILED_PRECONDITION",
+            ) from failure
+        assert failure is not None
+        text = f"cannot connect to {self.origin}: {_reason(failure)}"
+        raise Lost(text, sent=False) from failure
+
+    def _encrypt(self) -> Generator[int, None, None]:
+        assert self._socket is not None
+        wrapped = _tls_context().wrap_socket(
+            self._socket, server_hostname=self.origin.host, do_handshake_on_connect=False
+        )
+        self._socket = wrapped
+        while True:
+            try:
+                wrapped.do_handshake()
+            except ssl.SSLWantReadError:
+                yield READ
+            except ssl.SSLWantWriteError:
+                yield WRITE
+            else:
+                return
+
+    def _send(self, head: bytes, body: Buffer) -> Generator[int, None, None]:
+        assert self._socket is not None
+        parts = [head + bytes(body)] if len(body) <= 4096 else [head, body]
+        try:
+            for part in parts:
+                rest = memoryview(part).cast("B")
+                while len(rest):
+                    try:
+                        rest = rest[self._socket.send(rest) :]
+                    except (BlockingIOError, ssl.SSLWantWriteError):
+                        yield WRITE
+                    except ssl.SSLWantReadError:
+                        yield READ
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # A server that refuses a long body may answer and close; the answer is there.
+
+    def _receive(self, memory: memoryview) -> Generator[int, None, int]:
+        """Receive at least a byte into `memory`; EOFError at the end."""
+        assert self._socket is not None
+        while True:
+            try:
+                count = self._socket.recv_into(memory)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                yield READ
+            except ssl.SSLWantWriteError:
+                yield WRITE
+            else:
+                if not count:
+                    raise EOFError("the server closed the connection")
+                self.received += count
+                return count
+
+    def _more(self) -> Generator[int, None, None]:
+        """Receive at least one more byte behind those not looked at yet."""
+        if self._start == self._filled:
+            self._start = self._filled = 0
+        elif self._start and self._filled == len(self._block):
+            rest = self._block[self._start : self._filled]
+            self._block[: len(rest)] = rest
+            self._start, self._filled = 0, len(rest)
+        self._filled += yield from self._receive(self._view[self._filled :])
+
+    def _until(self, mark: bytes, max_nbytes: int) -> Generator[int, None, bytes]:
+        """What comes before `mark`, which is passed over as well."""
+        while True:
+            at = self._block.find(mark, self._start, self._filled)
+            if at >= 0:
+                found = bytes(self._block[self._start : at])
+                self._start = at + len(mark)
+                return found
+            if self._filled - self._start >= max_nbytes:
+                raise StoreIOError(
+                    f"the HTTP response has a head of more than {max_nbytes} bytes",
+                    status="UNKNOWN",
+                )
+            yield from self._more()
+
+    def _receive_head(self) -> Generator[int, None, HttpResponse]:
+        head = yield from self._until(b"\r\n\r\n", _MAX_HEAD_NBYTES - 4)
+        return parse_head(head)
+
+    def _receive_body(
+        self, request: HttpRequest, response: HttpResponse
+    ) -> Generator[int, None, None]:
+        close = response.headers.get("connection", "").lower() == "close"
+        if request.method == "HEAD" or response.status in (204, 304):
+            self.reusable = not close
+            return
+        wanted = 200 <= response.status < 300
+        body = _Body(request.plan(response) if wanted else collect(response))
+        if "transfer-encoding" in response.headers:
+            ended = yield from self._receive_chunks(body)
+        elif response.nbytes is None:
+            ended = yield from self._receive_rest(body)
+            close = True
+        else:
+            ended = yield from self._receive_part(body, response.nbytes)
+        response.body = body.finish()
+        # More than was asked for would be taken for the next response.
+        self.reusable = ended and not close and self._start == self._filled
+
+    def _receive_part(self, body: _Body, nbytes: int) -> Generator[int, None, bool]:
+        """Receive so many bytes; False if the rest of them is not wanted."""
+        if nbytes > body.most:
+            body.refuse(nbytes)
+        while nbytes:
+            if body.is_full:
+                return False
+            ready = min(nbytes, self._filled - self._start)
+            if ready:
+                body.take(self._view[self._start : self._start + ready])
+                self._start += ready
+                nbytes -= ready
+                continue
+            direct = body.direct(nbytes)
+            if direct is not None:
+                count = yield from self._receive(direct)
+                body.advance(count)
+                nbytes -= count
+            else:
+                yield from self._more()
+        return True
+
+    def _receive_chunks(self, body: _Body) -> Generator[int, None, bool]:
+        while True:
+            line = yield from self._until(b"\r\n", 1024)
+            match = _CHUNK.match(line)
+            if match is None:
+                raise StoreIOError(
+                    f"the HTTP response is malformed: chunk length {line[:50]!r}", status="UNKNOWN"
+                )
+            nbytes = int(match[1], 16)
+            if not nbytes:
+                while (yield from self._until(b"\r\n", _MAX_HEAD_NBYTES)):
+                    pass  # Trailers.
+                return True
+            if not (yield from self._receive_part(body, nbytes)):
+                return False
+            if (yield from self._until(b"\r\n", 2)):
+                raise StoreIOError("the HTTP response is malformed: chunk end", status="UNKNOWN")
+
+    def _receive_rest(self, body: _Body) -> Generator[int, None, bool]:
+        """Receive until the server closes the connection."""
+        while not body.is_full:
+            if self._start < self._filled:
+                body.take(self._view[self._start : self._filled])
+                self._start = self._filled
+            try:
+                yield from self._more()
+            except EOFError:
+                break
+        return False
+
+
+class _Body:
+    """Puts the bytes of a body where its plan says."""
+
+    __slots__ = ("_at", "_kept", "_plan", "_skip")
+
+    def __init__(self, plan: BodyPlan) -> None:
+        self._plan = plan
+        self._skip = plan.skip
+        self._at = 0
+        self._kept = bytearray()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more bytes are wanted."""
+        memory = self._plan.memory
+        if memory is not None:
+            return self._at == len(memory)
+        return self._plan.too_long is None and len(self._kept) == self._plan.max_nbytes
+
+    @property
+    def most(self) -> int | float:
+        """How many more bytes may come."""
+        if self._plan.memory is not None or self._plan.too_long is None:
+            return float("inf")
+        return self._plan.max_nbytes - len(self._kept)
+
+    def refuse(self, nbytes: int) -> None:
+        """Raise the error for a body that goes on for so many bytes."""
+        assert self._plan.too_long is not None
+        raise self._plan.too_long(len(self._kept) + nbytes)
+
+    def direct(self, nbytes: int) -> memoryview | None:
+        """Memory to receive into, for at most `nbytes`; None: give them to :meth:`take`."""
+        if self._plan.memory is None or self._skip:
+            return None
+        return self._plan.memory[self._at : self._at + nbytes]
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes were received into :meth:`direct`."""
+        self._at += nbytes
+
+    def take(self, data: memoryview) -> None:
+        """Keep what is wanted of `data`."""
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        data = data[skipped:]
+        memory = self._plan.memory
+        if memory is not None:
+            count = min(len(data), len(memory) - self._at)
+            memory[self._at : self._at + count] = data[:count]
+            self._at += count
+            return
+        if len(data) > self.most:
+            self.refuse(len(data))
+        self._kept += data[: self._plan.max_nbytes - len(self._kept)]
+
+    def finish(self) -> Buffer:
+        """What was kept; EOFError if memory was to be filled and is not."""
+        memory = self._plan.memory
+        if memory is None:
+            return self._kept
+        if self._at < len(memory):
+            raise EOFError(f"the body is {len(memory) - self._at} bytes too short")
+        return memory
+
+
+def _reason(error: BaseException) -> str:
+    """What to say about it: the words of the operating system without their number."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+_ADDRESSES: dict[Origin, tuple[float, list[tuple[Any, ...]]]] = {}
+_ADDRESSES_S: Final = 30.0
+
+
+def _addresses(origin: Origin) -> list[tuple[Any, ...]]:
+    """What the resolver says, which is asked again after a while: it makes its caller wait."""
+    known = _ADDRESSES.get(origin)
+    if known is not None and time.monotonic() < known[0]:
+        return known[1]
+    try:
+        found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        text = f"cannot resolve host {origin.host!r}: {_reason(error)}"
+        raise Lost(text, sent=False) from error
+    _ADDRESSES[origin] = time.monotonic() + _ADDRESSES_S, list(found)
+    return _ADDRESSES[origin][1]
+
+
+_TLS: list[ssl.SSLContext] = []
+
+
+def _tls_context() -> ssl.SSLContext:
+    """Checks certificates and names; loading the certificates takes 20 ms, so it is done once."""
+    if not _TLS:
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        _TLS.append(context)
+    return _TLS[0]
+
+
+class _Pool:
+    """Idle connections, by origin. A forked child forgets them: they are the parent's."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._lock = threading.Lock()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Close the child's copies, which does not end the parent's connections."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def take(self, origin: Origin) -> Connection:
+        """An idle connection that is alive, or one that is not yet made."""
+        while True:
+            with self._lock:
+                idle = self._idle.get(origin)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return Connection(origin)
+            if connection.is_alive():
+                return connection
+            connection.close()
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection if it can be used again, else close it."""
+        if connection.reusable:
+            connection.since = time.monotonic()
+            with self._lock:
+                idle = self._idle.setdefault(connection.origin, [])
+                if len(idle) < _MOST_IDLE:
+                    idle.append(connection)
+                    return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._lock:
+            found = [connection for idle in self._idle.values() for connection in idle]
+            self._idle.clear()
+        for connection in found:
+            connection.close()
+
+
+POOL = _Pool()
+"""Idle connections of the process."""

@@ -1,0 +1,381 @@
+"""Reads batches of keys over HTTP: ranges that lie close together are one request.
+
+1. Rows of one key whose ranges have at most 4095 bytes between them are merged, up to 16 MiB;
+   rows that want the same, once. A row of no bytes asks only for the head.
+2. All requests are sent at once (:mod:`~gpustore.kvstores._http_client`).
+3. The head of a response says which version of the value it is, how long that is, and which part
+   follows; only if this is what was asked for is memory taken, and exactly as much.
+4. The rows cut their parts out of it.
+
+A server that does not know ranges sends the whole value: what precedes the range is passed over,
+and the connection is closed where it ends. Where it refuses a range (416) the size is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpustore._json import quote
+from gpustore.errors import GpustoreError, LimitError, StoreIOError
+from gpustore.kvstores._columns import ABSENT, Buffer, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, content_range
+from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds
+
+__all__ = ["RemoteReader"]
+
+GAP_NBYTES: Final = 4095
+"""As TensorStore has it: less than a request costs."""
+
+MERGED_NBYTES: Final = 16 << 20
+UNDECLARED_NBYTES: Final = 1 << 31
+"""The longest body that does not say how long it is, where the caller sets no limit."""
+
+_MISSING: Final = frozenset({404, 410})
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReader:
+    """How one kvstore reads.
+
+    Attributes
+    ----------
+    client : callable
+        Gives the client, which knows the origin.
+    requests : callable
+        Gives what makes the requests of a batch, each from a method (``"GET"``, ``"HEAD"``) and a
+        key.
+    generation : callable
+        The generation that a response shows; ``b""`` for none.
+    not_if : callable
+        The field that asks for a value only if its generation is another one; None if there is
+        no such field.
+    describe, check_key : callable
+        Of the driver.
+    """
+
+    client: Callable[[], HttpClient]
+    requests: Callable[[], Callable[[str, str], HttpRequest]]
+    generation: Callable[[HttpResponse], bytes]
+    not_if: Callable[[bytes], tuple[str, str] | None]
+    describe: Callable[[str], str]
+    check_key: Callable[[str], None]
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        """As the driver's."""
+        result = ReadColumns.blank(len(request.keys))
+        reads = self._planned(request, result)
+        if not reads:
+            return result
+        client = self.client()
+        self._receive(client, request, result, reads)
+        again = [read for read in reads if read.range_refused]
+        for read in again:
+            read.low, read.high, read.range_refused = 0, 0, False
+        if again:
+            self._receive(client, request, result, again)
+        return result
+
+    def _planned(self, request: ReadRequest, result: ReadColumns) -> list[_Read]:
+        """What to read for which rows."""
+        reads: list[_Read] = []
+        ranges: dict[tuple[str, bytes, bytes], list[tuple[int, int, int]]] = {}
+        others: dict[tuple[str, bytes, bytes, int, int | None], _Read] = {}
+        for row, key in enumerate(request.keys):
+            try:
+                self.check_key(key)
+            except GpustoreError as error:
+                result.error[row] = error
+                continue
+            equal = b"" if request.if_equal is None else request.if_equal[row]
+            other = b"" if request.if_not_equal is None else request.if_not_equal[row]
+            start = 0 if request.start is None else int(request.start[row])
+            stop = None if request.stop is None else request.stop[row]
+            if stop is not None and 0 <= start < int(stop):
+                ranges.setdefault((key, equal, other), []).append((start, int(stop), row))
+                continue
+            if stop is not None and start >= 0:
+                start, stop = 0, 0  # No bytes of it are wanted, if the range is legal at all.
+            high = None if start < 0 else stop  # A suffix is read to its end, whatever is cut out.
+            same = others.get((key, equal, other, start, high))
+            if same is None:
+                same = _Read(key, equal, other, start, high)
+                others[key, equal, other, start, high] = same
+                reads.append(same)
+            same.rows.append(row)
+        for (key, equal, other), members in ranges.items():
+            members.sort()
+            read: _Read | None = None
+            for start, stop, row in members:
+                end = 0 if read is None or read.high is None else read.high
+                if (
+                    read is None
+                    or start > end + GAP_NBYTES
+                    or max(end, stop) - read.low > MERGED_NBYTES
+                ):
+                    end = stop
+                    read = _Read(key, equal, other, start, end)
+                    reads.append(read)
+                read.high = max(end, stop)
+                read.rows.append(row)
+        return reads
+
+    def _receive(
+        self, client: HttpClient, request: ReadRequest, result: ReadColumns, reads: list[_Read]
+    ) -> None:
+        make = self.requests()
+        requests = []
+        for read in reads:
+            wanted = make("HEAD" if read.is_empty else "GET", read.key)
+            if read.other and read.other != ABSENT:
+                condition = self.not_if(read.other)
+                if condition is not None:
+                    wanted.headers[condition[0]] = condition[1]
+            if (span := read.field) is not None:
+                wanted.headers["Range"] = span
+            wanted.plan = _Begin(self, read, request)
+            requests.append(wanted)
+        for read, response in zip(reads, client.send(requests), strict=True):
+            if isinstance(response, HttpResponse):
+                error = self._judge(client, read, response, request, result)
+            else:
+                error = response
+            if error is not None:
+                error = error.prefixed(f"Error reading {self.describe(read.key)}", key=read.key)
+                result.error.update(dict.fromkeys(read.rows, error))
+
+    def _judge(
+        self,
+        client: HttpClient,
+        read: _Read,
+        response: HttpResponse,
+        request: ReadRequest,
+        result: ReadColumns,
+    ) -> GpustoreError | None:
+        """Fill the rows of one read."""
+        status = response.status
+        if status in _MISSING:
+            holds = condition_holds(read.equal, ABSENT)
+            for row in read.rows:
+                result.generation[row] = ABSENT
+                if holds:
+                    result.state[row] = ReadState.MISSING
+            return None
+        if status == 304:
+            for row in read.rows:
+                result.generation[row] = self.generation(response) or read.other
+            return None
+        if status == 416 and not read.is_empty:
+            read.range_refused = True
+            return None
+        if not 200 <= status < 300:
+            return client.refusal(response)
+        if read.is_empty:
+            # Nothing follows the head; what it says is checked all the same.
+            try:
+                _Begin(self, read, request)(response)
+            except GpustoreError as error:
+                return error
+        elif read.holds and read.is_undeclared:
+            read.body = response.body
+            if request.into is not None:
+                read.body = request.into.take(len(response.body))
+                read.body[:] = response.body
+        for row in read.rows:
+            result.generation[row] = read.generation
+            result.total[row] = read.total
+            if not read.holds:
+                continue
+            try:
+                result.value[row] = _part(read, row, request)
+                result.state[row] = ReadState.VALUE
+            except GpustoreError as error:
+                if error.key is None:
+                    error = error.prefixed(f"Error reading {self.describe(read.key)}", key=read.key)
+                result.error[row] = error
+        return None
+
+
+@dataclass(slots=True)
+class _Read:
+    """One request for some rows.
+
+    Attributes
+    ----------
+    key, equal, other
+        What all of its rows have: key and conditions.
+    low, high : int, int or None
+        The range, as in a ReadRequest; both 0: only the head.
+    rows : list of int
+    body : buffer
+        What was received: the bytes from `first` on.
+    total, generation, holds
+        What the head of the response says; `holds`: whether the conditions hold.
+    is_undeclared : bool
+        Whether the whole value follows, of a length that the head does not say.
+    range_refused : bool
+        Whether the server has refused the range, so that the size has to be asked for.
+    """
+
+    key: str
+    equal: bytes
+    other: bytes
+    low: int
+    high: int | None
+    rows: list[int] = field(default_factory=list)
+    body: Buffer = b""
+    first: int = 0
+    total: int = -1
+    generation: bytes = b""
+    holds: bool = True
+    is_undeclared: bool = False
+    range_refused: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return self.low == 0 and self.high == 0
+
+    @property
+    def field(self) -> str | None:
+        """The value of ``Range``; None for the whole value."""
+        if self.is_empty or (self.low == 0 and self.high is None):
+            return None
+        if self.high is None:
+            return f"bytes={self.low}-" if self.low >= 0 else f"bytes={self.low}"
+        return f"bytes={self.low}-{self.high - 1}"
+
+
+class _Begin:
+    """Reads the head of a response and takes memory for what follows."""
+
+    __slots__ = ("_read", "_reader", "_request")
+
+    def __init__(self, reader: RemoteReader, read: _Read, request: ReadRequest) -> None:
+        self._reader = reader
+        self._read = read
+        self._request = request
+
+    def __call__(self, response: HttpResponse) -> BodyPlan:
+        read, request = self._read, self._request
+        encoding = response.headers.get("content-encoding", "")
+        if encoding and encoding.lower() not in ("identity", "aws-chunked"):
+            raise StoreIOError(
+                f"the response has Content-Encoding {quote(encoding[:50])}, although identity was "
+                f"asked for; a body that grows when it is decoded is not read",
+                status="FAILED_PRECONDITION",
+            )
+        read.generation = self._reader.generation(response)
+        read.holds = condition_holds(read.equal, read.generation)
+        if read.other and read.other == read.generation:
+            read.holds = False
+        start, stop = self._extent(response)
+        read.is_undeclared = False
+        if not read.holds or read.is_empty:
+            return BodyPlan(max_nbytes=1 << 16)  # Read, but for the connection's sake.
+        if stop is None:
+            return self._undeclared()
+        low = read.low if read.low >= 0 else max(0, stop + read.low)
+        read.first = max(start, low)
+        if read.high is not None:
+            stop = min(stop, read.high)
+        nbytes = max(0, stop - read.first)
+        if read.high is None:
+            # A part of a value that is not as long as promised is judged row by row.
+            check_nbytes(nbytes, request.max_nbytes, read.key)
+        memory = self._take(nbytes)
+        read.body = memory
+        return BodyPlan(memory=memoryview(memory), skip=read.first - start)
+
+    def _extent(self, response: HttpResponse) -> tuple[int, int | None]:
+        """Which bytes of the value follow; the end may be unknown."""
+        read = self._read
+        if response.status != 206:
+            nbytes = response.nbytes
+            read.total = -1 if nbytes is None else nbytes
+            return 0, nbytes
+        sent = content_range(response)
+        asked = read.low or read.high is not None
+        if sent is None or sent.start is None or sent.stop is None or not asked:
+            raise self._wrong(response)
+        read.total = -1 if sent.total is None else sent.total
+        if response.nbytes not in (None, sent.stop - sent.start):
+            raise self._wrong(response)
+        if read.low >= 0:
+            end = read.total if read.high is None else read.high
+            if read.total >= 0:
+                end = min(end, read.total)
+            right = sent.start == read.low and (sent.stop == end or end < 0)
+        else:
+            right = read.total >= 0 and sent.stop == read.total
+            right = right and sent.start == max(0, read.total + read.low)
+        if not right:
+            raise self._wrong(response)
+        return sent.start, sent.stop
+
+    def _wrong(self, response: HttpResponse) -> StoreIOError:
+        found = response.headers.get("content-range", "none")[:100]
+        nbytes = "no" if response.nbytes is None else response.nbytes
+        return StoreIOError(
+            f"the response holds another range than was asked for: Range {self._read.field}, "
+            f"Content-Range {found}, Content-Length {nbytes}",
+            status="UNKNOWN",
+        )
+
+    def _undeclared(self) -> BodyPlan:
+        """The whole value, whatever was asked for, and the head does not say how long it is."""
+        read, request = self._read, self._request
+        if read.high is not None:
+            memory = self._take(read.high - read.low)
+            read.body, read.first = memory, read.low
+            return BodyPlan(memory=memoryview(memory), skip=read.low)
+        if read.low:
+            raise StoreIOError(
+                "the server knows neither ranges nor how long the value is",
+                status="FAILED_PRECONDITION",
+            )
+        read.is_undeclared, read.first = True, 0
+        most = UNDECLARED_NBYTES if request.max_nbytes is None else request.max_nbytes
+
+        def too_long(nbytes: int) -> LimitError:
+            return LimitError(
+                f"{quote(read.key)} has {nbytes} bytes or more, at most {most} are expected",
+                key=read.key,
+            )
+
+        return BodyPlan(max_nbytes=most, too_long=too_long)
+
+    def _take(self, nbytes: int) -> bytearray | memoryview:
+        """Memory for what a response brings; a merged range is bounded, a value by its reader."""
+        try:
+            into = self._request.into
+            return bytearray(nbytes) if into is None else into.take(nbytes)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise LimitError(
+                f"{quote(self._read.key)}: no memory for {nbytes} bytes; read ranges of it",
+                key=self._read.key,
+            ) from error
+
+
+def _part(read: _Read, row: int, request: ReadRequest) -> Buffer:
+    """What a row wants of what was received."""
+    start = 0 if request.start is None else int(request.start[row])
+    wanted = None if request.stop is None else request.stop[row]
+    stop = None if wanted is None else int(wanted)
+    whole = memoryview(read.body)
+    if read.total < 0 and stop is None:
+        read.total = read.first + len(whole)  # It has come to its end.
+    if read.total >= 0:
+        begin, end = check_byte_range(read.total, start, stop, read.key)
+    else:
+        assert stop is not None
+        begin, end = start, stop
+    check_nbytes(end - begin, request.max_nbytes, read.key)
+    if end - begin > len(whole):
+        raise StoreIOError(
+            f"{quote(read.key)} became longer while it was being read", status="ABORTED"
+        )
+    if begin == end:
+        return memoryview(bytearray()) if request.into is None else request.into.take(0)
+    return whole[begin - read.first : end - read.first]

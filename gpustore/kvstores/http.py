@@ -1,0 +1,318 @@
+"""The ``http`` kvstore: values that an HTTP or HTTPS server hands out, read-only.
+
+JSON ``{"driver": "http", "base_url": "https://host/data?query", "path": "x.zarr/"}``, URL
+``https://host/data/x.zarr/``. A key is a path on that server; the query of the base URL is added to
+every request. Ranges that lie close together are one request, many requests are under way at once
+(:mod:`~gpustore.kvstores._remote_read`), errors that may pass are retried and all waits are bounded
+(:mod:`~gpustore.kvstores._http_client`).
+
+The generation is the ``ETag``, if it is a strong one; a server without has no generations, and
+nobody notices there that a value changes between two reads of its parts. Values are not trusted:
+see ``gpu_decode_trust``. Secrets do not belong in a spec: ``http_authorization`` says where one is.
+
+Source: TensorStore ``kvstore/http/index.rst``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import unquote_to_bytes
+
+from gpustore._json import at_position, expect_list, expect_str, quote
+from gpustore.errors import InvalidKeyError, MetadataError
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import HttpRequest, HttpResponse, Origin
+from gpustore.kvstores._remote_read import RemoteReader
+from gpustore.kvstores.base import (
+    KvStoreDriver,
+    ReadColumns,
+    ReadRequest,
+    references_json,
+    take_references,
+)
+from gpustore.url import check_segments, encode_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.url import UrlComponent
+
+__all__ = ["DRIVER", "HttpKvStore", "HttpSpec"]
+
+_RESOURCES: Final = (
+    "data_copy_concurrency",
+    "http_authorization",
+    "http_request_concurrency",
+    "http_request_retries",
+    "http_request_timeouts",
+)
+_URL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)(?:\?([^#]*))?(#.*)?")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9/._~-]*")
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]*)(:(.*))?", re.DOTALL)
+# What would be shown wherever the spec is.
+_SECRET: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+# What says how a request is to be understood is our own business.
+_RESERVED: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-length", "expect", "host", "if-match"),
+        *("if-none-match", "if-range", "range", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
+
+
+class HttpKvStore(KvStoreDriver):
+    """An opened http kvstore.
+
+    Parameters
+    ----------
+    spec : HttpSpec
+    resources : mapping
+        Its context resources.
+    """
+
+    id = "http"
+    can_write = False
+    can_list = False
+    is_trusted = False
+    batch_nbytes = 32 << 20
+
+    def __init__(self, spec: HttpSpec, resources: Mapping[str, Context.Resource]) -> None:
+        self._spec = spec
+        self._resources = resources
+        self.executor = resources["data_copy_concurrency"].value
+        client = HttpClient(
+            spec.origin,
+            permits=resources["http_request_concurrency"].value,
+            retries=resources["http_request_retries"].value,
+            timeouts=resources["http_request_timeouts"].value,
+        )
+        self._reader = RemoteReader(
+            client=lambda: client,
+            requests=self._requests,
+            generation=_generation,
+            not_if=lambda generation: ("If-None-Match", generation.decode("latin-1")),
+            describe=self.describe,
+            check_key=self.check_key,
+        )
+
+    @property
+    def spec(self) -> HttpSpec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    @property
+    def identity(self) -> Hashable:
+        authorization = self._resources["http_authorization"].value
+        return "http", self._spec.base_url, self._spec.headers, authorization
+
+    def describe(self, key: str) -> str:
+        # Without the query, which may hold a token.
+        try:
+            path = self._spec.target(key).partition("?")[0]
+        except InvalidKeyError:
+            path = key
+        return quote(f"{self._spec.origin}{path}")
+
+    def check_key(self, key: str) -> None:
+        check_path(key)
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        return self._reader.read_many(request)
+
+    def _requests(self) -> Callable[[str, str], HttpRequest]:
+        headers: dict[str, str] = {}
+        for line in self._spec.headers:
+            name, _, value = line.partition(":")
+            headers[name] = (
+                f"{headers[name]}, {value.strip()}" if name in headers else value.strip()
+            )
+        authorization = self._resources["http_authorization"].value.read()
+        if authorization:
+            headers["Authorization"] = authorization
+        target = self._spec.target
+        return lambda method, key: HttpRequest(
+            method, target(key), headers.copy(), follows_redirects=True
+        )
+
+
+def _generation(response: HttpResponse) -> bytes:
+    """The entity tag, if equal ones mean equal bytes."""
+    tag = response.headers.get("etag", "")
+    return tag.encode("latin-1") if tag.startswith('"') and len(tag) > 2 else b""
+
+
+def check_path(path: str) -> None:
+    """Raise InvalidKeyError unless `path` can be that of a URL, and means itself there."""
+    if _PLAIN.fullmatch(path) and "/." not in path and not path.startswith("."):
+        return
+    check_segments(path)
+    if "\0" in path or not {".", ".."}.isdisjoint(path.split("/")):
+        raise InvalidKeyError(
+            f'Invalid key: {quote(path)}: expected a path without NUL, "." and ".."', key=path
+        )
+    encode_path(path)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSpec:
+    """What a spec says about an http kvstore.
+
+    Attributes
+    ----------
+    origin : Origin
+    base_path : str
+        What precedes every path, still encoded: only what would mean something else decoded.
+    query : str or None
+        Added to every request, as typed.
+    headers : tuple of str
+        Lines ``name: value``.
+    references : mapping
+        Context resources that are not the default ones, by identifier.
+    """
+
+    origin: Origin
+    base_path: str = ""
+    query: str | None = None
+    headers: tuple[str, ...] = ()
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id = "http"
+    base = None
+
+    @property
+    def base_url(self) -> str:
+        """The member ``base_url``."""
+        query = "" if self.query is None else f"?{self.query}"
+        return f"{self.origin}{self.base_path}{query}"
+
+    def target(self, path: str) -> str:
+        """Path and query of a request for `path`."""
+        separator = "" if path.startswith("/") or (not path and self.base_path) else "/"
+        query = "" if self.query is None else f"?{encode_query(self.query)}"
+        encoded = path if _PLAIN.fullmatch(path) else encode_path(path)
+        return f"{self.base_path}{separator}{encoded}{query}"
+
+    def without_references(self) -> HttpSpec:
+        return HttpSpec(self.origin, self.base_path, self.query, self.headers)
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        json = references_json(_RESOURCES, self.references, include_defaults=include_defaults)
+        json["base_url"] = self.base_url
+        if include_defaults or self.headers:
+            json["headers"] = list(self.headers)
+        return json
+
+    def to_url(self, path: str) -> str:
+        query = "" if self.query is None else f"?{self.query}"
+        separator = "/" if path and not path.startswith("/") else ""
+        return f"{self.origin}{self.base_path}{separator}{encode_path(path)}{query}"
+
+    def open(self, context: Context, path: str) -> HttpKvStore:
+        del path
+        resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
+        return HttpKvStore(self, resources)
+
+
+def encode_query(query: str) -> str:
+    """The query with everything encoded that a request line cannot hold."""
+    return "".join(
+        char
+        if char.isascii() and char.isprintable() and char not in ' "<>`'
+        else "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in query
+    )
+
+
+def _parse_url(url: str) -> HttpSpec:
+    """The spec of a URL, whose path is still part of it."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise MetadataError(f"Expected a URL, but received: {quote(url)}")
+    scheme, authority, encoded, query, fragment = match.groups()
+    if fragment is not None:
+        raise MetadataError("Fragment identifier not supported")
+    return HttpSpec(Origin.parse(scheme or "", authority), encoded, query)
+
+
+def _decode(encoded: str) -> str | None:
+    """A path without percent-encoding; None if it would mean another one."""
+    if re.search(r"%(?![0-9A-Fa-f]{2})", encoded):
+        raise MetadataError(f"Invalid percent-encoding: {quote(encoded)}")
+    try:
+        decoded = unquote_to_bytes(encoded).decode()
+    except UnicodeError:
+        return None
+    return None if "%2f" in encoded.lower() else decoded
+
+
+def _parse_headers(json: JsonValue) -> tuple[str, ...]:
+    lines = []
+    for position, value in enumerate(expect_list(json)):
+        with at_position(position):
+            line = expect_str(value)
+            match = _HEADER.fullmatch(line)
+            if match is None or match[2] is None:
+                raise MetadataError(f"Invalid HTTP header: {quote(line)}")
+            if not match[1]:
+                raise MetadataError("Empty HTTP header field name")
+            if not all(char == "\t" or " " <= char <= "~" for char in match[3]):
+                raise MetadataError(f"Invalid HTTP header field value: {quote(match[3])}")
+            name = match[1].lower()
+            if name in _SECRET:
+                raise MetadataError(
+                    f"HTTP header {quote(match[1])} is not allowed in a spec, which is shown and "
+                    f'stored; the context resource "http_authorization" says where a secret is'
+                )
+            if name in _RESERVED:
+                raise MetadataError(f"HTTP header {quote(match[1])} is set by gpustore itself")
+            lines.append(line)
+    return tuple(lines)
+
+
+class _Kind:
+    """Parses both forms of an http spec."""
+
+    id = "http"
+    is_adapter: Literal[False] = False
+
+    def from_json(self, members: Members) -> HttpSpec:
+        spec = members.take_with("base_url", lambda value: _parse_url(expect_str(value)))
+        headers = members.take_with("headers", _parse_headers, ())
+        references = take_references(members, _RESOURCES)
+        return replace(spec, headers=headers, references=references)
+
+    def joined(self, driver: HttpSpec, path: str) -> tuple[HttpSpec, str]:
+        base = _decode(driver.base_path)
+        if base is None:
+            return driver, path
+        if path.startswith("/") and base not in ("", "/"):
+            raise MetadataError(
+                f"Cannot specify absolute path {quote(path)} in conjunction with base URL "
+                f"{quote(driver.base_url)} which already includes the path component {quote(base)}"
+            )
+        if path.startswith("/") or not base:
+            base = ""
+        elif path and not base.endswith("/"):
+            base += "/"
+        return replace(driver, base_path=""), base + path
+
+    def from_url(self, component: UrlComponent) -> tuple[HttpSpec, str]:
+        if component.fragment is not None:
+            raise component.error("kvstore", "Fragment identifier not supported")
+        if not component.slashes:
+            scheme = component.scheme
+            raise component.error("kvstore", f'Scheme "{scheme}://" not present in url')
+        return self.joined(_parse_url(component.text), "")
+
+    def check_path(self, path: str) -> None:
+        check_path(path)
+
+
+DRIVER = _Kind()

@@ -1,0 +1,13 @@
+"""``gcs_request_retries``: how often a request is repeated after an error that may pass.
+
+JSON: ``{"max_retries": 32, "initial_delay": "1s", "max_delay": "32s"}`` (the defaults). A pause is
+of random length, at most the delay, which doubles with each retry.
+"""
+
+from __future__ import annotations
+
+from gpustore.resources._retries import RetriesType
+
+__all__ = ["RESOURCE"]
+
+RESOURCE = RetriesType("gcs_request_retries", max_retries=32)

@@ -1,0 +1,33 @@
+"""``gcs_user_project``: which project pays for requests to Google Cloud Storage.
+
+JSON: ``{"project_id": "my-project"}``; ``{}``, the default, leaves it to the owner of the bucket.
+"""
+
+from __future__ import annotations
+
+from gpustore._json import JsonValue, Members
+from gpustore.context import ResourceType
+
+__all__ = ["RESOURCE"]
+
+
+class _GcsUserProjectType(ResourceType[str | None, str | None]):
+    id = "gcs_user_project"
+
+    def parse(self, json: JsonValue) -> str | None:
+        members = Members(json)
+        project = members.take_str("project_id", None)
+        members.finish()
+        return project
+
+    def default(self) -> str | None:
+        return None
+
+    def to_json(self, config: str | None, *, include_defaults: bool) -> JsonValue:
+        return {} if config is None else {"project_id": config}
+
+    def make(self, config: str | None) -> str | None:
+        return config
+
+
+RESOURCE = _GcsUserProjectType()

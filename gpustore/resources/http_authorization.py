@@ -1,0 +1,87 @@
+"""``http_authorization``: what the http kvstore sends as ``Authorization``. It never holds it.
+
+JSON: ``{"environment": "NAME"}``, a variable of the environment, or ``{"file": "PATH"}``, a file
+of one line; what it holds is the whole header field, for instance ``Bearer abc``. ``{}``, the
+default, sends none. TensorStore has no such resource: it takes secrets in the ``headers`` of a
+spec.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpustore._json import JsonValue, Members, quote
+from gpustore.context import ResourceType
+from gpustore.errors import MetadataError, NotFoundError
+
+__all__ = ["RESOURCE", "AuthorizationSource"]
+
+_MAX_NBYTES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationSource:
+    """Where the field is.
+
+    Attributes
+    ----------
+    environment, file : str
+        At most one is not empty.
+    """
+
+    environment: str = ""
+    file: str = ""
+
+    def read(self) -> str:
+        """The field as it is now, empty for none.
+
+        Raises
+        ------
+        NotFoundError
+            If the variable or file is not there, or holds no line of visible ASCII.
+        """
+        if self.environment:
+            where = f"environment variable {self.environment}"
+            value = os.environ.get(self.environment, "")
+        elif self.file:
+            where = f"local file {quote(self.file)}"
+            try:
+                with Path(self.file).open("rb") as stream:
+                    value = stream.read(_MAX_NBYTES).decode("ascii", "replace")
+            except OSError:
+                value = ""
+        else:
+            return ""
+        value = value.strip()
+        if not value or not (value.isascii() and value.isprintable()):
+            raise NotFoundError(f"http_authorization: {where} holds no authorization")
+        return value
+
+
+class _HttpAuthorizationType(ResourceType[AuthorizationSource, AuthorizationSource]):
+    id = "http_authorization"
+
+    def parse(self, json: JsonValue) -> AuthorizationSource:
+        members = Members(json)
+        source = AuthorizationSource(
+            members.take_str("environment", ""), members.take_str("file", "")
+        )
+        members.finish()
+        if source.environment and source.file:
+            raise MetadataError('Expected only one of "environment" and "file"')
+        return source
+
+    def default(self) -> AuthorizationSource:
+        return AuthorizationSource()
+
+    def to_json(self, config: AuthorizationSource, *, include_defaults: bool) -> JsonValue:
+        members = {"environment": config.environment, "file": config.file}
+        return {name: value for name, value in members.items() if value}
+
+    def make(self, config: AuthorizationSource) -> AuthorizationSource:
+        return config
+
+
+RESOURCE = _HttpAuthorizationType()

@@ -1,0 +1,13 @@
+"""``http_request_concurrency``: how many requests are under way at the same time.
+
+JSON: ``{"limit": "shared"}`` (the default: 32, counted over the whole process) or ``{"limit": 4}``.
+The value is a :class:`~gpustore.resources._request_concurrency.Permits`.
+"""
+
+from __future__ import annotations
+
+from gpustore.resources._request_concurrency import RequestConcurrencyType
+
+__all__ = ["RESOURCE"]
+
+RESOURCE = RequestConcurrencyType("http_request_concurrency")
