@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CODEC_WORDS", "VLEN", "codecs_named", "codecs_of", "compressor_of"]
+__all__ = [
+    "CODEC_WORDS",
+    "COMPRESSORS",
+    "NUMCODECS",
+    "VLEN",
+    "codecs_named",
+    "codecs_of",
+    "compressor_of",
+]
 
 CODEC_WORDS = "none, zstd, gzip, blosc or blosc-CNAME, with :LEVEL if wanted, e.g. zstd:9"
 
@@ -20,6 +28,9 @@ _WORD = re.compile(r"(?P<name>none|zstd|gzip|blosc)(-(?P<cname>[a-z0-9]+))?(:(?P
 _LEVELS = {"zstd": 3, "gzip": 5, "blosc": 5}
 _CNAMES = ("lz4", "lz4hc", "blosclz", "zstd", "zlib", "snappy")
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+NUMCODECS = "numcodecs."
+"""What stands before the ids of Zarr v2 in Zarr v3."""
+COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
 VLEN = ("vlen-utf8", "vlen-bytes")
 """Codecs of Zarr v3, and filters of Zarr v2, of strings and bytes of any length."""
 _NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
@@ -101,6 +112,8 @@ def compressor_of(
                 "shuffle": _SHUFFLES.index(options.get("shuffle", "noshuffle")),
                 "blocksize": options.get("blocksize", 0),
             }, notes
+        case [{"name": str(name)} as codec] if name.removeprefix(NUMCODECS) in COMPRESSORS:
+            return {"id": name.removeprefix(NUMCODECS), **codec.get("configuration", {})}, notes
     names = ", ".join(codec["name"] for codec in codecs)
     notes.append(f"Zarr v2 cannot encode as {names}: zstd takes its place")
     return {"id": "zstd", "level": _LEVELS["zstd"]}, notes

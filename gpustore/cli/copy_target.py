@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
-from gpustore.cli.copy_codec import VLEN, codecs_named, codecs_of, compressor_of
+from gpustore.cli.copy_codec import (
+    COMPRESSORS,
+    NUMCODECS,
+    VLEN,
+    codecs_named,
+    codecs_of,
+    compressor_of,
+)
+from gpustore.cli.copy_filter import codecs_of_filters, parts_of_codecs
 from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
 from gpustore.cli.elements import fields_of
 from gpustore.cli.failure import CommandError
@@ -32,7 +40,7 @@ _DRIVERS = {2: "zarr", 3: "zarr3"}
 _MAX_TYPESIZE = 255
 """Longest element that Blosc shuffles."""
 
-_COMPRESSORS_AND_CHECKSUMS = ("blosc", "crc32c", "gzip", "zstd")
+_CHECKSUM = "crc32c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +142,35 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     place = gpustore.Spec(name).to_json()
     after = _chosen_format(options.zarr_format, str(place["driver"]), before)
     metadata: Any = read["metadata"]
-    taken = before == after
     if "field" in read:
         metadata = field_metadata(metadata, str(read["field"]))
+    _check(options, len(metadata["shape"]), after)
+    target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
+    filters = [] if before == 3 else _filters_and_compressor(metadata)[0]
+    if before == after or not filters:
+        return _filled(target, source, metadata, options, before, after)
+    try:
+        return _filled(target, source, metadata, options, before, after)
+    except (gpustore.GpustoreError, ValueError):
+        names = ", ".join(one["id"] for one in filters)
+        target = Target(target.driver, target.kvstore, {})
+        target.notes = [f"Zarr v3 cannot filter these elements so: {names} is not kept"]
+        return _filled(target, source, _without(metadata, filters), options, before, after)
+
+
+def _filled(
+    target: Target,
+    source: gpustore.TensorStore,
+    metadata: dict[str, Any],
+    options: Options,
+    before: int,
+    after: int,
+) -> Target:
+    """Say what the target is; errors as of :func:`make_target`."""
+    taken = before == after
+    read = source.spec().to_json()
     rank = len(metadata["shape"])
     grid = _Grid.of(source, rank)
-    _check(options, rank, after)
-
-    target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
     if taken:
         target.metadata = dict(metadata)
         target.as_void = bool(read.get("open_as_void"))
@@ -158,7 +187,11 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     itemsize = source.dtype.array_dtype.itemsize * math.prod(source.shape[rank:])
     if source.dtype.array_dtype.hasobject:
         itemsize = 1  # What is encoded is a stream of bytes.
-    (_fill_v3 if after == 3 else _fill_v2)(target, grid, itemsize, metadata, options, taken=taken)
+    if after == 3:
+        _fill_v3(target, grid, itemsize, metadata, options, taken=taken)
+    else:
+        stored = source.dtype.array_dtype
+        _fill_v2(target, grid, itemsize, stored, metadata, options, taken=taken)
     if after == 2 and before == 3:
         _note_losses(target, source, metadata)
     _take_attributes(target, source, metadata)
@@ -264,24 +297,30 @@ def _fill_v3(
         itemsize = 1
     sharding: dict[str, Any] = {}
     if before is None:
-        codecs, notes = codecs_of(metadata.get("compressor"), itemsize)
-        target.notes += notes + _lost_filters(metadata)
+        filters, compressor = _filters_and_compressor(metadata)
+        codecs, notes = codecs_of(compressor, itemsize)
+        target.notes += notes
+        of_elements, of_bytes = codecs_of_filters(filters)
+        codecs = of_bytes + codecs
         if target.as_void:
             endian = {"endian": endian_of_records(metadata)}
             codecs.insert(0, {"name": "bytes", "configuration": endian})
+        codecs = of_elements + codecs
     else:
         codecs, sharding, lost = _innermost(before)
         if lost:
             target.notes.append("shards in shards and codecs around shards are not kept")
     checksum = options.checksum
     if checksum is None:
-        checksum = any(codec["name"] == "crc32c" for codec in codecs)
+        checksum = any(codec["name"] == _CHECKSUM for codec in codecs)
     if options.codec is not None:
-        kept = [codec for codec in codecs if codec["name"] not in _COMPRESSORS_AND_CHECKSUMS]
+        kept = [
+            codec for codec in codecs if codec["name"].removeprefix(NUMCODECS) not in COMPRESSORS
+        ]
         codecs = kept + codecs_named(options.codec, itemsize)
         target.notes = [note for note in target.notes if "takes its place" not in note]
-    codecs = [codec for codec in codecs if codec["name"] != "crc32c"]
-    codecs += [{"name": "crc32c"}] * checksum
+    codecs = [codec for codec in codecs if codec["name"] != _CHECKSUM]
+    codecs += [{"name": _CHECKSUM}] * checksum
     if shard is not None:
         configuration = {**sharding, "chunk_shape": chunk, "codecs": codecs}
         codecs = [{"name": "sharding_indexed", "configuration": configuration}]
@@ -320,46 +359,58 @@ def _fill_v2(
     target: Target,
     grid: _Grid,
     itemsize: int,
+    dtype: np.dtype[Any],
     metadata: dict[str, Any],
     options: Options,
     *,
     taken: bool,
 ) -> None:
-    """Set chunks and compressor of Zarr v2 metadata, unless they stay as they are."""
-    converted = "codecs" in metadata
-    filters = _vlen_filters(metadata)
+    """Set chunks, filters and compressor of Zarr v2 metadata, unless they stay as they are."""
     if not taken or options.chunks is not None:
         target.metadata["chunks"] = list(options.chunks or grid.chunk)
+    if taken and options.codec is None:
+        return
+    if "codecs" in metadata:
+        codecs = _innermost(metadata["codecs"])[0]
+        parts = parts_of_codecs(codecs, dtype)
+        vlen = [{"id": codec["name"]} for codec in codecs if codec["name"] in VLEN]
+        checksums = [codec for codec in codecs if codec["name"] == _CHECKSUM]
+        filters = [*vlen, *parts.filters]
+        compressor, notes = compressor_of([*parts.compressors, *checksums])
+        if parts.lost:
+            names = ", ".join(parts.lost)
+            target.notes.append(f"Zarr v2 has no codec {names}: elements are stored without")
+    else:
+        filters, compressor = _filters_and_compressor(metadata, vlen=True)
+        notes = []
     if options.codec is not None:
-        codecs = codecs_named(options.codec, itemsize)
-        target.metadata |= {
-            "compressor": compressor_of(codecs)[0],
-            "filters": _vlen_filters(metadata),
-        }
-    elif converted:
-        compressor, notes = compressor_of(_innermost(metadata["codecs"])[0])
-        target.metadata |= {"compressor": compressor, "filters": filters}
-        target.notes += notes
-    elif not taken:
-        target.metadata |= {
-            "compressor": metadata["compressor"],
-            "filters": _vlen_filters(metadata),
-        }
+        compressor, notes = compressor_of(codecs_named(options.codec, itemsize))
+    target.notes += notes
+    target.metadata |= {"compressor": compressor, "filters": filters or None}
 
 
-def _vlen_filters(metadata: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The filter that Zarr v2 needs for strings or bytes of any length, if there are such."""
-    codecs = _innermost(metadata.get("codecs", []))[0]
-    names = [codec["name"] for codec in codecs]
-    names += [one["id"] for one in metadata.get("filters") or ()]
-    return [{"id": name} for name in names if name in VLEN] or None
+def _without(metadata: dict[str, Any], filters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Zarr v2 metadata without some of its filters."""
+    left = [one for one in metadata.get("filters") or () if one not in filters]
+    compressor = metadata.get("compressor")
+    if compressor in filters:
+        compressor = None
+    return {**metadata, "filters": left or None, "compressor": compressor}
 
 
-def _lost_filters(metadata: dict[str, Any]) -> list[str]:
-    """What is to be said about filters of Zarr v2, which Zarr v3 has no words for."""
-    lost = [one["id"] for one in metadata.get("filters") or () if one["id"] not in VLEN]
-    names = ", ".join(lost)
-    return [f"Zarr v3 has no filters: {names} is not kept"] if names else []
+def _filters_and_compressor(
+    metadata: dict[str, Any], *, vlen: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Those of Zarr v2; a filter may stand in the place of the compressor.
+
+    `vlen` says whether those of strings and bytes of any length count, which Zarr v3 needs no
+    word for.
+    """
+    filters = [one for one in metadata.get("filters") or () if vlen or one["id"] not in VLEN]
+    compressor = metadata.get("compressor")
+    if compressor is not None and compressor["id"] not in COMPRESSORS:
+        return [*filters, compressor], None
+    return filters, compressor
 
 
 def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]) -> None:

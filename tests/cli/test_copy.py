@@ -344,25 +344,106 @@ def test_notes_about_shards_and_codecs(copied, tmp_path, sources):
     assert "note: Zarr v3 has no codec bz2: zstd takes its place" in out
     _, out = copied(sources["v2 big F bz2"], "--zarr-format 3 --codec gzip --overwrite")
     assert "note:" not in out
-    filters = [{"id": "shuffle", "elementsize": 2}]
-    store = gpustore.open(
-        {
-            "driver": "zarr",
-            "kvstore": f"file://{tmp_path / 'filters'}",
-            "metadata": metadata2(filters=filters),
-        },
-        create=True,
-    ).result()
-    store[...] = 7
-    path, out = copied(tmp_path / "filters", "--overwrite")
-    assert json.loads((path / ".zarray").read_text())["filters"] == filters
-    assert "note:" not in out
-    _, out = copied(tmp_path / "filters", "--zarr-format 3 --overwrite")
-    assert "note: Zarr v3 has no filters: shuffle is not kept" in out
     nested = metadata3(codecs=[sharded(sharded(LITTLE, chunk=(1, 5, 1)))])
     create(tmp_path / "nested", "zarr3", nested)
     _, out = copied(tmp_path / "nested", "--chunks 2,5,1 --shards 4,5,2 --overwrite")
     assert "note: shards in shards and codecs around shards are not kept" in out
+
+
+FILTERS = {
+    "shuffle": ("<u2", [{"id": "shuffle", "elementsize": 2}], {"id": "zlib", "level": 1}),
+    "delta": (">i4", [{"id": "delta", "dtype": ">i4", "astype": ">i4"}], None),
+    "of elements, of bytes": (
+        "<f8",
+        [
+            {"id": "quantize", "digits": 12, "dtype": "<f8", "astype": "<f8"},
+            {"id": "astype", "encode_dtype": "<f4", "decode_dtype": "<f8"},
+            {"id": "shuffle", "elementsize": 4},
+            {"id": "crc32"},
+        ],
+        {"id": "zstd", "level": 2},
+    ),
+    "scaled": (
+        "<f4",
+        [
+            {
+                "id": "fixedscaleoffset",
+                "offset": 0,
+                "scale": 1,
+                "dtype": "<f4",
+                "astype": "<i4",
+            }
+        ],
+        {"id": "lz4", "acceleration": 1},
+    ),
+    "in the place of the compressor": ("<u2", [], {"id": "adler32"}),
+    "rounded": ("<f4", [{"id": "bitround", "keepbits": 20}], {"id": "bz2", "level": 1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shuffle", "--codec zstd:1"),
+        ("delta", ""),
+        ("of elements, of bytes", ""),
+        ("scaled", "--chunks 3,14,5"),
+        ("in the place of the compressor", ""),
+        ("rounded", "--codec none"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+def test_filters_go_from_format_to_format(gpustore_command, tmp_path, name, options):
+    dtype, filters, compressor = FILTERS[name]
+    metadata = metadata2(dtype, chunks=[9, 7, 5], filters=filters, compressor=compressor)
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path / 'a'}", "metadata": metadata}
+    store = gpustore.open(spec, create=True).result()
+    array = values(dtype=np.dtype(dtype))
+    store[...] = array
+    options = options.split()
+    for source, target, version in [("a", "b", 3), ("b", "c", 2)]:
+        code, out, err = gpustore_command(
+            "copy", tmp_path / source, tmp_path / target, "--zarr-format", version, *options
+        )
+        assert (code, err) == (0, "")
+        assert "kept" not in out
+        copy = gpustore.open(str(tmp_path / target)).result()
+        np.testing.assert_array_equal(copy.read().result(), array)
+        theirs = zarr.open_array(tmp_path / target, mode="r")
+        np.testing.assert_array_equal(theirs[...], array)
+
+    def ids(path):
+        stored = json.loads((tmp_path / path / ".zarray").read_text())
+        last = stored["compressor"]
+        named = [*(stored["filters"] or ()), *([last] if last else ())]
+        compressors = ("zlib", "gzip", "lz4", "bz2", "zstd")
+        return [one["id"] for one in named if one["id"] not in compressors]
+
+    kept = [one["id"] for one in filters] or ["adler32"]
+    assert ids("c") == kept
+    stored = json.loads((tmp_path / "b" / "zarr.json").read_text())
+    names = [codec["name"] for codec in stored["codecs"]]
+    assert [n.removeprefix("numcodecs.") for n in names if n.startswith("numcodecs.")] == kept
+
+
+def test_filters_that_the_other_format_cannot_say_are_named(copied, tmp_path):
+    # Of the bits of floats; and of elements, behind one of bytes.
+    delta = {"id": "delta", "dtype": "<i4", "astype": "<i4"}
+    for number, filters in enumerate([[delta], [{"id": "shuffle", "elementsize": 4}, delta]]):
+        metadata = metadata2("<f4", filters=filters)
+        path = tmp_path / str(number)
+        spec = {"driver": "zarr", "kvstore": f"file://{path}/", "metadata": metadata}
+        gpustore.open(spec, create=True).result()[...] = values(dtype=np.float32)
+        copy, out = copied(path, "--zarr-format 3 --overwrite")
+        names = ", ".join(one["id"] for one in filters)
+        assert f"note: Zarr v3 cannot filter these elements so: {names} is not kept" in out
+        np.testing.assert_array_equal(read_by_all(copy)["tensorstore"], values(dtype=np.float32))
+    cast = codec("cast_value", data_type="int32", rounding="nearest-even")
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/3/"}
+    metadata = metadata3("float32", codecs=[cast, LITTLE])
+    gpustore.open({**spec, "metadata": metadata}, create=True).result()[...] = 5
+    _, out = copied(tmp_path / "3", "--zarr-format 2 --overwrite")
+    assert "note: Zarr v2 has no codec cast_value: elements are stored without" in out
 
 
 def test_notes_about_memory(copied, tmp_path):

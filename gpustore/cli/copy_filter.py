@@ -1,0 +1,118 @@
+"""How ``gpustore copy`` takes filters from format to format.
+
+Zarr v2 has filters between the elements and the compressor. Zarr v3 has them as codecs with the
+same options, ``numcodecs.<id>``: those that change elements before its array -> bytes codec, the
+others behind. Zarr v2 says the byte order in the type a filter is for, Zarr v3 in its codec
+``bytes``: what is made here is little endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpustore.cli.copy_codec import COMPRESSORS, NUMCODECS, compressor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Parts", "codecs_of_filters", "parts_of_codecs"]
+
+_OF_ELEMENTS = (
+    "astype",
+    "bitround",
+    "categorize",
+    "delta",
+    "fixedscaleoffset",
+    "packbits",
+    "quantize",
+)
+_TYPES = {"astype": ("decode_dtype", "encode_dtype")}
+"""Options that name the types of decoded and encoded elements; of others:"""
+_TYPE, _STORED = "dtype", "astype"
+_UNTYPED = ("bitround", "packbits", "categorize")
+
+
+@dataclass(slots=True)
+class Parts:
+    """The codecs of a Zarr v3 chunk as what Zarr v2 has.
+
+    Attributes
+    ----------
+    filters : list of dict
+    compressors : list of dict
+        What is left, codecs of Zarr v3.
+    lost : list of str
+        Names of codecs that Zarr v2 has no words for.
+    """
+
+    filters: list[dict[str, Any]] = field(default_factory=list)
+    compressors: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def codecs_of_filters(
+    filters: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The codecs before and behind the array -> bytes codec of Zarr v3.
+
+    Raises
+    ------
+    ValueError
+        A filter changes elements behind one that makes bytes, which Zarr v3 cannot say.
+    """
+    before: list[dict[str, Any]] = []
+    behind: list[dict[str, Any]] = []
+    for one in filters:
+        options = {name: _little(name, value) for name, value in one.items() if name != "id"}
+        codec = {"name": NUMCODECS + one["id"], "configuration": options}
+        if one["id"] not in _OF_ELEMENTS:
+            behind.append(codec)
+        elif behind:
+            raise ValueError(f"{one['id']} stands behind {behind[-1]['name']}")
+        else:
+            before.append(codec)
+    return before, behind
+
+
+def parts_of_codecs(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> Parts:
+    """The filters that codecs of Zarr v3 are, and the compressors behind them.
+
+    Parameters
+    ----------
+    codecs : sequence of dict
+        Of a chunk, not of a shard.
+    dtype : numpy.dtype
+        Of its elements.
+    """
+    parts = Parts()
+    stored = dtype.newbyteorder("<").str
+    for codec in codecs:
+        name, options = codec["name"], dict(codec.get("configuration", {}))
+        id = name.removeprefix(NUMCODECS)
+        if id in COMPRESSORS:
+            parts.compressors.append(dict(codec))
+        elif name == "bitround" or (name != id and id in _OF_ELEMENTS):
+            decoded, encoded = _TYPES.get(id, (_TYPE, _STORED))
+            options = {option: _little(option, value) for option, value in options.items()}
+            if id not in _UNTYPED:
+                options.setdefault(decoded, stored)  # Zarr v3 leaves it to the array.
+                stored = options.get(encoded, stored)
+            parts.filters.append({"id": id, **options})
+        elif name != id:
+            if parts.compressors:  # Not the last ones after all.
+                parts.filters += [compressor_of([one])[0] or {} for one in parts.compressors]
+                parts.compressors.clear()
+            parts.filters.append({"id": id, **options})
+        elif name in ("cast_value", "scale_offset", "reshape", "packbits"):
+            parts.lost.append(name)
+    return parts
+
+
+def _little(option: str, value: Any) -> Any:
+    """An option; if it names a type, that in little endian."""
+    if not isinstance(value, str) or not (option.endswith(_TYPE) or option == _STORED):
+        return value
+    return np.dtype(value).newbyteorder("<").str
