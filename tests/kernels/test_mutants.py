@@ -80,7 +80,7 @@ MUTANTS = [
     ("element.cu", "left < segment_nbytes ? left", "left <= segment_nbytes ? segment_nbytes"),
     ("element.cu", "= found;\n  __syncthreads();\n", "= found;\n"),
     ("element.cu", "if (place >= period)", "if (place > period)"),
-    ("element.cu", "(begin + threadIdx.x) % period", "threadIdx.x % period"),
+    ("element.cu", "(begin + threadIdx.x) % period", "(2 * begin + threadIdx.x) % period"),
     ("element.cu", "(u8)(data[i] ^ bits)", "(u8)bits"),
     ("guard.cu", "i < nbytes; i += 32) data[i]", "i + 1 < nbytes; i += 32) data[i]"),
     ("guard.cu", "found |= data[i] ^ value", "found = data[i] ^ value"),
