@@ -71,6 +71,13 @@ class EncodedColumns:
         column[ok] = found
         return column
 
+    def uint_before(self, end: Integers, position: Integers, nbytes: int) -> Integers:
+        """The same, where bytes from `end` on count as 0; `end` lies in the value."""
+        column = np.zeros(len(position), np.int64)
+        for k in range(nbytes):
+            column |= self.uint(position + k, 1, position + k < end) << (8 * k)
+        return column
+
 
 def _slab(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
     """The memory that all values are views of, None if there is no such."""

@@ -1,9 +1,9 @@
 """Headers of many Zstandard frames, walked together.
 
 Only what every decoder reads alike goes to a device: one frame that says how many bytes it holds,
-without dictionary, whose blocks end where the value ends and can hold just so many bytes. A content
-checksum (XXH64) is not compared by a device, so frames that have one are left to the host, which
-does.
+without dictionary, whose blocks end where the value ends, have headers that can be
+(:mod:`gpustore.codecs._zstd_blocks`), and can hold just so many bytes. A content checksum (XXH64)
+is not compared by a device, so frames that have one are left to the host, which does.
 
 Source: RFC 8878 3.1.1.
 """
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.codecs._zstd_blocks import read_blocks
 
 __all__ = ["read_frames"]
 
@@ -60,9 +61,10 @@ def read_frames(
         ok[wrong] = False
 
     def refuse_at(at: Integers, wrong: Mask, reason: str) -> None:
-        whole = np.zeros(len(start), np.bool_)
-        whole[at[wrong]] = True
-        refuse(whole, reason)
+        if wrong.any():
+            whole = np.zeros(len(start), np.bool_)
+            whole[at[wrong]] = True
+            refuse(whole, reason)
 
     refuse(nbytes < 9, "shorter than a frame")
     magic, descriptor = encoded.uint(start, 4, ok), encoded.uint(start + 4, 1, ok)
@@ -94,15 +96,16 @@ def read_frames(
     # Only frames that are still walked: most have few blocks.
     at = np.flatnonzero(ok)
     position = (position + size_nbytes)[at]
-    # Bytes that blocks do not say they have, and those that compressed blocks may.
-    room, compressed, blocks = content.copy(), np.zeros(len(start), np.int64), 0
+    # Bytes that blocks do not say they have.
+    room, blocks = content.copy(), 0
+    compressed = [(at[:0], at[:0], at[:0])]
     while len(at):
         header = encoded.uint(position, 3, np.ones(len(at), np.bool_))
         kind, size = header >> 1 & 3, header >> 3
         is_compressed = kind == _COMPRESSED
         room[at] -= np.where(is_compressed, 0, size)
-        compressed[at] += np.where(is_compressed, block_max[at], 0)
-        position = position + 3 + np.where(kind == _RUN, 1, size)
+        begin = position + 3
+        position = begin + np.where(kind == _RUN, 1, size)
         is_last = header & 1 != 0
         blocks += 1
         wrong = (kind == _RESERVED) | (size > block_max[at])
@@ -112,7 +115,18 @@ def read_frames(
         refuse_at(at, is_last & (position != end[at]), "something follows the frame")
         refuse_at(at, ~is_last & (position + 3 > end[at]), "truncated")
         refuse_at(at, content[at] < (blocks - _FEW_BLOCKS) * _MEAN_BLOCK_NBYTES, "tiny blocks")
+        compressed.append((at[is_compressed], begin[is_compressed], size[is_compressed]))
         goes_on = ok[at] & ~is_last
         at, position = at[goes_on], position[goes_on]
-    refuse(room > compressed, "holds fewer bytes than it says")
+    frame, begin, size = (np.concatenate(columns) for columns in zip(*compressed))
+    order = np.argsort(frame, kind="stable")
+    order = order[ok[frame[order]]]
+    frame, begin, size = frame[order], begin[order], size[order]
+    found = read_blocks(encoded, frame, begin, size, block_max[frame])
+    refuse_at(frame, found.wrong, "impossible block")
+    np.subtract.at(room, frame, found.least)
+    refuse(room < 0, "holds more bytes than it says")
+    # Bytes that blocks may have besides.
+    np.subtract.at(room, frame, np.where(found.is_exact, 0, block_max[frame] - found.least))
+    refuse(room > 0, "holds fewer bytes than it says")
     return np.where(ok, content, 0), reasons
