@@ -32,8 +32,8 @@ def lots(cuda=13):
     kvikio = next(r for r in extras[f"gds{cuda}"] if r.startswith("kvikio")).partition(";")[0]
     nvcomp = next(r for r in extras[f"cuda{cuda}"] if r.startswith("nvidia-nvcomp"))
     tensorstore = next(r for r in extras["test"] if r.startswith("tensorstore"))
-    zarr = next(r for r in extras["test"] if r.startswith("zarr"))
-    zarrs = next(r for r in extras["bench"] if r.startswith("zarrs"))
+    zarr = next(r for r in extras["test"] if _name(r) == "zarr")
+    zarrs = next(r for r in extras["test"] if _name(r) == "zarrs")
     first = [nvcomp, f"nvidia-libnvcomp-cu{cuda}", kvikio, f"libkvikio-cu{cuda}", "rapids-logger"]
     first += [*core, *extras["snappy"], *extras["libdeflate"], zarr, "donfig", "msgspec", "pyyaml"]
     return {"first": first, "second": [tensorstore, zarrs]}

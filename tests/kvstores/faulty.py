@@ -56,43 +56,43 @@ class Rule:
 
 
 class FaultyKvStore(KvStoreDriver):
-    """A driver that works like `base` except where a rule says otherwise. Thread-safe.
+    """A driver that works like `driver` except where a rule says otherwise. Thread-safe.
 
     Parameters
     ----------
-    base : KvStoreDriver
+    driver : KvStoreDriver
     rules : sequence of Rule
         The first that applies to an operation on a key decides.
     """
 
     id = "faulty"
 
-    def __init__(self, base, rules=()):
-        self.base = base
+    def __init__(self, driver, rules=()):
+        self.driver = driver
         # A list is shared, so that rules can be added later.
         self.rules = rules if isinstance(rules, list) else list(rules)
         self._lock = threading.Lock()
         self._seen = {}  # key -> (state, generation, value, total) of the last read
         self._stale = {}  # the same, of before the last write
         for name in ("can_write", "can_list", "atomic_single_key", "is_local", "executor"):
-            setattr(self, name, getattr(base, name))
+            setattr(self, name, getattr(driver, name))
 
     @property
     def spec(self):
-        return self.base.spec
+        return self.driver.spec
 
     @property
     def resources(self):
-        return self.base.resources
+        return self.driver.resources
 
     def rooted(self, path):
-        return FaultyKvStore(self.base.rooted(path), self.rules)
+        return FaultyKvStore(self.driver.rooted(path), self.rules)
 
     def check_key(self, key):
-        self.base.check_key(key)
+        self.driver.check_key(key)
 
     def describe(self, key):
-        return self.base.describe(key)
+        return self.driver.describe(key)
 
     def _fault(self, operation, key):
         with self._lock:
@@ -108,7 +108,7 @@ class FaultyKvStore(KvStoreDriver):
 
     def read_many(self, request: ReadRequest):
         faults = [self._fault("read", key) for key in request.keys]
-        columns = self.base.read_many(request)
+        columns = self.driver.read_many(request)
         for i, (key, fault) in enumerate(zip(request.keys, faults, strict=True)):
             if fault in (Fault.ERROR, Fault.LOST_REPLY):
                 columns.error[i] = self._error("read", key)
@@ -132,7 +132,7 @@ class FaultyKvStore(KvStoreDriver):
 
     def write_many(self, request: WriteRequest):
         faults = [self._fault("write", key) for key in request.keys]
-        columns = self.base.write_many(
+        columns = self.driver.write_many(
             WriteRequest(
                 [k for k, f in zip(request.keys, faults, strict=True) if f is not Fault.ERROR],
                 [v for v, f in zip(request.values, faults, strict=True) if f is not Fault.ERROR],
@@ -159,7 +159,9 @@ class FaultyKvStore(KvStoreDriver):
 
     def delete_range(self, inclusive_min="", exclusive_max=None):
         fault = self._fault("delete_range", inclusive_min)
-        count = 0 if fault is Fault.ERROR else self.base.delete_range(inclusive_min, exclusive_max)
+        count = (
+            0 if fault is Fault.ERROR else self.driver.delete_range(inclusive_min, exclusive_max)
+        )
         if fault is not None:
             raise self._error("delete range from", inclusive_min)
         return count
@@ -167,15 +169,15 @@ class FaultyKvStore(KvStoreDriver):
     def list(self, inclusive_min="", exclusive_max=None):
         if self._fault("list", inclusive_min) is not None:
             raise self._error("list from", inclusive_min)
-        return self.base.list(inclusive_min, exclusive_max)
+        return self.driver.list(inclusive_min, exclusive_max)
 
     def list_directories(self, prefix):
         if self._fault("list", prefix) is not None:
             raise self._error("list from", prefix)
-        return self.base.list_directories(prefix)
+        return self.driver.list_directories(prefix)
 
     def locate_many(self, keys):
-        columns = self.base.locate_many(keys)
+        columns = self.driver.locate_many(keys)
         for i, key in enumerate(keys):
             if self._fault("locate", key) is not None:
                 columns.error[i] = self._error("locate", key)
