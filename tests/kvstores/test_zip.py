@@ -443,7 +443,7 @@ def test_threads_share_rewrites():
         writes.append(1)
         began.set()
         assert go.wait(30)
-        return base.base.write_many(request)
+        return base.driver.write_many(request)
 
     base.write_many = write_many
     store.driver._writer._base = Base(base, store.driver.base.path)

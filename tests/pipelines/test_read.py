@@ -366,7 +366,7 @@ class Replacing(FaultyKvStore):
         if request.if_equal is not None and self.replaced < self.times:
             self.replaced += 1
             for key in request.keys:
-                self.base.write_many(WriteRequest([key], [self.make_value(self.replaced)]))
+                self.driver.write_many(WriteRequest([key], [self.make_value(self.replaced)]))
         columns = super().read_many(request)
         columns.total = [-1] * len(request.keys)  # A store need not know the sizes of values.
         return columns
@@ -414,7 +414,7 @@ class Busy(FaultyKvStore):
             self.replaced += 1
             key = request.keys[self.replaced % len(request.keys)]
             value = Headed().encode(np.full(8, 9, "<u2").tobytes())
-            self.base.write_many(WriteRequest([key], [value]))
+            self.driver.write_many(WriteRequest([key], [value]))
         columns = super().read_many(request)
         columns.total = [-1] * len(request.keys)
         return columns

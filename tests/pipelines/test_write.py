@@ -241,7 +241,7 @@ class Racing(FaultyKvStore):
         if request.if_equal is not None and self.lost < self.times:
             self.lost += 1
             value = self.change(self.lost)
-            self.base.write_many(WriteRequest(request.keys, [value] * len(request.keys)))
+            self.driver.write_many(WriteRequest(request.keys, [value] * len(request.keys)))
         return super().write_many(request)
 
 
