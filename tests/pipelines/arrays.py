@@ -61,7 +61,7 @@ def whole(array):
 
 def stored(array):
     """The bytes of every chunk that is stored, by key."""
-    store = getattr(array.store, "base", array.store)
+    store = getattr(array.store, "driver", array.store)
     keys = store.list()
     values = store.read_many(ReadRequest(keys)).value
     return {key: bytes(value) for key, value in zip(keys, values, strict=True)}
@@ -69,5 +69,5 @@ def stored(array):
 
 def put(array, key, value):
     """Store a value behind the array's back; None deletes it."""
-    store = getattr(array.store, "base", array.store)
+    store = getattr(array.store, "driver", array.store)
     store.write_many(WriteRequest([key], [value])).raise_first()
