@@ -33,7 +33,7 @@ from gpustore.cli.info import chunk_extents, format_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Options", "Target", "make_target"]
+__all__ = ["Options", "Target", "chosen_format", "make_target"]
 
 _FORMATS = {"zarr": 2, "zarr2": 2, "zarr3": 3}
 _DRIVERS = {2: "zarr", 3: "zarr3"}
@@ -117,15 +117,17 @@ class Target:
         ).result()
 
 
-def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Target:
+def make_target(
+    source: gpustore.TensorStore, place: str | dict[str, Any], options: Options
+) -> Target:
     """Say what the target is to be.
 
     Parameters
     ----------
     source : TensorStore
         The array to copy: all of it, or one field of its records.
-    name : str
-        URL or path of the target.
+    place : str or dict
+        URL, path or JSON of the target.
     options : Options
 
     Raises
@@ -139,13 +141,13 @@ def make_target(source: gpustore.TensorStore, name: str, options: Options) -> Ta
     before = _FORMATS.get(str(read["driver"]))
     if before is None:
         raise CommandError(f"the source is {read['driver']}: only Zarr arrays can be copied")
-    place = gpustore.Spec(name).to_json()
-    after = _chosen_format(options.zarr_format, str(place["driver"]), before)
+    wanted = gpustore.Spec(place).to_json()
+    after = chosen_format(options.zarr_format, str(wanted["driver"]), before)
     metadata: Any = read["metadata"]
     if "field" in read:
         metadata = field_metadata(metadata, str(read["field"]))
     _check(options, len(metadata["shape"]), after)
-    target = Target(_DRIVERS[after], dict(place["kvstore"]), {})
+    target = Target(_DRIVERS[after], dict(wanted["kvstore"]), {})
     filters = [] if before == 3 else _filters_and_compressor(metadata)[0]
     if before == after or not filters:
         return _filled(target, source, metadata, options, before, after)
@@ -253,7 +255,7 @@ class _Grid:
         )
 
 
-def _chosen_format(asked: int | None, driver: str, before: int) -> int:
+def chosen_format(asked: int | None, driver: str, before: int) -> int:
     """The target's format: what is asked for, or its URL says, or the source has."""
     named = _FORMATS.get(driver)
     if named is None and driver != "auto":

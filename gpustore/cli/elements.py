@@ -76,13 +76,15 @@ class Elements:
         return "\n".join(map(str, (Field("", self.dtype, self.inner), *self.fields)))
 
 
-def open_whole(name: str, *, field: str | None = None, **keywords: Any) -> gpustore.TensorStore:
+def open_whole(
+    name: str | dict[str, Any], *, field: str | None = None, **keywords: Any
+) -> gpustore.TensorStore:
     """Open an array, records as their bytes unless one field is asked for.
 
     Parameters
     ----------
-    name : str
-        URL or path.
+    name : str or dict
+        URL, path or JSON.
     field : str, optional
     **keywords
         For :func:`gpustore.open`.

@@ -107,12 +107,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser(
         "copy",
-        help="copy an array, re-chunked or re-encoded",
-        description="Copies an array to another place, with other chunks, codecs or another "
-        "format. What no option names stays as it is in the source. Ctrl-C leaves an array that "
-        "can be read, with the chunks that were copied by then.",
+        help="copy an array or a group, re-chunked or re-encoded",
+        description="Copies an array, or a group with all that is below it, to another place, with "
+        "other chunks, codecs or another format. What no option names stays as it is in the "
+        "source. Ctrl-C leaves arrays that can be read, with the chunks that were copied by then.",
     )
-    command.add_argument("source", metavar="SOURCE", help="URL or path of the array")
+    command.add_argument("source", metavar="SOURCE", help="URL or path of the array or group")
     command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
     command.add_argument(
         "--chunks", type=_extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"

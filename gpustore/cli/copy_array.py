@@ -1,0 +1,164 @@
+"""One array on its way: the parts of ``gpustore copy`` that arrays and groups of them share."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import gpustore
+from gpustore.cli.copy_plan import Plan, plan_regions
+from gpustore.cli.copy_transfer import transfer
+from gpustore.cli.failure import CommandError
+from gpustore.cli.info import chunk_extents
+from gpustore.cli.screen import format_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpustore.cli.copy_target import Target
+
+__all__ = ["ArrayCopy", "check_place"]
+
+
+@dataclass(frozen=True)
+class ArrayCopy:
+    """An array, what is to be made of it, and how it is cut.
+
+    Attributes
+    ----------
+    source : TensorStore
+    target : Target
+    name : str
+        What messages call the copy.
+    memory_nbytes : int
+        Bound of the decoded regions in memory.
+    """
+
+    source: gpustore.TensorStore
+    target: Target
+    name: str
+    memory_nbytes: int
+
+    def plan(self, made: gpustore.TensorStore) -> Plan:
+        """Cut it into regions of whole chunks of the array that was made."""
+        return plan_regions(
+            self.source.shape,
+            self.source.dtype.array_dtype.itemsize,
+            source_chunk=chunk_extents(self.source, "read_chunk"),
+            target_chunk=chunk_extents(made, "write_chunk"),
+            memory_nbytes=self.memory_nbytes,
+            workers=os.cpu_count() or 1,
+        )
+
+    def notes(self, plan: Plan) -> list[str]:
+        """What the user should know about what is not kept, and about memory."""
+        return self.target.notes + _notes(plan, self.memory_nbytes)
+
+    def run(
+        self,
+        made: gpustore.TensorStore,
+        plan: Plan,
+        stopped: Callable[[], bool],
+        show: Callable[[int], object],
+    ) -> None:
+        """Copy the elements; an error or Ctrl-C says what is left, and what can be done with it."""
+        done = 0
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(nbytes)
+
+        def left() -> str:
+            return (
+                f"{shlex.quote(self.name)} opens and its chunks are whole, but only "
+                f"{format_nbytes(done)} of {format_nbytes(plan.nbytes)} were copied: "
+                "copy again with --overwrite, or remove it"
+            )
+
+        try:
+            transfer(self.source, made, plan, advance=advance, stopped=stopped)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(left()) from None
+        except (gpustore.GpustoreError, OSError, MemoryError) as error:
+            raise CommandError(f"{str(error) or type(error).__name__}; {left()}") from error
+        if stopped() and done < plan.nbytes:
+            raise KeyboardInterrupt(left())
+
+
+def check_place(
+    name: str,
+    kvstore: Mapping[str, Any],
+    source: gpustore.KvStore | None,
+    kind: Literal["array", "group"],
+    *,
+    overwrite: bool,
+) -> None:
+    """Only a free place, or with `overwrite` what is of the same kind, is written to.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the target.
+    kvstore : dict
+        JSON of its place.
+    source : KvStore or None
+        Where the source lies, which is not written to.
+    kind : {"array", "group"}
+    overwrite : bool
+
+    Raises
+    ------
+    CommandError
+        If the place is not to be written to.
+    """
+    if kvstore["driver"] != "file":
+        return  # A store in this process's memory: nobody was there before.
+    path = Path(kvstore["path"])
+    if path.exists() and not path.is_dir():
+        raise CommandError(f"{name} is a file: name a folder")
+    read: Any = {} if source is None else source.spec().to_json()
+    if read.get("driver") == "file":
+        here, there = path.resolve(), Path(read["path"]).resolve()
+        if here == there or here in there.parents or there in here.parents:
+            raise CommandError(f"{name} overlaps the source: name another target")
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not _is(path, kind):
+        a = "an" if kind == "array" else "a"
+        raise CommandError(f"{name} holds other things than {a} {kind}: name another target")
+    if not overwrite:
+        raise CommandError(f"{name} exists already: add --overwrite, or name another target")
+
+
+def _is(path: Path, kind: str) -> bool:
+    """Whether the folder may be deleted as an array or a group; what is unreadable may not."""
+    if (path / ".zgroup").exists():
+        return kind == "group"
+    if not (path / "zarr.json").exists():
+        return kind == "array" and (path / ".zarray").exists()
+    try:
+        node = json.loads((path / "zarr.json").read_bytes())
+    except ValueError:
+        return False
+    return isinstance(node, dict) and node.get("node_type") == kind
+
+
+def _notes(plan: Plan, memory_nbytes: int) -> list[str]:
+    """What the user should know about memory."""
+    notes = []
+    if plan.region_nbytes > memory_nbytes:
+        notes.append(
+            f"one chunk of the target takes {format_nbytes(plan.region_nbytes)}, more than "
+            f"--memory allows ({format_nbytes(memory_nbytes)}): one is copied at a time"
+        )
+    if plan.reads_per_chunk >= 1.5:
+        notes.append(
+            f"chunks of the source are decoded {plan.reads_per_chunk:.1f} times on average; "
+            "more --memory makes it fewer"
+        )
+    return notes

@@ -1,0 +1,189 @@
+"""``gpustore copy`` of a group: all that is below it, with the attributes.
+
+1. Say what is to be made of every array, so that what cannot be is known before anything is made.
+2. Make the group, the groups below it and the arrays.
+3. Copy the arrays one after the other.
+
+Documents of groups are taken over as they are within a format, members that nobody here knows
+included. A member that cannot be read, or not be stored so, is left out and named at the end. The
+copy has consolidated metadata if the source was opened with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+from gpustore.cli.copy_array import ArrayCopy, check_place
+from gpustore.cli.copy_target import chosen_format, make_target
+from gpustore.cli.copy_transfer import first_interrupt
+from gpustore.cli.elements import open_whole
+from gpustore.cli.failure import CommandError
+from gpustore.cli.screen import format_nbytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from gpustore.cli.copy_target import Options
+    from gpustore.cli.screen import Screen
+
+__all__ = ["run"]
+
+_DRIVERS = {2: "zarr2", 3: "zarr3"}
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is to be copied.
+
+    Attributes
+    ----------
+    groups : dict of str to dict
+        By path, the JSON documents to store by name.
+    arrays : dict of str to ArrayCopy
+        By path.
+    left_out : list of str
+        Which members are not copied, and why.
+    """
+
+    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arrays: dict[str, ArrayCopy] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def run(
+    arguments: argparse.Namespace, group: gpustore.Group, options: Options, screen: Screen | None
+) -> None:
+    """Copy a group.
+
+    Raises
+    ------
+    CommandError
+        The options do not fit, the target is not free, the copy failed half-way, or members were
+        left out.
+    KeyboardInterrupt
+        After Ctrl-C, with a text that says what is left.
+    """
+    if arguments.field is not None:
+        raise CommandError("--field names a field of an array, but the source is a group")
+    place = gpustore.Spec(arguments.target).to_json()
+    after = chosen_format(options.zarr_format, str(place["driver"]), group.zarr_format)
+    root: dict[str, Any] = dict(place["kvstore"])
+    check_place(arguments.target, root, group.kvstore, "group", overwrite=arguments.overwrite)
+    options = replace(options, zarr_format=after)
+    work = _work(group, arguments, options, root)
+    begin = time.perf_counter()
+    before = gpustore.statistics["bytes_stored"]
+    with first_interrupt() as stopped:
+        made = _make(work, root, after, overwrite=arguments.overwrite)
+        plans = {path: work.arrays[path].plan(store) for path, store in made.items()}
+        total = sum(plan.nbytes for plan in plans.values())
+        done = 0
+        try:
+            if screen is None:
+                for path, copy in work.arrays.items():
+                    copy.run(made[path], plans[path], stopped, lambda nbytes: None)
+                    done += 1
+            else:
+                for path, copy in work.arrays.items():
+                    for note in copy.notes(plans[path]):
+                        screen.line(f"note: {path}: {note}")
+                with screen.step("copy", total, rate=True) as show:
+                    for path, copy in work.arrays.items():
+                        copy.run(made[path], plans[path], stopped, show)
+                        done += 1
+        except (CommandError, KeyboardInterrupt) as error:
+            raise type(error)(
+                f"{error}; {done} of the {len(work.arrays)} arrays of the group were copied before"
+            ) from None
+    if group.is_consolidated:
+        spec = {"driver": _DRIVERS[after], "kvstore": root}
+        gpustore.open_group(spec).result().consolidate().result()
+    if screen is not None:
+        stored = gpustore.statistics["bytes_stored"] - before
+        pairs = [
+            ("format", f"Zarr v{after} group"),
+            ("groups", str(len(work.groups) - 1)),
+            ("arrays", str(len(work.arrays))),
+            ("decoded size", format_nbytes(total)),
+            ("stored size", format_nbytes(stored)),
+            ("time", f"{time.perf_counter() - begin:.2f} s"),
+        ]
+        screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)
+    if work.left_out:
+        raise CommandError(
+            f"{arguments.target} lacks {len(work.left_out)} of the members, which could not be "
+            f"copied: {'; '.join(work.left_out)}"
+        )
+
+
+def _work(
+    group: gpustore.Group, arguments: argparse.Namespace, options: Options, root: dict[str, Any]
+) -> _Work:
+    """Say what is to be made of every member."""
+    after = options.zarr_format or group.zarr_format
+    below: dict[str, Any] = group.kvstore.spec().to_json()
+    work = _Work({"": _documents(group, "", after)})
+    for path, node in group.walk():
+        try:
+            if node.error is not None:
+                raise node.error
+            if node.is_group:
+                work.groups[path] = _documents(group, path, after)
+                continue
+            spec = {"driver": _DRIVERS[group.zarr_format], "kvstore": _at(below, path)}
+            source = open_whole(spec, read=True, device="cpu")
+            wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
+            target = make_target(source, wanted, options)
+        except gpustore.GpustoreError as error:
+            work.left_out.append(f"{path}: {error}")
+        except CommandError as error:
+            raise CommandError(f"{path}: {error}") from error
+        else:
+            name = f"{arguments.target.rstrip('/')}/{path}"
+            work.arrays[path] = ArrayCopy(source, target, name, arguments.memory << 20)
+    return work
+
+
+def _at(kvstore: dict[str, Any], path: str) -> dict[str, Any]:
+    """The place of a member, as JSON of a kvstore."""
+    base = str(kvstore.get("path", ""))
+    return {**kvstore, "path": f"{base.rstrip('/')}/{path}/" if base else f"{path}/"}
+
+
+def _documents(group: gpustore.Group, path: str, after: int) -> dict[str, Any]:
+    """The documents of a group, by name, as they are to be stored."""
+    prefix = f"{path}/" if path else ""
+    names = (".zgroup", ".zattrs") if group.zarr_format == 2 else ("zarr.json",)
+    stored: dict[str, dict[str, Any]] = {}
+    for name in names:
+        found = group.kvstore.read(prefix + name).result()
+        stored[name] = json.loads(found.value) if found.state == "value" else {}
+    if group.zarr_format == 3:
+        document = stored["zarr.json"]
+        document.pop("consolidated_metadata", None)
+        attributes = document.get("attributes", {})
+    else:
+        document, attributes = stored[".zgroup"], stored[".zattrs"]
+    if after == 2:
+        kept = document if group.zarr_format == 2 else {"zarr_format": 2}
+        return {".zgroup": kept} | ({".zattrs": attributes} if attributes else {})
+    if group.zarr_format == 3:
+        return {"zarr.json": document}
+    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
+
+
+def _make(
+    work: _Work, root: dict[str, Any], after: int, *, overwrite: bool
+) -> dict[str, gpustore.TensorStore]:
+    """Make all groups and arrays; the arrays by path."""
+    spec = {"driver": _DRIVERS[after], "kvstore": root}
+    made = gpustore.open_group(spec, create=True, delete_existing=overwrite).result()
+    for path, documents in work.groups.items():
+        prefix = f"{path}/" if path else ""
+        for name, document in documents.items():
+            made.kvstore.write(prefix + name, json.dumps(document).encode()).result()
+    return {path: copy.target.make(delete_existing=False) for path, copy in work.arrays.items()}
