@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from gpustore import ocdbt
 from gpustore.array import array
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
@@ -159,6 +160,7 @@ __all__ = [
     "int8",
     "json",
     "newaxis",
+    "ocdbt",
     "open",
     "open_group",
     "statistics",

@@ -224,12 +224,17 @@ class Database:
             raise found
         return found
 
+    def any_node(self, location: Location) -> Leaf | Interior:
+        """A B+tree node of whatever height."""
+        return self._load_one(location, partial(read_node, max_nbytes=self._max_nbytes))
+
+    def any_version_node(self, location: Location) -> VersionNode:
+        """A version node of whatever height."""
+        return self._load_one(location, partial(read_version_node, max_nbytes=self._max_nbytes))
+
     def version_node(self, subtree: VersionSubtree, arity_log2: int) -> VersionNode:
         """A version node that is as the reference to it says."""
-        decode = partial(read_version_node, max_nbytes=self._max_nbytes)
-        (node,) = self._load([subtree.location], decode)
-        if isinstance(node, GpustoreError):
-            raise node
+        node = self.any_version_node(subtree.location)
         for what, expected, found in (
             ("version_tree_arity_log2", arity_log2, node.arity_log2),
             ("height", subtree.height, node.height),
@@ -244,6 +249,12 @@ class Database:
     def value(self, location: Location) -> Buffer:
         """The bytes of a range of a data file."""
         (found,) = self._read([location], None)
+        if isinstance(found, GpustoreError):
+            raise found
+        return found
+
+    def _load_one(self, location: Location, decode: Callable[[Buffer, bytes], N]) -> N:
+        (found,) = self._load([location], decode)
         if isinstance(found, GpustoreError):
             raise found
         return found

@@ -7,6 +7,7 @@ key of its entry and less than that of the next.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from gpustore._json import quote
 from gpustore.errors import GpustoreError
 from gpustore.kvstores._ocdbt_location import Location
 from gpustore.kvstores._ocdbt_node import Interior, Leaf
+from gpustore.kvstores.base import ABSENT
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_database import Database
@@ -26,6 +28,7 @@ __all__ = [
     "child",
     "child_rows",
     "find",
+    "generation_of",
     "leaves",
     "load",
     "root_of",
@@ -58,6 +61,20 @@ class Subtree(NamedTuple):
     prefix: bytes
     minimum: bytes
     limit: bytes | None
+
+
+def generation_of(value: bytes | Location | None) -> bytes:
+    """What stands for a value, or for none."""
+    if value is None:
+        return ABSENT
+    digest = hashlib.blake2b(digest_size=20)
+    if isinstance(value, Location):
+        digest.update(b"\0%d %d %d " % (value.offset, value.nbytes, len(value.file.base)))
+        digest.update(value.file.base + value.file.relative)
+    else:
+        digest.update(b"\1")
+        digest.update(value)
+    return b"\0" + digest.digest()
 
 
 def root_of(version: Version) -> Subtree:

@@ -25,7 +25,6 @@ Source: TensorStore ``kvstore/ocdbt/index.rst``.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,20 +32,25 @@ from gpustore._json import Members, expect_object, expect_str
 from gpustore.cache import cache_of
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
+from gpustore.kvstores._ocdbt_commit import Committer
 from gpustore.kvstores._ocdbt_config import ConfigConstraints
+from gpustore.kvstores._ocdbt_data_file import DEFAULT_TARGET_NBYTES
 from gpustore.kvstores._ocdbt_database import Database
+from gpustore.kvstores._ocdbt_dump import dump
 from gpustore.kvstores._ocdbt_keys import MAX_KEY_NBYTES
 from gpustore.kvstores._ocdbt_location import Location, is_safe
-from gpustore.kvstores._ocdbt_tree import find, leaves
+from gpustore.kvstores._ocdbt_rewrite import KeyRange
+from gpustore.kvstores._ocdbt_tree import find, generation_of, leaves
 from gpustore.kvstores._ocdbt_version import VersionSpec, version_from_json, version_from_url
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores._spec import KvStoreSpec
 from gpustore.kvstores.base import (
-    ABSENT,
     Base,
     LocateColumns,
     ReadColumns,
     ReadState,
+    WriteColumns,
+    WriteRequest,
     check_byte_range,
     check_nbytes,
     condition_holds,
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
     from gpustore.context import Context
     from gpustore.kvstores._ocdbt_tree import Value
     from gpustore.kvstores._ocdbt_version_tree import Version
-    from gpustore.kvstores.base import ReadRequest
+    from gpustore.kvstores.base import KvStoreDriver, ReadRequest
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "OcdbtKvStore", "OcdbtSpec"]
@@ -106,13 +110,20 @@ class OcdbtKvStore(AdapterKvStore):
     ) -> None:
         super().__init__(base, spec=spec, resources=resources)
         self.locates_files = base.driver.locates_files
-        self.can_write = False
+        self.can_write = spec.version is None and base.driver.can_write
         self._database = Database(
             base,
             manifests or base,
             constraints=spec.config,
             cache=cache_of(resources["cache_pool"].value),
             max_nbytes=resources["limits"].value.ocdbt_node_nbytes,
+        )
+        self._committer = Committer(
+            self._database,
+            constraints=spec.config,
+            assume_config=spec.assume_config,
+            prefixes=spec.prefixes,
+            target_nbytes=spec.target_data_file_size or DEFAULT_TARGET_NBYTES,
         )
 
     @property
@@ -184,7 +195,7 @@ class OcdbtKvStore(AdapterKvStore):
         key = request.keys[i]
         if isinstance(found, GpustoreError):
             raise found.prefixed(f"Error reading {self.describe(key)}")
-        generation = _generation(found)
+        generation = generation_of(found)
         result.generation[i] = generation
         total = -1
         if found is not None:
@@ -220,7 +231,7 @@ class OcdbtKvStore(AdapterKvStore):
             if isinstance(found, GpustoreError):
                 result.error[i] = found
                 continue
-            result.generation[i] = _generation(found)
+            result.generation[i] = generation_of(found)
             if isinstance(found, Location):
                 result.nbytes[i] = found.nbytes
                 path = self.base.path + found.file.path
@@ -249,19 +260,49 @@ class OcdbtKvStore(AdapterKvStore):
             if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
         )
 
+    # ------------------------------------------------------------------ writing
 
-def _generation(value: bytes | Location | None) -> bytes:
-    """What stands for a value."""
-    if value is None:
-        return ABSENT
-    digest = hashlib.blake2b(digest_size=20)
-    if isinstance(value, Location):
-        digest.update(b"\0%d %d %d " % (value.offset, value.nbytes, len(value.file.base)))
-        digest.update(value.file.base + value.file.relative)
-    else:
-        digest.update(b"\1")
-        digest.update(value)
-    return b"\0" + digest.digest()
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        result = WriteColumns.blank(len(request.keys))
+        rows = []
+        for i, key in enumerate(request.keys):
+            try:
+                self._check_writable()
+                self.check_key(key)
+                rows.append(i)
+            except GpustoreError as error:
+                result.error[i] = error
+        if not rows:
+            return result
+        conditions = request.if_equal
+        written = self._committer.write(
+            WriteRequest(
+                [request.keys[i] for i in rows],
+                [request.values[i] for i in rows],
+                None if conditions is None else [conditions[i] for i in rows],
+            )
+        )
+        for j, i in enumerate(rows):
+            result.generation[i] = written.generation[j]
+            if j in written.error:
+                where = self.describe(request.keys[i])
+                result.error[i] = written.error[j].prefixed(f"Error writing {where}")
+        return result
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        self._check_writable()
+        if exclusive_max is not None and exclusive_max <= inclusive_min:
+            return 0
+        high = None if exclusive_max is None else _bound(exclusive_max)
+        return self._committer.delete_range(KeyRange(as_bytes(inclusive_min), high))
+
+    def _check_writable(self) -> None:
+        if self._spec.version is not None:
+            raise MismatchError(
+                f"Writing is not supported with version={self._spec.version} specified", status=""
+            )
+        if not self.can_write:
+            raise self._unsupported("writing to a base that cannot be written")
 
 
 def _bound(text: str) -> bytes:
@@ -416,6 +457,18 @@ class _Kind:
         nbytes = len(as_bytes(path))
         if nbytes > MAX_KEY_NBYTES:
             raise invalid_key(path, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+
+    def dump(self, base: KvStoreDriver, path: str, node: str | None, context: Context) -> Any:
+        """See :func:`gpustore.ocdbt.dump`."""
+        root = Base(base, path if not path or path.endswith("/") else f"{path}/")
+        database = Database(
+            root,
+            root,
+            constraints=ConfigConstraints(),
+            cache=None,
+            max_nbytes=context.resource("limits").value.ocdbt_node_nbytes,
+        )
+        return dump(database, node)
 
 
 DRIVER = _Kind()

@@ -1,4 +1,6 @@
-"""The ocdbt kvstore, read: against TensorStore, which wrote the databases."""
+"""The ocdbt kvstore: the contract, specs, and reading what TensorStore wrote."""
+
+# ruff: noqa: F403  the shared suite is taken over by name
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from gpustore.errors import (
 )
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest
+from tests.kvstores.contract import *
 from tests.kvstores.tensorstore_ocdbt import (
     Opened,
     TensorStoreDatabase,
@@ -21,6 +24,23 @@ from tests.kvstores.tensorstore_ocdbt import (
     configs,
     histories,
 )
+
+
+@pytest.fixture(params=["single", "numbered"])
+def make_store(request):
+    # Small nodes, so that trees have several levels.
+    config = {"manifest_kind": request.param, "max_decoded_node_bytes": 100}
+    return lambda: Opened({**config, "max_inline_value_bytes": 4}).store
+
+
+@pytest.fixture
+def generations_tell_writes_apart():
+    return False
+
+
+@pytest.fixture
+def model_examples():
+    return 30
 
 
 def check_history_of_tensorstore(config, steps):

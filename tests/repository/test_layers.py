@@ -34,6 +34,7 @@ LAYERS = {
     "gpustore.schema": 2,
     "gpustore.kvstores": 3,
     "gpustore.kvstore": 3,
+    "gpustore.ocdbt": 3,
     "gpustore.codecs": 3,
     "gpustore.plan_window": 3,
     "gpustore.plan_table": 3,

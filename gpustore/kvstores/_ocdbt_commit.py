@@ -1,0 +1,413 @@
+"""Commits: how changes become a new version of an OCDBT database.
+
+1. Read the manifest, and with it the latest version.
+2. Look at the conditions of the writes, and make the tree with what they change
+   (:mod:`~gpustore.kvstores._ocdbt_rewrite`).
+3. Write values and nodes to data files, which nothing refers to yet.
+4. Replace the manifest on condition that it is still the one read. If it is not, begin again:
+   values that have been written stay where they are.
+
+With numbered manifests step 4 writes ``manifest.<generation>`` on condition that there is none,
+and then looks whether the newest one has the new version, since not all that can be said to write
+on that condition do.
+
+Threads that commit to one opened database at the same time are brought together: whoever comes
+first commits for all that wait.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from gpustore.errors import ConflictError, GpustoreError, MismatchError, NotFoundError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._ocdbt_data_file import DataFiles
+from gpustore.kvstores._ocdbt_database import MANIFEST_KEY, Snapshot, numbered_key, numbered_of
+from gpustore.kvstores._ocdbt_location import ABSENT_ROOT
+from gpustore.kvstores._ocdbt_manifest import Manifest, encode_config
+from gpustore.kvstores._ocdbt_node import Totals
+from gpustore.kvstores._ocdbt_rewrite import Changes, KeyRange, Rewrite, Stored, Tree
+from gpustore.kvstores._ocdbt_tree import find, generation_of
+from gpustore.kvstores._ocdbt_version import Generation
+from gpustore.kvstores._ocdbt_version_tree import Version, advance
+from gpustore.kvstores._result import as_bytes
+from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
+
+if TYPE_CHECKING:
+    from gpustore.kvstores._ocdbt_config import Config, ConfigConstraints
+    from gpustore.kvstores._ocdbt_database import Database
+
+__all__ = ["Committer"]
+
+_ATTEMPTS: Final = 1000
+_FIRST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
+# Numbered manifests that much older than the newest are removed.
+_KEPT_MANIFESTS: Final = 128
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """Something that waits for a commit, and what came of it.
+
+    Attributes
+    ----------
+    request : WriteRequest or None
+    deleted : KeyRange or None
+        What to delete instead.
+    stored : dict of int to Stored
+        What has become of the values by position, as soon as that is decided.
+    columns : WriteColumns
+        The result of a request.
+    num_deleted : int
+        The result of a deletion.
+    error : GpustoreError or None
+        Why it failed.
+    is_done : bool
+    """
+
+    request: WriteRequest | None = None
+    deleted: KeyRange | None = None
+    stored: dict[int, Stored] = field(default_factory=dict)
+    columns: WriteColumns = field(default_factory=lambda: WriteColumns.blank(0))
+    num_deleted: int = 0
+    error: GpustoreError | None = None
+    is_done: bool = False
+
+
+class Committer:
+    """Commits to a database. Thread-safe.
+
+    Parameters
+    ----------
+    database : Database
+    constraints : ConfigConstraints
+        What a new database is made with.
+    assume_config : bool
+        Whether a new database is made by the first commit itself.
+    prefixes : tuple of str
+        Begin of the names of data files with values, B+tree nodes, version nodes.
+    target_nbytes : int
+        Size of a data file from which on another is begun.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        constraints: ConfigConstraints,
+        assume_config: bool,
+        prefixes: tuple[str, str, str],
+        target_nbytes: int,
+    ) -> None:
+        self._database = database
+        self._constraints = constraints
+        self._assume_config = assume_config
+        self._prefixes = prefixes
+        self._target_nbytes = target_nbytes
+        self._assumed: Config | None = None
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make locks that no thread of the parent process holds; its operations are its own."""
+        self._lock = threading.Lock()
+        self._queue_lock = threading.Lock()
+        self._queue: list[_Operation] = []
+
+    def write(self, request: WriteRequest) -> WriteColumns:
+        """Write a batch: one commit, or none if no condition holds."""
+        operation = _Operation(request)
+        self._run(operation)
+        if operation.error is not None:
+            count = len(request.keys)
+            return WriteColumns([b""] * count, dict.fromkeys(range(count), operation.error))
+        return operation.columns
+
+    def delete_range(self, deleted: KeyRange) -> int:
+        """Delete a range: one commit, or none if there is nothing in it."""
+        operation = _Operation(deleted=deleted)
+        self._run(operation)
+        if operation.error is not None:
+            raise operation.error
+        return operation.num_deleted
+
+    # ------------------------------------------------------------------ together
+
+    def _run(self, operation: _Operation) -> None:
+        with self._queue_lock:
+            self._queue.append(operation)
+        with self._lock:
+            if operation.is_done:
+                return
+            with self._queue_lock:
+                waiting, self._queue = self._queue, []
+            try:
+                for group in _groups(waiting):
+                    self._commit_group(group)
+            except BaseException:
+                # This thread was interrupted, which is nothing to the others.
+                rest = [one for one in waiting if not one.is_done and one is not operation]
+                with self._queue_lock:
+                    self._queue = rest + self._queue
+                raise
+
+    def _commit_group(self, group: list[_Operation]) -> None:
+        try:
+            self._commit(group)
+        except GpustoreError as error:
+            if len(group) > 1:
+                # What is wrong with one does not make the others fail.
+                for one in group:
+                    self._commit_group([one])
+                return
+            group[0].error = error
+        for one in group:
+            one.is_done = True
+
+    # ------------------------------------------------------------------ one commit
+
+    def _commit(self, group: list[_Operation]) -> None:
+        files = DataFiles(self._database.base, self._target_nbytes)
+        for one in group:
+            one.stored.clear()  # What an attempt that failed has put into files may not be there.
+        pause_s = _FIRST_PAUSE_S
+        mine: Version | None = None
+        for _ in range(_ATTEMPTS):
+            snapshot = self._database.snapshot()
+            if mine is not None and self._contains(snapshot.manifest, mine):
+                return  # It was committed, although the base said otherwise.
+            if snapshot.manifest is None and not self._assume_config:
+                self._create(snapshot)
+                continue
+            mine = self._attempt(group, snapshot, files)
+            if mine is None:
+                return
+            time.sleep(random.uniform(0, pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise ConflictError(
+            f"Commit to {self._where} was overtaken by other writers {_ATTEMPTS} times; "
+            "nothing was written"
+        )
+
+    def _attempt(
+        self, group: list[_Operation], snapshot: Snapshot, files: DataFiles
+    ) -> Version | None:
+        """Try once. Returns None if all is done, else the version that was not accepted."""
+        manifest = snapshot.manifest
+        latest = None if manifest is None else manifest.latest
+        config = self._config(snapshot)
+        changes = self._changes(group, latest, config, files)
+        if not changes.writes and changes.deleted is None:
+            return None
+        level = config.compression.level
+        _, node_prefix, version_prefix = self._prefixes
+        rewrite = Rewrite(
+            self._database,
+            max_node_nbytes=config.max_decoded_node_bytes,
+            level=level,
+            write=lambda data: files.add(node_prefix, data),
+        )
+        tree = rewrite.apply(latest, changes)
+        if changes.deleted is not None:
+            group[0].num_deleted = rewrite.num_deleted
+            if not rewrite.num_deleted:
+                return None
+        version = _next_version(latest, tree)
+        versions, subtrees = advance(
+            () if manifest is None else manifest.versions,
+            () if manifest is None else manifest.subtrees,
+            version,
+            config.version_tree_arity_log2,
+            read=lambda one: self._database.version_node(one, config.version_tree_arity_log2),
+            write=lambda node: files.add(version_prefix, node.encode(level)),
+        )
+        files.flush()
+        if self._publish(snapshot, Manifest(config, versions, subtrees)):
+            return None
+        return version
+
+    def _changes(
+        self, group: list[_Operation], latest: Version | None, config: Config, files: DataFiles
+    ) -> Changes:
+        """What the operations come to, and their results if the commit succeeds."""
+        if group[0].deleted is not None:
+            return Changes((), group[0].deleted)
+        conditional = sorted(
+            {
+                as_bytes(key)
+                for one in group
+                if one.request is not None and one.request.if_equal is not None
+                for key, condition in zip(one.request.keys, one.request.if_equal, strict=True)
+                if condition
+            }
+        )
+        current: dict[bytes, Stored | GpustoreError | None] = {}
+        if conditional and latest is not None:
+            found = find(self._database, latest, conditional)
+            current = dict(zip(conditional, found, strict=True))
+        writes: dict[bytes, Stored | None] = {}
+        for one in group:
+            if one.request is not None:
+                self._resolve(one, one.request, current, writes, config, files)
+        return Changes(sorted(writes.items(), key=_first))
+
+    def _resolve(
+        self,
+        operation: _Operation,
+        request: WriteRequest,
+        current: dict[bytes, Stored | GpustoreError | None],
+        writes: dict[bytes, Stored | None],
+        config: Config,
+        files: DataFiles,
+    ) -> None:
+        columns = operation.columns = WriteColumns.blank(len(request.keys))
+        for i, (name, value) in enumerate(zip(request.keys, request.values, strict=True)):
+            key = as_bytes(name)
+            if request.if_equal is not None and request.if_equal[i]:
+                now = writes[key] if key in writes else current.get(key)
+                if isinstance(now, GpustoreError):
+                    columns.error[i] = now
+                    continue
+                if generation_of(now) != request.if_equal[i]:
+                    continue
+            stored: Stored | None = None
+            if value is not None:
+                stored = operation.stored.get(i)
+                if stored is None:
+                    nbytes = memoryview(value).nbytes
+                    if nbytes <= config.max_inline_value_bytes:
+                        stored = bytes(value)
+                    else:
+                        stored = files.add(self._prefixes[0], memoryview(value).cast("B"))
+                    operation.stored[i] = stored
+            writes[key] = stored
+            columns.generation[i] = generation_of(stored)
+
+    def _config(self, snapshot: Snapshot) -> Config:
+        if snapshot.config is not None:
+            if self._assumed is not None and self._assumed != snapshot.config:
+                raise MismatchError(
+                    f"{self._where} was made by somebody else meanwhile, with another "
+                    "configuration than was assumed; open it again"
+                )
+            return snapshot.config
+        if self._assumed is None:
+            self._assumed = self._constraints.make(self._kind)
+        return self._assumed
+
+    @property
+    def _kind(self) -> str:
+        return "single" if self._database.manifests.driver.atomic_single_key else "numbered"
+
+    @property
+    def _where(self) -> str:
+        base = self._database.base
+        return f"the OCDBT database {base.driver.describe(base.path)}"
+
+    # ------------------------------------------------------------------ manifests
+
+    def _create(self, snapshot: Snapshot) -> None:
+        """Begin a new database with a version without keys, unless somebody else does."""
+        config = snapshot.config or self._constraints.make(self._kind)
+        version = _next_version(None, Tree(0, ABSENT_ROOT, Totals(0, 0, 0)))
+        self._publish(snapshot, Manifest(config, (version,), ()))
+
+    def _publish(self, snapshot: Snapshot, manifest: Manifest) -> bool:
+        """Make a manifest the current one if that is still the one of the snapshot."""
+        read_at = time.time()
+        config, latest = manifest.config, manifest.latest
+        if config.manifest_kind == "single":
+            generation = self._write(MANIFEST_KEY, manifest.encode(), snapshot.generation, latest)
+            if generation:
+                self._database.remember(Snapshot(generation, config, manifest, read_at))
+            return generation != b""
+        if snapshot.config is None and not self._write(
+            MANIFEST_KEY, encode_config(config), ABSENT, None
+        ):
+            return False
+        name = numbered_key(latest.generation)
+        if self._write(name, manifest.encode(), ABSENT, latest) == b"":
+            return False
+        if not self._contains(self._database.snapshot().manifest, latest):
+            return False
+        self._remove_older(latest.generation)
+        return True
+
+    def _write(
+        self, name: str, data: bytes, if_equal: bytes, version: Version | None
+    ) -> bytes | None:
+        """Write a manifest on condition.
+
+        Returns its generation, ``b""`` if it was not written, None if it was, but nobody knows
+        whether it is still there.
+        """
+        manifests = self._database.manifests
+        columns = manifests.driver.write_many(
+            WriteRequest([manifests.path + name], [data], [if_equal])
+        )
+        if not columns.error:
+            return columns.generation[0]
+        failure = columns.error[0]
+        # It may have been written all the same: then the database says so.
+        try:
+            snapshot = self._database.snapshot()
+        except GpustoreError:
+            snapshot = None
+        if snapshot is None:
+            raise failure.suffixed(
+                "; whether the commit happened is not known, since the manifest cannot be read"
+            )
+        if version is not None and self._contains(snapshot.manifest, version):
+            return None
+        raise failure
+
+    def _contains(self, manifest: Manifest | None, version: Version) -> bool:
+        """Whether a version has become part of the database."""
+        if manifest is None:
+            return False
+        try:
+            return self._database.version(manifest, Generation(version.generation)) == version
+        except NotFoundError:
+            return False
+
+    def _remove_older(self, generation: int) -> None:
+        manifests = self._database.manifests
+        last = numbered_key(max(0, generation - _KEPT_MANIFESTS))
+        first = numbered_key(0)
+        keys = [
+            key
+            for key in manifests.driver.list(manifests.path + first, manifests.path + last)
+            if numbered_of(key[len(manifests.path) :]) is not None
+        ]
+        if keys:
+            # They are in nobody's way: whoever comes next removes what is left.
+            manifests.driver.write_many(WriteRequest(keys, [None] * len(keys)))
+
+
+def _first(write: tuple[bytes, Stored | None]) -> bytes:
+    return write[0]
+
+
+def _groups(operations: list[_Operation]) -> list[list[_Operation]]:
+    """What becomes one commit: a deletion, or writes that follow one another."""
+    groups: list[list[_Operation]] = []
+    for one in operations:
+        if groups and one.deleted is None and groups[-1][-1].deleted is None:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _next_version(latest: Version | None, tree: Tree) -> Version:
+    now = time.time_ns()
+    generation = 1
+    if latest is not None:
+        generation = latest.generation + 1
+        now = max(now, latest.commit_time + 1)
+    return Version(generation, tree.height, tree.root, tree.totals, now)

@@ -1,0 +1,68 @@
+"""Data files of a commit: values and nodes, put one behind the other."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from gpustore.kvstores._ocdbt_location import DataFile, Location
+from gpustore.kvstores.base import WriteRequest
+
+if TYPE_CHECKING:
+    from gpustore.kvstores.base import Base, Buffer
+
+__all__ = ["DEFAULT_TARGET_NBYTES", "DataFiles"]
+
+DEFAULT_TARGET_NBYTES: Final = 2 << 30
+
+
+class DataFiles:
+    """What is to be written before a manifest may refer to it.
+
+    Parameters
+    ----------
+    base : Base
+        The root of the database.
+    target_nbytes : int
+        Size from which on another file is begun.
+    """
+
+    def __init__(self, base: Base, target_nbytes: int) -> None:
+        self._base = base
+        self._target_nbytes = target_nbytes
+        self._current: dict[str, _Growing] = {}
+        self._pending: list[_Growing] = []
+
+    def add(self, prefix: str, data: Buffer) -> Location:
+        """Put something into a file with this begin of its name, and return where it will be."""
+        growing = self._current.get(prefix)
+        if growing is None or growing.nbytes >= self._target_nbytes:
+            growing = self._current[prefix] = _Growing(prefix)
+            self._pending.append(growing)
+        return growing.add(data)
+
+    def flush(self) -> None:
+        """Write all files. What is added later goes to others."""
+        pending, self._pending, self._current = self._pending, [], {}
+        if pending:
+            keys = [self._base.path + growing.file.path for growing in pending]
+            values = [growing.join() for growing in pending]
+            self._base.driver.write_many(WriteRequest(keys, values)).raise_first()
+
+
+class _Growing:
+    """A file that is not written yet."""
+
+    def __init__(self, prefix: str) -> None:
+        self.file = DataFile(b"", f"{prefix}{secrets.token_hex(16)}".encode())
+        self.nbytes = 0
+        self._parts: list[Buffer] = []
+
+    def add(self, data: Buffer) -> Location:
+        location = Location(self.file, self.nbytes, len(data))
+        self._parts.append(data)
+        self.nbytes += len(data)
+        return location
+
+    def join(self) -> Buffer:
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
