@@ -49,7 +49,7 @@ def check_history(config, steps, other_steps):
     check_dumps(Opened(files=theirs.files), theirs)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(configs, histories, histories)
 def test_everything_is_shown_as_by_tensorstore(config, steps, other_steps):
     check_history(config, steps, other_steps)

@@ -51,6 +51,8 @@ class Keys:
         return len(self.start) - 1
 
     def __getitem__(self, index: int) -> bytes:
+        if index < 0:
+            index += len(self)
         return self.data[self.start[index] : self.start[index + 1]]
 
     @property

@@ -9,6 +9,7 @@ from gpustore.errors import GpustoreError
 from gpustore.kvstores._ocdbt_config import Config
 from gpustore.kvstores._ocdbt_envelope import MANIFEST, open_body, seal
 from gpustore.kvstores._ocdbt_location import FileTable, read_files
+from gpustore.kvstores._ocdbt_time import format_time
 from gpustore.kvstores._ocdbt_version_tree import (
     encode_subtrees,
     encode_versions,
@@ -92,18 +93,24 @@ def read_manifest(data: Buffer, *, max_nbytes: int) -> Manifest:
         arity_log2 = config.version_tree_arity_log2
         versions = read_versions(reader, files, arity_log2)
         subtrees = read_subtrees(reader, files, arity_log2, None)
-        _check_ranges(reader, versions[0].generation, subtrees, arity_log2)
+        _check_subtrees(reader, versions[0], subtrees, arity_log2)
         reader.finish()
     except GpustoreError as error:
         raise error.prefixed("Error decoding manifest") from error.__cause__
     return Manifest(config, versions, subtrees)
 
 
-def _check_ranges(
-    reader: Reader, first_inline: int, subtrees: tuple[VersionSubtree, ...], arity_log2: int
+def _check_subtrees(
+    reader: Reader, first_inline: Version, subtrees: tuple[VersionSubtree, ...], arity_log2: int
 ) -> None:
+    if subtrees and subtrees[-1].commit_time >= first_inline.commit_time:
+        raise reader.error(
+            f"version_tree_nodes.back().commit_time={format_time(subtrees[-1].commit_time)} >= "
+            f"versions.front().commit_time={format_time(first_inline.commit_time)}"
+        )
     ranges = {
-        height: (first, last) for height, first, last in subtree_ranges(first_inline, arity_log2)
+        height: (first, last)
+        for height, first, last in subtree_ranges(first_inline.generation, arity_log2)
     }
     for i, subtree in enumerate(subtrees):
         first, last = ranges.get(subtree.height, (1, 0))

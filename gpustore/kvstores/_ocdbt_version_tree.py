@@ -173,12 +173,7 @@ def read_versions(
     rows = zip(generations, heights, locations, map(Totals._make, totals), times, strict=True)
     versions = tuple(Version(*row) for row in rows)
     _check_generations(reader, generations)
-    for i, (before, time) in enumerate(pairwise(times), 1):
-        if time <= before:
-            raise reader.error(
-                f"commit_time[{i}]={format_time(time)} <= "
-                f"commit_time[{i - 1}]={format_time(before)}"
-            )
+    _check_times(reader, times)
     first, last = ((end - 1) >> arity_log2 for end in (generations[0], generations[-1]))
     if first != last:
         raise reader.error(
@@ -225,6 +220,7 @@ def read_subtrees(
     rows = zip(generations, locations, numbers, times, heights, strict=True)
     subtrees = tuple(VersionSubtree(*row) for row in rows)
     _check_generations(reader, generations)
+    _check_times(reader, times)
     for i, subtree in enumerate(subtrees):
         if in_manifest:
             if not 1 <= subtree.height <= highest:
@@ -276,6 +272,15 @@ def _check_generations(reader: Reader, generations: Sequence[int]) -> None:
         if generation <= before:
             raise reader.error(
                 f"generation_number[{i}]={generation} <= generation_number[{i - 1}]={before}"
+            )
+
+
+def _check_times(reader: Reader, times: Sequence[int]) -> None:
+    for i, (before, time) in enumerate(pairwise(times), 1):
+        if time <= before:
+            raise reader.error(
+                f"commit_time[{i}]={format_time(time)} <= "
+                f"commit_time[{i - 1}]={format_time(before)}"
             )
 
 

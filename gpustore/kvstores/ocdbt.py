@@ -212,10 +212,10 @@ class OcdbtKvStore(AdapterKvStore):
         stop = None if request.stop is None else request.stop[i]
         begin, end = check_byte_range(total, start, stop, key)
         check_nbytes(end - begin, request.max_nbytes, key)
-        if isinstance(found, Location):
+        if isinstance(found, Location) and begin < end:
             path = self.base.path + found.file.path
             return Part(i, path, found.offset + begin, found.offset + end, b"")
-        part: bytes | memoryview = found[begin:end]
+        part: bytes | memoryview = b"" if isinstance(found, Location) else found[begin:end]
         if request.into is not None:
             out = request.into.take(len(part))
             out[:] = part
@@ -232,13 +232,13 @@ class OcdbtKvStore(AdapterKvStore):
                 result.error[i] = found
                 continue
             result.generation[i] = generation_of(found)
-            if isinstance(found, Location):
+            if isinstance(found, Location) and found.nbytes:
                 result.nbytes[i] = found.nbytes
                 path = self.base.path + found.file.path
                 stop = found.offset + found.nbytes
                 parts.append(Part(i, path, found.offset, stop, b""))
             elif found is not None:
-                result.nbytes[i] = len(found)
+                result.nbytes[i] = 0 if isinstance(found, Location) else len(found)
         self.locate_parts(parts, result)
         return result
 

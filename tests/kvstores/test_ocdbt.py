@@ -40,7 +40,7 @@ def generations_tell_writes_apart():
 
 @pytest.fixture
 def model_examples():
-    return 30
+    return 15
 
 
 def check_history_of_tensorstore(config, steps):
@@ -69,14 +69,14 @@ def ts_time(nanoseconds):
     return str(np.datetime64(nanoseconds, "ns"))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(configs, histories)
 def test_every_version_that_tensorstore_wrote_is_read(config, steps):
     check_history_of_tensorstore(config, steps)
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(configs, histories)
 def test_every_version_that_tensorstore_wrote_is_read_long(config, steps):
     check_history_of_tensorstore(config, steps)

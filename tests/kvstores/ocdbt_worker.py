@@ -1,0 +1,83 @@
+"""What the tests of commits run in processes of their own.
+
+ocdbt_worker.py commit {gpustore|tensorstore} PATH CONFIG NAME COUNT
+ocdbt_worker.py overwrite PATH CONFIG COUNT
+"""
+
+import itertools
+import json
+import os
+import sys
+
+
+def spec(path, config):
+    base = {"driver": "file", "path": path, "file_io_sync": False}
+    return {"driver": "ocdbt", "base": base, "config": json.loads(config)}
+
+
+def commit_gpustore(path, config, name, count):
+    from gpustore.kvstore import KvStore
+    from gpustore.kvstores.base import ReadRequest, WriteRequest
+
+    store = KvStore.open(spec(path, config)).result()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for i in range(count):
+        batch = WriteRequest([f"{name}/{i}", f"{name}/long/{i}"], [b"%d" % i, b"%d" % i * 200])
+        store.write_many(batch).raise_first()
+        while True:
+            columns = store.read_many(ReadRequest(["n"]))
+            columns.raise_first()
+            value = b"%d" % (int(columns.value[0] or b"0") + 1)
+            written = store.write_many(WriteRequest(["n"], [value], columns.generation))
+            written.raise_first()
+            if written.generation[0]:
+                break
+
+
+def commit_tensorstore(path, config, name, count):
+    import tensorstore as ts
+
+    store = ts.KvStore.open(spec(path, config)).result()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for i in range(count):
+        transaction = ts.Transaction(atomic=True)
+        together = store.with_transaction(transaction)
+        together[f"{name}/{i}"] = b"%d" % i
+        together[f"{name}/long/{i}"] = b"%d" % i * 200
+        transaction.commit_async().result()
+        while True:
+            read = store.read("n").result()
+            value = b"%d" % (int(read.value or b"0") + 1)
+            if store.write("n", value, if_equal=read.stamp.generation).result().generation:
+                break
+
+
+def overwrite(path, config, count):
+    """Let `count` children, each when a line comes, commit until they are killed."""
+    from gpustore import registry
+    from gpustore.kvstore import KvStore
+    from gpustore.kvstores.base import WriteRequest
+
+    registry.find("kvstores", "ocdbt")  # Imports once what each child needs.
+    for _ in range(count):
+        sys.stdin.readline()
+        pid = os.fork()
+        if not pid:
+            store = KvStore.open(spec(path, config)).result()
+            print(os.getpid(), flush=True)
+            for i in itertools.count():
+                value = b"%09d" % i
+                batch = WriteRequest(["a", "b", f"c/{i % 50}"], [value, value * 1000, value * 20])
+                store.write_many(batch).raise_first()
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "overwrite":
+        overwrite(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        commit = commit_gpustore if sys.argv[2] == "gpustore" else commit_tensorstore
+        commit(*sys.argv[3:6], int(sys.argv[6]))

@@ -1,0 +1,117 @@
+"""Databases that several processes write at the same time, and writers that are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tensorstore as ts
+
+from gpustore.kvstore import KvStore
+
+WORKER = str(Path(__file__).with_name("ocdbt_worker.py"))
+LIBRARIES = ("gpustore", "tensorstore")
+
+
+def open_both(path, **members):
+    spec = {"driver": "ocdbt", "base": f"file://{path}/", **members}
+    return KvStore.open(spec).result(), ts.KvStore.open(spec).result()
+
+
+def items(store):
+    return {key: store[key] for key in store.list().result()}
+
+
+def check_concurrent(path, kind, libraries, count):
+    """Nothing is lost, generations have no gaps, and each version adds to the one before."""
+    config = {"manifest_kind": kind, "max_decoded_node_bytes": 400, "version_tree_arity_log2": 2}
+    workers = [
+        subprocess.Popen(
+            [
+                *(sys.executable, WORKER, "commit", library),
+                *(f"{path}/", json.dumps(config), f"{library}{i}", str(count)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for i, library in enumerate(libraries)
+    ]
+    for worker in workers:
+        assert worker.stdout.readline() == b"ready\n"
+    for worker in workers:
+        worker.stdin.write(b"go\n")
+        worker.stdin.flush()
+    for worker in workers:
+        worker.communicate(timeout=300)
+        assert worker.returncode == 0
+    wanted = {b"n": b"%d" % (count * len(workers))}
+    for i, library in enumerate(libraries):
+        for j in range(count):
+            wanted[b"%s%d/%d" % (library.encode(), i, j)] = b"%d" % j
+            wanted[b"%s%d/long/%d" % (library.encode(), i, j)] = b"%d" % j * 200
+    ours, theirs = open_both(path)
+    assert items(ours) == items(theirs) == wanted
+    last = ours.driver._version().generation
+    # Each writer makes two commits in each round, and each of them may be beaten to it.
+    assert 2 <= last <= 1 + 2 * count * len(workers)
+    sizes, times = [], []
+    for generation in range(1, last + 1):
+        version = open_both(path, version=generation)[0].driver._version()
+        assert version.generation == generation
+        sizes.append(version.totals.num_keys)
+        times.append(version.commit_time)
+    assert sizes == sorted(sizes)
+    assert times == sorted(set(times))
+
+
+def test_processes_of_both_lose_nothing(tmp_path):
+    check_concurrent(tmp_path, "single", LIBRARIES, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["single", "numbered"])
+def test_processes_of_both_lose_nothing_long(tmp_path, kind):
+    check_concurrent(tmp_path, kind, 2 * LIBRARIES, 20)
+
+
+def check_killed(path, kind, count):
+    """After each death the last commit is there whole, and others go on from it."""
+    pause = random.Random(1)
+    config = json.dumps({"manifest_kind": kind, "max_decoded_node_bytes": 400})
+    worker = subprocess.Popen(
+        [sys.executable, WORKER, "overwrite", f"{path}/", config, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    last = 0
+    for i in range(count):
+        worker.stdin.write(b"go\n")
+        worker.stdin.flush()
+        pid = int(worker.stdout.readline())
+        time.sleep(pause.uniform(0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        assert worker.stdout.readline() == b"dead\n"
+        ours, theirs = open_both(path)
+        found = items(ours)
+        assert found == items(theirs)
+        if b"a" in found:
+            assert found[b"b"] == found[b"a"] * 1000
+            generation = ours.driver._version().generation
+            assert generation >= last
+            last = generation
+            (theirs if i % 2 else ours)["other"] = b"%d" % i
+            assert open_both(path)[1 - i % 2]["other"] == b"%d" % i
+            assert ours.driver._version().generation == generation + 1
+    worker.communicate(timeout=60)
+    assert last
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["single", "numbered"])
+def test_killed_writers_leave_the_last_commit(tmp_path, kind):
+    check_killed(tmp_path, kind, 30)
