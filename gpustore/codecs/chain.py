@@ -650,7 +650,8 @@ def resolve_v2(
     inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
     limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
     stored = component.stored if component.is_element else np.dtype(f"V{component.nbytes}")
-    given = _Given(Elements(stored, tuple(chunk_shape)), component.nbytes)
+    shape = tuple(reversed(chunk_shape)) if order == "F" else tuple(chunk_shape)
+    given = _Given(Elements(stored, shape), component.nbytes)
     stages: list[BytesCodec] = []
     chosen = choose_filters(filters, stored=True)
     objects = None
@@ -713,4 +714,6 @@ def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: 
         prepared = choice.face.prepare(choice.options, decoded, encoded)
     if prepared is not None:
         stages.append(prepared)
+    if not choice.face.has_fixed_size:
+        return _Given(None, None)
     return _Given(encoded, encoded.dtype.itemsize)

@@ -21,7 +21,6 @@ from gpustore.codecs.merge import (
     ValueChoice,
     face_v2,
     of_codec,
-    unknown_codec,
 )
 from gpustore.codecs.value import ValueFace
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
@@ -87,10 +86,6 @@ def _choose(
                 f"filter {text(name)} is not supported: it makes objects of bytes, which runs "
                 f"what the bytes say or is no array"
             )
-        with of_codec(name):
-            refusal = unknown_codec(name, "v2")
-            if isinstance(refusal, UnsupportedError):
-                raise refusal
         known = ", ".join(map(text, _known()))
         raise UnsupportedError(f"filters are not supported, except {known}: {text(name)}")
     with at_position(index), of_codec(name):

@@ -31,7 +31,6 @@ from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, O
 from gpustore.codecs.value import ValueFace
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import (
-    GpustoreError,
     MetadataError,
     MismatchError,
     UnsupportedError,
@@ -210,18 +209,8 @@ def of_codec(name: str) -> prefixing:
     return prefixing(lambda: f"Codec {text(name)}")
 
 
-_LIBRARIES: Final = {"zfp": "zfp", "zfpy": "zfp", "pcodec": "pcodec"}
-"""Codecs that are known, and the libraries that have them."""
-
-
-def unknown_codec(name: str, version: str) -> GpustoreError:
+def unknown_codec(name: str, version: str) -> MetadataError:
     """The error for a name without a codec in that version of the format; lists those there are."""
-    library = _LIBRARIES.get(name.removeprefix(_NUMCODECS))
-    if library is not None:
-        return UnsupportedError(
-            f"{text(name)} is not supported: its only decoder is the library {library}, which "
-            f"gpustore does not use; store the array with another codec"
-        )
     known: list[str] = []
     prefixed: list[str] = []
     for candidate in registry.ids("codecs"):
@@ -477,9 +466,12 @@ def _merge_options(a: Choice, b: Choice, *, strict: bool = False) -> Options:
             inner = [NamedConfiguration.list_from_json(c.options[name]) for c in (a, b)]
             merged[name] = [codec.to_json() for codec in merge_v3(*inner, strict=True) or ()]
             continue
-        merged[name] = option.merge(a.options[name], b.options[name])
+        mine, other = a.options[name], b.options[name]
+        if mine is None and other is None:
+            continue  # Which an option may be.
+        merged[name] = option.merge(mine, other)
         if merged[name] is None:
-            reason = f': Incompatible "{name}": {text(a.options[name])} vs {text(b.options[name])}'
+            reason = f': Incompatible "{name}": {text(mine)} vs {text(other)}'
             raise _cannot_merge(a.named.to_json(), b.named.to_json(), reason)
     return merged
 

@@ -141,6 +141,8 @@ class ValueFace:
         Whether the fill value must come back as it was.
     in_shards : bool
         Whether it may stand before ``sharding_indexed``.
+    has_fixed_size : bool
+        Whether the shape tells how long its encoding is.
     """
 
     options: tuple[Option, ...]
@@ -153,6 +155,7 @@ class ValueFace:
     is_elementwise: bool = True
     keeps_fill: bool = False
     in_shards: bool = False
+    has_fixed_size: bool = True
 
     @property
     def keeps_shape(self) -> bool:

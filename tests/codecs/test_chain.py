@@ -289,7 +289,7 @@ def test_filters_are_refused_by_name():
             'Error parsing object member "filters": filters are not supported, except "adler32", '
             '"astype", "base64", "bitround", "blosc", "bz2", "categorize", "crc32", "crc32c", '
             '"delta", "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", '
-            f'"packbits", "quantize", "shuffle", "zlib", "zstd": "{name}"'
+            f'"packbits", "pcodec", "quantize", "shuffle", "zfpy", "zlib", "zstd": "{name}"'
         )
     for name in ("pickle", "json2", "json", "msgpack2", "msgpack"):
         with pytest.raises(UnsupportedError) as caught:

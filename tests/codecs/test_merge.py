@@ -154,12 +154,13 @@ def test_an_unknown_codec_lists_the_known_ones():
         'Error parsing object member "codecs": Error parsing value at position 0: Error parsing '
         'object member "name": "lz4" is not registered; registered are: bitround, blosc, '
         "bytes, cast_value, crc32c, gzip, packbits, reshape, scale_offset, sharding_indexed, "
-        "transpose, vlen-bytes, vlen-utf8, zstd, numcodecs.adler32, "
+        "transpose, vlen-bytes, vlen-utf8, zfp, zstd, numcodecs.adler32, "
         "numcodecs.astype, numcodecs.base64, numcodecs.bitround, numcodecs.blosc, numcodecs.bz2, "
         "numcodecs.categorize, numcodecs.crc32, numcodecs.crc32c, numcodecs.delta, "
         "numcodecs.fixedscaleoffset, numcodecs.fletcher32, numcodecs.gzip, "
         "numcodecs.jenkins_lookup3, numcodecs.lz4, numcodecs.lzma, numcodecs.packbits, "
-        "numcodecs.quantize, numcodecs.shuffle, numcodecs.zlib, numcodecs.zstd"
+        "numcodecs.pcodec, numcodecs.quantize, numcodecs.shuffle, numcodecs.zfpy, numcodecs.zlib, "
+        "numcodecs.zstd"
     )
     with pytest.raises(MetadataError) as caught:
         parse_v2({"id": "pickle"}, stored=True)
@@ -167,7 +168,7 @@ def test_an_unknown_codec_lists_the_known_ones():
         'Error parsing object member "compressor": Error parsing object member "id": "pickle" is '
         "not registered; registered are: adler32, astype, base64, bitround, blosc, bz2, "
         "categorize, crc32, crc32c, delta, fixedscaleoffset, fletcher32, gzip, jenkins_lookup3, "
-        "lz4, lzma, packbits, quantize, shuffle, zlib, zstd"
+        "lz4, lzma, packbits, pcodec, quantize, shuffle, zfpy, zlib, zstd"
     )
 
 
@@ -388,3 +389,10 @@ def test_merges_v2_as_tensorstore_does(a, b):
     assert '"compressor" does not match' in theirs
     with pytest.raises(MismatchError, match=r'^"compressor" does not match: '):
         merge_v2(mine, other)
+
+
+def test_options_that_are_both_null_agree():
+    one = [NamedConfiguration("packbits", {"first_bit": None, "last_bit": 3})]
+    assert merge_v3(one, one) == parse_v3(one, stored=False)
+    with pytest.raises(MismatchError, match='Incompatible "first_bit": null vs 1'):
+        merge_v3(one, [NamedConfiguration("packbits", {"first_bit": 1})])

@@ -16,6 +16,8 @@ import numpy as np
 
 __all__ = [
     "CHUNKS",
+    "LIBRARY_OPTIONS",
+    "LIBRARY_VALUES",
     "SHAPE",
     "Feature",
     "chunk_files",
@@ -28,6 +30,56 @@ __all__ = [
 ]
 
 SHAPE, CHUNKS = (4, 5), (2, 3)
+
+LIBRARY_OPTIONS: dict[str, dict[str, Any]] = {
+    "zfpy": {"id": "zfpy", "mode": 4, "tolerance": -1, "rate": -1, "precision": -1},
+    "pcodec": {
+        **{"id": "pcodec", "level": 8, "mode_spec": "auto", "delta_spec": "auto"},
+        **{"paging_spec": "equal_pages_up_to", "delta_encoding_order": None},
+        "equal_pages_up_to": 262144,
+    },
+}
+"""Of codecs whose libraries need not be installed, in Zarr v2."""
+
+LIBRARY_VALUES = {
+    "zfp": {
+        np.array([1, 2, 3, 6, 7, 8], "<i4").tobytes(): "1f000000828924104e02000000000000",
+        np.array([4, 5, 0, 9, 10, 0], "<i4").tobytes(): "1f000080002080141ca08e0097306b01",
+        np.array([11, 12, 13, 16, 17, 18], "<i4").tobytes(): "1f0000001ba692423809000000000000",
+        np.array(
+            [14, 15, 0, 19, 20, 0], "<i4"
+        ).tobytes(): "1f00004080208622526001b24218c2ac0500000000000000",
+    },
+    "zfpy": {
+        np.array(
+            [1, 2, 3, 6, 7, 8], "<i4"
+        ).tobytes(): "7a66700524000010000000881f000000828924104e020000",
+        np.array(
+            [4, 5, 0, 9, 10, 0], "<i4"
+        ).tobytes(): "7a66700524000010000000881f000080002080141ca08e0097306b0100000000",
+        np.array(
+            [11, 12, 13, 16, 17, 18], "<i4"
+        ).tobytes(): "7a66700524000010000000881f0000001ba6924238090000",
+        np.array(
+            [14, 15, 0, 19, 20, 0], "<i4"
+        ).tobytes(): "7a66700524000010000000881f00004080208622526001b24218c2ac05000000",
+    },
+    "pcodec": {
+        np.array(
+            [1, 2, 3, 6, 7, 8], "<i4"
+        ).tobytes(): "70636f2103008201040103050000001000080000001c0088ea0300",
+        np.array(
+            [4, 5, 0, 9, 10, 0], "<i4"
+        ).tobytes(): "70636f210300820104010305000000100000000000240054900a00",
+        np.array(
+            [11, 12, 13, 16, 17, 18], "<i4"
+        ).tobytes(): "70636f2103008201040103050000001000580000001c0088ea0300",
+        np.array(
+            [14, 15, 0, 19, 20, 0], "<i4"
+        ).tobytes(): "70636f2103008201040103050000001000000000002c00ee81490100",
+    },
+}
+"""Chunks of ``numbers("<i4")`` as zfpy 1.0.1 and pcodec 1.1.0 encode them, by their bytes."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,15 @@ import ml_dtypes
 import numcodecs
 import numpy as np
 
-from tests.interop.feature import SHAPE, Feature, node, numbers, zarr2
+from tests.interop.feature import (
+    LIBRARY_OPTIONS,
+    LIBRARY_VALUES,
+    SHAPE,
+    Feature,
+    node,
+    numbers,
+    zarr2,
+)
 
 __all__ = ["features"]
 
@@ -215,6 +223,14 @@ def _compressors() -> Iterator[Feature]:
             lambda chunk, encode=encode: bytes(encode(chunk.tobytes())),
             compressor={"id": name, **options},
             plain=plain,
+        )
+    for name in ("zfpy", "pcodec"):
+        yield zarr2(
+            COMPRESSORS,
+            f"`{name}`",
+            numbers("<i4"),
+            lambda chunk, name=name: bytes.fromhex(LIBRARY_VALUES[name][chunk.tobytes()]),
+            compressor=LIBRARY_OPTIONS[name],
         )
 
 

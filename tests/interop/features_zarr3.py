@@ -15,6 +15,8 @@ import numcodecs
 import numpy as np
 
 from tests.interop.feature import (
+    LIBRARY_OPTIONS,
+    LIBRARY_VALUES,
     SHAPE,
     Feature,
     codec,
@@ -579,6 +581,13 @@ def _registered_codecs() -> Iterator[Feature]:
         lambda chunk: chunk.reshape(3, 2).T.tobytes(),
         codecs=[codec("reshape", shape=[3, -1]), codec("transpose", order=[1, 0]), LITTLE],
     )
+    yield zarr3(
+        MORE_CODECS,
+        "`zfp`, reversible",
+        numbers("<i4"),
+        lambda chunk: bytes.fromhex(LIBRARY_VALUES["zfp"][chunk.tobytes()]),
+        codecs=[codec("zfp", mode="reversible")],
+    )
     whole = [codec("transpose", order=[1, 0]), codec("bytes", endian="big")]
     yield zarr3(
         MORE_CODECS,
@@ -651,6 +660,15 @@ def _numcodecs() -> Iterator[Feature]:
             lambda chunk, library=library: np.asarray(library.encode(chunk.reshape(-1))).tobytes(),
             codecs=[{"name": f"numcodecs.{name}", "configuration": options}, LITTLE],
             fill_value=False if name == "packbits" else 0,
+        )
+    for name in ("zfpy", "pcodec"):
+        options = {key: value for key, value in LIBRARY_OPTIONS[name].items() if key != "id"}
+        yield zarr3(
+            NUMCODECS,
+            f"`numcodecs.{name}`",
+            numbers("<i4"),
+            lambda chunk, name=name: bytes.fromhex(LIBRARY_VALUES[name][chunk.tobytes()]),
+            codecs=[{"name": f"numcodecs.{name}", "configuration": options}],
         )
     checksums = ("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3")
     for name, options in (

@@ -57,7 +57,9 @@ def test_every_import_is_declared():
         CORE
         | EXTRAS["cli"]
         | EXTRAS["libdeflate"]
+        | EXTRAS["pcodec"]
         | EXTRAS["snappy"]
+        | EXTRAS["zfp"]
         | EXTRAS["cuda13"]
         | EXTRAS["gds13"]
     )
