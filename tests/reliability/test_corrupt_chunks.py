@@ -102,7 +102,7 @@ def in_memory(request, tmp_path):
 
 def test_matrix_is_whole():
     """Every codec that turns bytes into bytes is in it; shards have tests of their own."""
-    # Those of strings and of objects have tests of their own too.
+    # So have strings (test_damaged_strings); categorize makes them.
     layouts = {"sharding_indexed", "categorize", "vlen-bytes", "vlen-utf8"}
     text = repr(FORMATS)
     assert [name for name in registry.ids("codecs") if f"'{name}'" not in text] == sorted(layouts)
