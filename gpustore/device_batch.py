@@ -32,7 +32,7 @@ from gpustore.device import (
     Spans,
     Stream,
 )
-from gpustore.device_guard import GUARD, Guards
+from gpustore.device_guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
@@ -67,6 +67,15 @@ class Result:
 
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """A checksum of each of some rows, and what it must be."""
+
+    result: Result
+    rows: NDArray[np.int64]
+    expected: NDArray[np.uint32]
 
 
 _WARPS_PER_BLOCK = 8
@@ -168,6 +177,7 @@ class DeviceBatch:
         "_stream",
         "_table_nbytes",
         "_tables",
+        "_verdicts",
         "distrust",
         "encoded",
         "launches",
@@ -199,6 +209,7 @@ class DeviceBatch:
         self._checks: list[tuple[Result, Check]] = []
         self._scratch: list[Allocation] = []
         self._guards = Guards()
+        self._verdicts: list[_Verdict] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -312,6 +323,9 @@ class DeviceBatch:
     ) -> None:
         """Record that streams are decompressed, each to exactly as many bytes as `dst` has.
 
+        Those of rows that a checksum recorded before shows to be damaged do not reach a decoder
+        that does not check bounds: the device has something harmless in their place then.
+
         Parameters
         ----------
         codec : str
@@ -332,6 +346,8 @@ class DeviceBatch:
             blocks = -(-count // _WARPS_PER_BLOCK)
             self.launch("lz", _KERNELS[codec], blocks, [table, np.uint32(count), result, statuses])
             return
+        if not checks_bounds(self._device, codec):
+            self._withhold(codec, table, owners)
         temp_nbytes = self._device.decompress_temp_nbytes(
             codec, count, int(sizes.max()), int(sizes.sum())
         )
@@ -380,6 +396,8 @@ class DeviceBatch:
 
         # The kernels add to what is there: all bits set, as all results are before the steps.
         result = self.result(4 * words * count, check)
+        if rows is None and words == 1:
+            self._verdicts.append(_Verdict(result, owners, expected))
         self._launch_segments(family, name, src, [result])
 
     def check_bits(self, illegal: bytes) -> None:
@@ -430,6 +448,22 @@ class DeviceBatch:
         segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
         sizes = np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES)
         self.launch(family, f"gs::{name}", count * segments, [table, *sizes, *arguments])
+
+    def _withhold(self, codec: str, streams: Table, owners: NDArray[np.int64]) -> None:
+        """Record that streams of damaged rows are replaced, in `streams` and in their order."""
+        for verdict in self._verdicts:
+            order = np.argsort(verdict.rows)
+            place = np.searchsorted(verdict.rows, owners, sorter=order)
+            number = order[np.minimum(place, len(order) - 1)]
+            is_known = verdict.rows[number] == owners
+            checks = np.stack((np.where(is_known, number, NO_CHECKSUM), verdict.expected[number]))
+            count = np.uint32(len(owners))
+            table = self.table(checks.astype(np.uint32))
+            harmless = np.frombuffer(HARMLESS[codec], np.uint8)
+            arguments: list[Argument | Table | Result] = [streams, count, table, verdict.result]
+            arguments += [self.table(harmless), np.uint32(len(harmless))]
+            blocks = -(-len(owners) // _WARPS_PER_BLOCK)
+            self.launch("withhold", "gs::withhold", blocks, arguments)
 
     def _record(self, step: _Step) -> None:
         self._steps.append(step)

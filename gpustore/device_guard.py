@@ -1,10 +1,15 @@
-"""Guards: bytes around the outputs of decoders, which nobody may write.
+"""Guards around outputs of decoders, and what decoders get instead of damaged streams.
 
 nvcomp promises nothing of damaged streams, not even that nothing is written behind an output. The
-bytes around outputs have a known value before the decoders run, and are looked at behind all steps.
+bytes around outputs, which nobody may write, are the *guards*. They have a known value before the
+decoders run, and are looked at behind all steps.
+
 Who writes beyond its output writes them on the way, so where one has changed, the outputs on both
 sides of it are taken for damaged: whose decoder it was, and how far it went. One that writes across
 several outputs changes all the guards between them.
+
+A value behind a checksum is compared with it first, by a kernel; nobody waits for the outcome, but
+where it is wrong another kernel puts a harmless stream in the place of the value's.
 """
 
 from __future__ import annotations
@@ -17,13 +22,25 @@ from numpy.typing import NDArray
 
 from gpustore.device import Spans
 
-__all__ = ["GUARD", "NO_ROW", "Guards"]
+__all__ = ["GUARD", "HARMLESS", "NO_CHECKSUM", "NO_ROW", "Guards"]
 
 GUARD: Final = 0xC3
 """Every byte of a guard."""
 
 NO_ROW: Final = -1
 """On a side of a guard where there is no output."""
+
+NO_CHECKSUM: Final = 0xFFFFFFFF
+"""Number of the checksum of a stream that has none."""
+
+HARMLESS: Final = {
+    "lz4": b"\0",
+    "snappy": b"\0",
+    "deflate": b"\3\0",
+    "gzip": bytes.fromhex("1f8b08000000000000030300 0000000000000000"),
+    "zstd": bytes.fromhex("28b52ffd 20 01 0b0000 00"),
+}
+"""Whole streams of no bytes, or of zstd one; no valid stream of these is shorter."""
 
 _WARPS_PER_BLOCK = 8
 

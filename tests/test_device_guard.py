@@ -1,9 +1,12 @@
-"""Guards as columns: where they are, and the rows beside those that were written."""
+"""Guards as columns, the rows beside those that were written, and streams that do no harm."""
+
+import zlib
 
 import numpy as np
 
 from gpustore.device import Spans
-from gpustore.device_guard import NO_ROW, Guards
+from gpustore.device_guard import HARMLESS, NO_ROW, Guards
+from tests.emulator import codecs
 
 
 def test_guards_of_several_outputs_are_one_table():
@@ -40,3 +43,10 @@ def test_blocks_hold_eight_guards():
         guards.add(Spans.contiguous(0, [32]), np.array([0]), np.array([NO_ROW]))
         blocks.append(guards.blocks)
     assert blocks == [1] * 8 + [2] * 8 + [3]
+
+
+def test_harmless_streams_are_whole():
+    assert HARMLESS.keys() == codecs.CODECS.keys()
+    for codec, stream in HARMLESS.items():
+        assert codecs.decompress(codec, stream, 100) == (bytes(codec == "zstd"), codecs.SUCCESS)
+    assert zlib.decompress(HARMLESS["gzip"], 31) == b""

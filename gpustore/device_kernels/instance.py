@@ -86,6 +86,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "adler32": ("gs::adler32",),
     "element": ("gs::check_bits", "gs::clear_bits", "gs::check_records", "gs::clear_records"),
     "guard": ("gs::fill_guards", "gs::check_guards"),
+    "withhold": ("gs::withhold",),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
 }
 """Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""

@@ -8,7 +8,7 @@ out of its memory, which ends the use of the device in this process, or worse.
 ==============  ================================================================================
 ``"auto"``      the device decodes (the default); of stores that say that they are not to be
                 trusted, only what decoders that check all bounds can
-``"verified"``  as for such stores, and values behind a checksum that the host has compared before:
+``"verified"``  as for such stores, and values behind a checksum that is compared before:
                 ``crc32c`` after the compressor
 ``"never"``     the host decodes everything
 ==============  ================================================================================

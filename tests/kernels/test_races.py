@@ -119,5 +119,11 @@ def test_bits_of_elements(order):
     data[[0, 17, 4999]] = 0xFF
     assert test_element.legal([data[1:]], 0xFE, order, segment_nbytes=4200) == [0]
     test_element.launch("clear_bits", [data[1:]], 0xF0, order, 4200)
+    records = np.ones(5000, "u1")
+    records[[2, 4998]] = 0xFF
+    assert test_element.legal([records[1:]], b"\xfe\0", order, segment_nbytes=4200) == [2]
+    assert test_element.legal([records[1:]], b"\0\xfe", order, segment_nbytes=4200) == [0]
+    test_element.launch("clear_records", [records[1:]], b"\0\xf0", order, 4200)
+    assert np.flatnonzero(records != 1).tolist() == [2, 4998]
     assert np.flatnonzero(data != 1).tolist() == [0, 17, 4999]
     assert data[[0, 17, 4999]].tolist() == [0xFF, 0x0F, 0x0F]

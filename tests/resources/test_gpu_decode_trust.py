@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.device_guard import HARMLESS
 from gpustore.errors import MetadataError
 from gpustore.kvstores.file import FileKvStore
+from tests.emulator import codecs
+from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
@@ -123,20 +126,38 @@ def test_frames_of_another_code_than_the_metadata_say_are_not_trusted_either(tmp
             assert refusal is None
 
 
-def test_what_a_checksum_shows_to_be_damaged_never_reaches_a_decoder(tmp_path):
-    create(tmp_path, [ZSTD, CRC])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["zstd-crc32c", "gzip-crc32c", "blosc-zlib-crc32c"])
+def test_what_a_checksum_shows_to_be_damaged_never_reaches_a_decoder(
+    tmp_path, monkeypatch, name, order
+):
+    create(tmp_path, CHAINS[name][0])
     path = tmp_path / "c" / "2"
     value = path.read_bytes()
-    path.write_bytes(value[:12] + bytes([value[12] ^ 1]) + value[13:])
-    with emulated() as device:
-        with pytest.raises(gpustore.CorruptChunkError, match=r"c/2.*Digest mismatch"):
-            read(tmp_path, device, "verified")
-        assert device.counts["decompress"] == 1
-        # Its five companions alone.
-        assert device.decompressed == [5]
-        with pytest.raises(gpustore.CorruptChunkError, match=r"c/2.*Digest mismatch"):
-            read(tmp_path, device, "auto")
-        assert device.decompressed == [5, 6]
+    # Where no header is, so that nothing else is wrong with it.
+    damaged = value[:-20] + bytes([value[-20] ^ 0x10]) + value[-19:]
+    path.write_bytes(damaged)
+    reached = []
+    decompress = codecs.decompress
+
+    def noted(codec, encoded, capacity):
+        reached.append((codec, encoded))
+        return decompress(codec, encoded, capacity)
+
+    monkeypatch.setattr(codecs, "decompress", noted)
+    for trust in ("auto", "verified"):
+        with emulated(order, seed=3) as device:
+            with pytest.raises(gpustore.CorruptChunkError, match=r"c/2.*Digest mismatch"):
+                read(tmp_path, device, trust)
+            assert device.decompressed == [len(reached)]
+        kept = [stream.startswith(HARMLESS[codec]) for codec, stream in reached]
+        assert sum(kept) == len(reached) // 6
+        assert not any(damaged[-24:-12] in stream for _, stream in reached)
+        reached.clear()
+    path.write_bytes(value)
+    with emulated(order, seed=3) as device:
+        read(tmp_path, device, "auto")
+    assert not any(stream.startswith(HARMLESS[codec]) for codec, stream in reached)
 
 
 def test_a_store_shows_it_where_it_says_something(tmp_path):
