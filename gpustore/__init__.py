@@ -15,6 +15,7 @@ from gpustore import ocdbt
 from gpustore.array import array
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
+from gpustore.cast import cast
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.dtype import DTYPES as _DTYPES
@@ -136,6 +137,7 @@ __all__ = [
     "bfloat16",
     "bool",
     "byte",
+    "cast",
     "char",
     "complex128",
     "complex64",

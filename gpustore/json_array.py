@@ -29,7 +29,7 @@ from gpustore._json import (
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import GpustoreError, MetadataError
 
-__all__ = ["array_from_json", "array_to_json", "object_array", "shape_text"]
+__all__ = ["array_from_json", "array_to_json", "element_parser", "object_array", "shape_text"]
 
 _NO_JSON = {"char", "byte"}
 
@@ -57,7 +57,7 @@ def array_from_json(value: JsonValue, dtype: DataType, *, rank: int | None = Non
     shape = _nested_shape(value, leaf_rank=int(dtype.name.startswith("complex")))
     if rank is not None and rank != len(shape):
         raise MetadataError(f"Array rank ({len(shape)}) does not match expected rank ({rank})")
-    convert = _element_parser(dtype)
+    convert = element_parser(dtype)
     array = np.empty(shape, dtype=dtype.array_dtype)
     for position, element in _elements(value, shape, (), leaf_lists=dtype.name[:7] == "complex"):
         try:
@@ -211,7 +211,8 @@ def _ragged(
     )
 
 
-def _element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
+def element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
+    """What makes an element of `dtype` of a JSON value, or raises MetadataError."""
     name = dtype.name
     if name == "bool":
         return _parse_bool

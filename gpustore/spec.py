@@ -57,6 +57,9 @@ _SCHEMA_KEYWORDS = (
 _NOT_OPENED = ("array", "json")
 """Drivers whose data are neither opened nor created: an open mode says nothing to them."""
 
+_NO_MODE = (*_NOT_OPENED, "auto")
+"""Drivers whose JSON has no open mode: what is detected is not created."""
+
 _MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
 
 
@@ -176,7 +179,7 @@ class Spec(IndexedView):
         if context is not None:
             self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
         self._driver = driver
-        if driver.id not in _NOT_OPENED:
+        if _innermost(driver).id not in _NOT_OPENED:
             self._mode = mode or self._mode
 
     # ---- parts
@@ -186,7 +189,7 @@ class Spec(IndexedView):
         """How it is to be opened, with the default filled in."""
         mode = self._mode
         # Arrays in memory are neither opened nor created.
-        if mode.open or mode.create or self._driver.id == "array":
+        if mode.open or mode.create or _innermost(self._driver).id == "array":
             return mode
         return replace(mode, open=True)
 
@@ -284,9 +287,10 @@ class Spec(IndexedView):
         return self._make(self._driver, transform, self._mode, self._context)
 
     @property
-    def base(self) -> None:
-        """The spec of the store that is adapted: None, since no driver here is an adapter."""
-        return None
+    def base(self) -> Spec | None:
+        """The spec of the store that is adapted, as of ``cast``; None for all others."""
+        base = self._driver.base
+        return None if base is None else Spec._make(base, self._transform, self._mode, None)
 
     def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
         """How to open it; `context` holds what its own does not define."""
@@ -305,11 +309,7 @@ class Spec(IndexedView):
         include_defaults : bool
             Also members that say the default.
         """
-        json: dict[str, JsonValue] = {"driver": self._driver.id}
-        json.update(self._driver.to_json(include_defaults=include_defaults))
-        if include_defaults and self._driver.id not in _NOT_OPENED:
-            json.update({field.name: False for field in fields(OpenMode) if field.name != "open"})
-        json.update(self._mode.to_json())
+        json = _driver_json(self._driver, self._mode, include_defaults=include_defaults)
         transform = self.transform
         if transform is not None:
             json["transform"] = transform.to_json()
@@ -333,6 +333,31 @@ class Spec(IndexedView):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Spec._make, (self._driver, self._transform, self._mode, self._context))
+
+
+def _innermost(driver: DriverSpec) -> DriverSpec:
+    """What a driver adapts in the end: to that one open modes and kvstores belong."""
+    return driver if driver.base is None else _innermost(driver.base)
+
+
+def _driver_json(
+    driver: DriverSpec, mode: OpenMode, *, include_defaults: bool
+) -> dict[str, JsonValue]:
+    """JSON of a driver and its bases, without transform and context."""
+    json: dict[str, JsonValue] = {"driver": driver.id}
+    json.update(driver.to_json(include_defaults=include_defaults))
+    if driver.base is not None:
+        base = _driver_json(driver.base, mode, include_defaults=include_defaults)
+        base.pop("rank", None)  # That of the adapter is the same.
+        context = getattr(driver, "context", None)
+        if context is not None:
+            base["context"] = context.to_json(include_defaults)
+        json["base"] = base
+        return json
+    if include_defaults and driver.id not in _NO_MODE:
+        json.update({field.name: False for field in fields(OpenMode) if field.name != "open"})
+    json.update(mode.to_json())
+    return json
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -385,12 +410,23 @@ def _from_json(
     driver_rank = rank if transform is None else transform.output_rank
     if driver_rank is not None:
         schema.update(rank=driver_rank)
-    # What is not created is opened by whichever driver is detected.
-    detected = kind.id == "auto"
-    mode = OpenMode() if kind.id in _NOT_OPENED or detected else OpenMode.from_members(members)
+    if kind.is_adapter:
+        base, below, mode, base_context = members.take_with("base", _base_from_json)
+        members.finish()
+        driver = kind.from_base(base, base_context, members, schema)
+        if below is not None:
+            transform = below if transform is None else below[transform]
+        return driver, transform, mode, context
+    mode = OpenMode() if kind.id in _NO_MODE else OpenMode.from_members(members)
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context
+
+
+def _base_from_json(
+    json: JsonValue,
+) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
+    return _from_json(json)
 
 
 def _transform(value: JsonValue) -> IndexTransform:

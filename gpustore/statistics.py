@@ -38,6 +38,7 @@ COUNTERS: Final = MappingProxyType(
         "chunks_decoded_device": "chunks decoded by the device",
         "host_fallbacks": "chunks decoded by the host because the device cannot, then copied",
         "retries": "attempts repeated because a writer was faster, or a device or network failed",
+        "host_conversions": "arrays converted by the host because no kernel of the device does",
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",
         "bytes_fetched": "encoded bytes of chunks and shards that came from a kvstore",
         "bytes_decoded": "decoded bytes of chunks (or parts of uncompressed ones) that were read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from gpustore.attributes import Attributes
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.crop_plan import crop_shape
-from gpustore.drivers.base import METADATA_POOL, Driver, OpenMode
+from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.future import Future, Promise
@@ -209,9 +209,10 @@ class TensorStore(IndexedView):
         return _WritableAccessor(self, name, super()._accessor(name).__getitem__)
 
     @property
-    def base(self) -> None:
-        """The store that this one adapts: None, since no driver here is an adapter."""
-        return None
+    def base(self) -> TensorStore | None:
+        """The store that this one adapts, with the same domain, as of ``cast``; None otherwise."""
+        base = self._driver.base
+        return None if base is None else TensorStore._of(base, self._transform)
 
     # ---- elements
 
@@ -631,7 +632,7 @@ class TensorStore(IndexedView):
         driver = self._driver.spec(minimal=bool(minimal_spec))
         if retain_context and self.kvstore is not None:
             kvstore = self.kvstore.spec().retaining(self.kvstore.driver)
-            driver = dataclasses.replace(cast(Any, driver), kvstore=kvstore)
+            driver = _retaining(driver, kvstore)
         pool = self._driver.resources.get(METADATA_POOL)
         if pool is not None and (retain_context or unbind_context):
             driver = driver.updated(**{METADATA_POOL: pool.to_json()})
@@ -671,6 +672,16 @@ class TensorStore(IndexedView):
         if kvstore is not None and kvstore.driver.id == "memory":
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
         return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))
+
+
+def _retaining(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:
+    """A driver's spec with another kvstore."""
+    spec: Any = driver
+    if spec.base is not None:
+        kept: DriverSpec = dataclasses.replace(spec, base=_retaining(spec.base, kvstore))
+    else:
+        kept = dataclasses.replace(spec, kvstore=kvstore)
+    return kept
 
 
 def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:

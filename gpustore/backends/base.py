@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore.codecs.chain import CodecChain
+from gpustore.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena, Buffer
@@ -202,6 +204,21 @@ class Backend(Protocol):
         MismatchError
             If the shape does not broadcast.
         """
+
+    def convert(self, elements: Any, convert: Converter, out: Any) -> None:
+        """Convert an array of this backend into the memory of another.
+
+        Parameters
+        ----------
+        elements : array
+            Of the shape of `out`.
+        convert : Converter
+            What the host does; a device may do the same by itself.
+        out : Memory
+        """
+
+    def to_host(self, elements: Any) -> NDArray[Any]:
+        """The elements of an array of this backend as a NumPy array."""
 
     def gather(
         self,

@@ -28,9 +28,10 @@ from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host import HostMemory
 from gpustore.codecs.chain import CodecChain
+from gpustore.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.launch import copy_launches
+from gpustore.device_kernels.launch import cast_launches, copy_launches, has_cast
 from gpustore.device_kernels.run import Rows
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
@@ -401,7 +402,77 @@ class DeviceBackend:
         finally:
             device.free(packed, stream)
 
+    def _upload(self, array: NDArray[Any], out: DeviceMemory) -> None:
+        """Copy a host array to a device array of the same shape."""
+        device = self.driven
+        array = np.ascontiguousarray(array)
+        stream = device.caller_stream()
+        packed = None
+        try:
+            pinned = device.allocate_pinned(array.nbytes)
+        except MemoryError as error:
+            raise self._no_room(array) from error
+        try:
+            pinned.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
+            address = out.view.address
+            if out.strides != array.strides:
+                packed = device.allocate(array.nbytes, stream)
+                address = packed.address
+            device.wait(stream, out.ready)
+            device.upload(pinned, 0, address, array.nbytes, stream)
+            STATISTICS.add(copies=1, waits=1, bytes_to_device=array.nbytes)
+            if packed is not None:
+                rows = Rows(
+                    [address],
+                    [out.view.address],
+                    np.array(array.shape, np.int64)[:, None],
+                    array.strides,
+                    out.strides,
+                )
+                uploaded = DeviceMemory(out.view, device.record(stream))
+                self._launch(copy_launches(rows, array.itemsize), [uploaded])
+        except MemoryError as error:
+            raise self._no_room(array) from error
+        finally:
+            # Nothing may still read or write what is freed, whatever failed.
+            device.synchronize(device.record(stream))
+            device.free_pinned(pinned)
+            if packed is not None:
+                device.free(packed, stream)
+
+    def _no_room(self, array: NDArray[Any]) -> LimitError:
+        return LimitError(
+            f"{array.nbytes} bytes that the host converted do not fit the memory through which "
+            f"they are copied to device {self.device}; read in parts"
+        )
+
     # ----------------------------------------------------------------- elements
+
+    def convert(self, elements: Any, convert: Converter, out: DeviceMemory) -> None:
+        """Convert an array on the device into `out`; by the host if no kernel does."""
+        source = self.driven.wrap(elements)
+        if source is None:
+            raise TypeError(f"{type(elements).__name__} is not on device {self.device}")
+        if 0 in source.shape:
+            return
+        if not has_cast(source.dtype, out.view.dtype):
+            STATISTICS.add(host_conversions=1)
+            self._upload(convert(self._downloaded(source)), out)
+            return
+        rank = max(1, len(source.shape))
+        rows = Rows(
+            [source.address],
+            [out.view.address],
+            np.array(source.shape or (1,), np.int64)[:, None],
+            source.strides or (0,) * rank,
+            out.strides or (0,) * rank,
+        )
+        self._launch(cast_launches(rows, source.dtype, out.view.dtype), [out])
+
+    def to_host(self, elements: Any) -> NDArray[Any]:
+        """A copy in host memory, counted."""
+        view = self.driven.wrap(elements)
+        return np.asarray(elements) if view is None else self._downloaded(view)
 
     def _launch(self, launches: Sequence[Any], memories: Sequence[DeviceMemory]) -> None:
         """Run launches that read and write `memories`, and wait for them."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gpustore.backends._stack import STACK_NBYTES, stacks
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
+from gpustore.conversion import Converter
 from gpustore.errors import GpustoreError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
@@ -119,6 +120,10 @@ class _Scratch(threading.local):
         return memoryview(self._buffer)[:nbytes]
 
 
+_CONVERTED_NBYTES = 1 << 20
+"""Elements of about so many bytes are converted at once."""
+
+
 class HostBackend:
     """Chunks to and from NumPy arrays on the calling thread."""
 
@@ -192,6 +197,23 @@ class HostBackend:
         if any(stride % dtype.itemsize for stride in converted.strides):
             converted = converted.copy()  # A field of records; see `_gather_points`.
         return _memory(_broadcast(converted, domain))
+
+    def convert(self, elements: NDArray[Any], convert: Converter, out: HostMemory) -> None:
+        """Convert an array into `out`, in parts that stay in cache."""
+        array = out.array
+        if not array.ndim or array.nbytes <= _CONVERTED_NBYTES:
+            array[...] = convert(elements)
+            return
+        # Along the dimension whose neighbours are furthest apart.
+        axis = max(range(array.ndim), key=lambda d: abs(array.strides[d]))
+        src, dst = np.moveaxis(elements, axis, 0), np.moveaxis(array, axis, 0)
+        step = max(1, len(dst) * _CONVERTED_NBYTES // array.nbytes)
+        for start in range(0, len(dst), step):
+            dst[start : start + step] = convert(src[start : start + step])
+
+    def to_host(self, elements: NDArray[Any]) -> NDArray[Any]:
+        """Itself."""
+        return elements
 
     def refusal(self, chain: CodecChain) -> str | None:
         """Host memory is no device's."""

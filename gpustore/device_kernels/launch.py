@@ -40,6 +40,7 @@ __all__ = [
     "cast_launches",
     "copy_launches",
     "fill_launches",
+    "has_cast",
     "indexed_launches",
     "repeated",
 ]
@@ -138,13 +139,18 @@ def cast_launches(
     ValueError
         If there is no such kernel, or elements of dst lie on each other (a stride of 0).
     """
-    source = CASTS.get(_type_text(src_dtype))
-    target = CASTS.get(_type_text(dst_dtype))
-    if source is None or target not in CAST_TARGETS or source == target:
+    if not has_cast(src_dtype, dst_dtype):
         raise ValueError(f"no kernel casts {src_dtype} to {dst_dtype}")
+    source, target = CASTS[_type_text(src_dtype)], CASTS[_type_text(dst_dtype)]
     sizes = src_dtype.itemsize, dst_dtype.itemsize
     unit = np.uint32(1 if src_dtype.isnative else src_dtype.itemsize)
     return _by_class(rows, lambda some: _cast_launches(some, source, target, sizes, unit))
+
+
+def has_cast(src_dtype: np.dtype[Any], dst_dtype: np.dtype[Any]) -> bool:
+    """Whether :func:`cast_launches` converts between these types."""
+    source, target = CASTS.get(_type_text(src_dtype)), CASTS.get(_type_text(dst_dtype))
+    return source is not None and target in CAST_TARGETS and source != target
 
 
 def _cast_launches(

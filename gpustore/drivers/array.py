@@ -70,6 +70,7 @@ class ArrayDriver:
     writable: bool
 
     id = "array"
+    base = None
     kvstore = None
     codec = None
     fill_value = None
@@ -232,6 +233,7 @@ class ArraySpec:
     constraints: Schema
 
     id = "array"
+    base = None
     kvstore = None
 
     @property

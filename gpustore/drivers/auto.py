@@ -55,6 +55,7 @@ class AutoSpec:
     references: Mapping[str, JsonValue] = field(default_factory=dict)
 
     id = "auto"
+    base = None
 
     @property
     def schema(self) -> Schema:

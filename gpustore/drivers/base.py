@@ -33,6 +33,7 @@ from gpustore.write_futures import WriteFutures
 
 __all__ = [
     "METADATA_POOL",
+    "AdapterKind",
     "Driver",
     "DriverKind",
     "DriverSpec",
@@ -197,6 +198,14 @@ class Driver(Protocol):
         """Domain of the driver itself, before any transform of the store."""
 
     @property
+    def base(self) -> Driver | None:
+        """What it adapts; None if it reads its elements itself."""
+
+    @property
+    def backend(self) -> Any:
+        """The :class:`~gpustore.backends.base.Backend` whose arrays :meth:`read` returns."""
+
+    @property
     def kvstore(self) -> KvStore | None: ...
 
     @property
@@ -299,6 +308,10 @@ class DriverSpec(Protocol):
         """Name of the driver as specs print it."""
 
     @property
+    def base(self) -> DriverSpec | None:
+        """The spec of what it adapts; None if it adapts nothing."""
+
+    @property
     def kvstore(self) -> KvStore.Spec | None: ...
 
     @property
@@ -325,7 +338,7 @@ class DriverKind(Protocol):
 
     id: str
     is_adapter: bool
-    """Whether it adapts another driver, not a kvstore."""
+    """Whether it adapts another driver, and is an :class:`AdapterKind`."""
 
     def from_json(self, members: Members, schema: Schema) -> DriverSpec:
         """Take the members this driver knows; the caller checks that none are left."""
@@ -335,6 +348,15 @@ class DriverKind(Protocol):
 
         `base` is the ``KvStore.Spec`` before it, or the :class:`DriverSpec` if it adapts one.
         """
+
+
+class AdapterKind(DriverKind, Protocol):
+    """What a driver registers that adapts another one; it has ``from_base`` for ``from_json``."""
+
+    def from_base(
+        self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
+    ) -> DriverSpec:
+        """Take the members this driver knows; `base` and its own context have been taken."""
 
 
 def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:

@@ -16,6 +16,7 @@ from typing import Any
 from gpustore import registry
 from gpustore._json import JsonValue, quote
 from gpustore.attributes import Attributes
+from gpustore.backends.base import Backend
 from gpustore.batch import Batch
 from gpustore.cache import Cache, Entry, Space
 from gpustore.context import Context
@@ -241,9 +242,15 @@ class ChunkedDriver:
     hierarchy: Hierarchy | None = None
     zattrs: Mapping[str, JsonValue] | None = None
 
+    base = None
+
     @property
     def id(self) -> str:
         return self.file.format.json_id
+
+    @property
+    def backend(self) -> Backend:
+        return self.array.backend
 
     @property
     def device(self) -> str:

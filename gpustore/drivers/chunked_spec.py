@@ -96,6 +96,8 @@ class ChunkedSpec:
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     node_path: str = ""
 
+    base = None
+
     @property
     def id(self) -> str:
         return self.format.json_id

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, dump, parse
+from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
 from gpustore.batch import Batch
 from gpustore.context import Context
@@ -69,6 +70,7 @@ class JsonDriver:
     writable: bool
 
     id = "json"
+    base = None
     dtype = _JSON
     codec = None
     fill_value = None
@@ -76,6 +78,12 @@ class JsonDriver:
     device = "cpu"
     open_mode = OpenMode()
     attributes = None
+
+    @property
+    def backend(self) -> Backend:
+        """That of the host."""
+        host: Backend = registry.find("backends", "host")
+        return host
 
     @property
     def domain(self) -> IndexDomain:
@@ -229,6 +237,7 @@ class JsonSpec:
     constraints: Schema
 
     id = "json"
+    base = None
 
     @property
     def schema(self) -> Schema:

@@ -59,7 +59,7 @@ def test_the_page_knows_everything_that_is_there(title):
     assert set(registry.ids(folder)) <= set(names.values())
 
 
-@pytest.mark.parametrize("name", ["n5", "cast", "stack", "neuroglancer_precomputed"])
+@pytest.mark.parametrize("name", ["n5", "downsample", "stack", "neuroglancer_precomputed"])
 def test_an_absent_driver_raises_an_error_that_names_it(name):
     if name in registry.ids("drivers"):
         pytest.skip(f"{name} is there by now")

@@ -46,6 +46,7 @@ LAYERS = {
     "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
     "gpustore.batch": 3,
+    "gpustore.conversion": 3,
     "gpustore.cache": 3,
     "gpustore.json_file": 3,
     "gpustore.attributes": 3,
@@ -68,6 +69,7 @@ LAYERS = {
     "gpustore.open": 7,
     "gpustore.open_group": 7,
     "gpustore.array": 7,
+    "gpustore.cast": 7,
     "gpustore": 7,
     "gpustore.cli": 8,
 }

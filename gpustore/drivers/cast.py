@@ -1,0 +1,422 @@
+"""The ``cast`` driver: the elements of another TensorStore as another data type.
+
+JSON example::
+
+    {"driver": "cast", "dtype": "float32", "base": "file:///data/x.zarr/|zarr3:"}
+
+Reads convert from the base's data type, writes to it (:mod:`gpustore.conversion`); where only one
+of them is possible the store is read-only, or can only be written. Domain, layout, codec and units
+are those of the base, the fill value is converted. On a device a kernel converts to float16,
+bfloat16 and float32; other types are converted by the host, which is counted.
+
+Source: TensorStore's ``driver/cast``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpustore import registry
+from gpustore._json import JsonValue, Members, quote
+from gpustore.attributes import Attributes
+from gpustore.backends.base import Backend
+from gpustore.batch import Batch
+from gpustore.context import Context
+from gpustore.conversion import Converter, converter
+from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, schema_members
+from gpustore.dtype import dtype as dtype_
+from gpustore.errors import GpustoreError, MetadataError, UnsupportedError, prefixing
+from gpustore.executor import Executor
+from gpustore.future import Future, Promise
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.json_array import object_array
+from gpustore.kvstore import KvStore
+from gpustore.pipelines.explanation import Explanation
+from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
+from gpustore.statistics import attributed
+from gpustore.unit import Unit
+from gpustore.write_futures import WriteFutures
+
+__all__ = ["DRIVER", "CastDriver", "CastSpec", "cast_driver"]
+
+
+@dataclass(frozen=True)
+class CastDriver:
+    """An opened cast.
+
+    Attributes
+    ----------
+    base : Driver
+    dtype : dtype
+    decode, encode : Converter or None
+        From the base's data type, and to it.
+    """
+
+    base: Driver
+    dtype: dtype_
+    decode: Converter | None
+    encode: Converter | None
+    readable: bool
+    writable: bool
+
+    id = "cast"
+
+    @property
+    def domain(self) -> IndexDomain:
+        return self.base.domain
+
+    @property
+    def kvstore(self) -> KvStore | None:
+        return self.base.kvstore
+
+    @property
+    def device(self) -> str:
+        return self.backend.device
+
+    @property
+    def backend(self) -> Backend:
+        """That of the base, unless it has no arrays of such elements."""
+        if self.dtype.array_dtype.hasobject:
+            host: Backend = registry.find("backends", "host")
+            return host
+        base: Backend = self.base.backend
+        return base
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        return self.base.chunk_layout
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        return self.base.codec
+
+    @property
+    def fill_value(self) -> Any:
+        """The converted one; None if there is none, or it cannot be."""
+        fill = self.base.fill_value
+        if fill is None or self.decode is None:
+            return None
+        return self.decode(np.asarray(fill))
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...]:
+        return self.base.dimension_units
+
+    @property
+    def attributes(self) -> Attributes | None:
+        return self.base.attributes
+
+    @property
+    def open_mode(self) -> OpenMode:
+        return self.base.open_mode
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self.base.resources
+
+    @property
+    def executor(self) -> Executor:
+        return self.base.executor
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """Of the base, and the data type."""
+        return CastSpec(self.base.spec(minimal=minimal), self.dtype)
+
+    def read(
+        self,
+        transform: IndexTransform,
+        *,
+        out: Any,
+        order: str,
+        batch: Batch | None = None,
+        stream: Any = None,
+    ) -> Future[Any]:
+        """Read the base, then convert."""
+        read = partial(self.base.read, transform, batch=batch, order=order, stream=stream)
+        return self._read(read, tuple(transform.domain.shape), out, order, stream)
+
+    def read_many(
+        self,
+        transform: IndexTransform,
+        starts: Any,
+        shape: tuple[int, ...],
+        *,
+        out: Any,
+        order: str,
+        stream: Any = None,
+    ) -> Future[Any]:
+        """Read crops of the base, then convert."""
+        read = partial(self.base.read_many, transform, starts, shape, order=order, stream=stream)
+        return self._read(read, (len(starts), *shape), out, order, stream)
+
+    def _read(
+        self,
+        read: Callable[..., Future[Any]],
+        shape: tuple[int, ...],
+        out: Any,
+        order: str,
+        stream: Any,
+    ) -> Future[Any]:
+        decode, backend, dtype = self.decode, self.backend, self.dtype.array_dtype
+        assert decode is not None  # The store checks that it is readable.
+        if self.dtype == self.base.dtype:
+            return read(out=out)
+        if out is None:
+            memory = backend.empty(shape, dtype, order, stream)
+        else:
+            memory = backend.destination(out, shape, dtype, stream)
+        source = self.base.backend
+
+        def convert(elements: Any) -> Any:
+            if source is not backend:
+                elements = source.to_host(elements)
+            backend.convert(elements, decode, memory)
+            return memory.array if out is None else out
+
+        return _then(read(out=None), convert, self.executor)
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Not possible."""
+        raise UnsupportedError(
+            'explain is not supported by the "cast" driver; explain what it reads: '
+            "store.base.explain()"
+        )
+
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Not possible."""
+        del starts, shape
+        return self.explain(transform)
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Convert, then write to the base."""
+        encode, domain = self.encode, transform.domain
+        assert encode is not None  # The store checks that it is writable.
+        if self.dtype.array_dtype.hasobject:
+            source = object_array(source, self.dtype, max_rank=domain.rank)
+        elements = self.backend.source(source, domain, self.dtype.array_dtype).array
+        if any(step == 0 and size > 1 for step, size in zip(elements.strides, elements.shape)):
+            # Elements that stand for many are converted once.
+            first = tuple(slice(None if step else 1) for step in elements.strides)
+            converted = np.broadcast_to(encode(elements[first]), elements.shape)
+        else:
+            converted = encode(elements)
+        return self.base.write(transform, converted)
+
+    def resolve(self) -> Driver:
+        """The same over the base as it is now."""
+        return replace(self, base=self.base.resolve())
+
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """The same over the resized base."""
+        if not self.writable:
+            raise MetadataError("Destination does not support writing.")
+        return replace(self, base=self.base.resize(transform, request))
+
+
+def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor) -> Future[Any]:
+    """What `convert` makes of a result."""
+    if future.is_deferred:
+        # Whoever asks for the one runs the other as well.
+        return Future.deferred(lambda: convert(future.result()), executor)
+    promise: Promise[Any]
+    promise, result = Promise.new()
+
+    def run(done: Future[Any]) -> None:
+        # A batch has given it those of all reads that it joined.
+        result._statistics = done._statistics
+        try:
+            promise.set_result(attributed(done._statistics, lambda: convert(done.result())))
+        except BaseException as error:
+            promise.set_exception(error)
+
+    def cancel(done: Future[Any]) -> None:
+        if done.cancelled():
+            future.cancel()
+
+    result.add_done_callback(cancel)
+    future.add_done_callback(lambda done: executor.execute(partial(run, done)))
+    return result
+
+
+def cast_driver(
+    base: Driver, dtype: dtype_, *, read: bool | None = None, write: bool | None = None
+) -> CastDriver:
+    """A cast of an opened driver.
+
+    Parameters
+    ----------
+    base : Driver
+    dtype : dtype
+    read, write : bool, optional
+        Access that must be possible.
+
+    Raises
+    ------
+    MetadataError
+        If nothing converts in a direction that is asked for, or in any.
+    """
+    decode, encode = converter(base.dtype, dtype), converter(dtype, base.dtype)
+    if decode is None and encode is None:
+        raise MetadataError(f"Cannot convert {base.dtype.name} <-> {dtype.name}")
+    if read and decode is None:
+        raise MetadataError(
+            f"Read access requires unsupported {base.dtype.name} -> {dtype.name} conversion"
+        )
+    if write and encode is None:
+        raise MetadataError(
+            f"Write access requires unsupported {dtype.name} -> {base.dtype.name} conversion"
+        )
+    readable = base.readable and decode is not None
+    return CastDriver(base, dtype, decode, encode, readable, base.writable and encode is not None)
+
+
+@dataclass(frozen=True)
+class CastSpec:
+    """A cast to be opened.
+
+    Attributes
+    ----------
+    base : DriverSpec
+    dtype : dtype or None
+        None if it has not been said yet.
+    context : Context.Spec or None
+        Of the base's own spec.
+    """
+
+    base: DriverSpec
+    dtype: dtype_ | None
+    context: Context.Spec | None = None
+
+    id = "cast"
+
+    @property
+    def kvstore(self) -> KvStore.Spec | None:
+        return self.base.kvstore
+
+    @property
+    def schema(self) -> Schema:
+        """What is known of the base, with the data type and the fill value converted."""
+        base = self.base.schema
+        schema = _without_elements(base)
+        if self.dtype is None:
+            return schema
+        fill = _converted_fill(base, self.dtype)
+        schema.update(dtype=self.dtype)
+        if fill is not None:
+            schema.update(fill_value=fill)
+        return schema
+
+    @property
+    def url(self) -> str:
+        """``<base>|cast:<dtype>``."""
+        if self.dtype is None:
+            raise MetadataError("cast URL requires target dtype to be specified")
+        return f"{self.base.url}|cast:{self.dtype.name}"
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """The data type, and the rank; the base is the caller's business, as modes go there."""
+        del include_defaults
+        said = Schema()
+        if self.dtype is not None:
+            said.update(dtype=self.dtype)
+        rank = self.base.schema.rank
+        if rank is not None:
+            said.update(rank=rank)
+        return schema_members(said)
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """The spec with more constraints: on its data type, all others on the base."""
+        spec = self
+        if schema is not None:
+            dtype = schema.dtype
+            if dtype is not None and self.dtype not in (None, dtype):
+                raise MetadataError(
+                    f"dtype of {dtype.name} does not match existing dtype of "
+                    f"{self.dtype and self.dtype.name}"
+                )
+            rest = _without_elements(schema)
+            base_dtype = self.base.schema.dtype
+            fill = schema.fill_value
+            if fill is not None and base_dtype is not None and dtype is not None:
+                fill = _converted_fill(schema, base_dtype)
+            if fill is not None:
+                rest.update(fill_value=fill)
+            spec = replace(spec, dtype=dtype or self.dtype, base=self.base.updated(schema=rest))
+        if kvstore is not None or options:
+            spec = replace(spec, base=spec.base.updated(kvstore=kvstore, **options))
+        return spec
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Open the base."""
+        dtype = self.dtype
+        with prefixing('Error opening "cast" driver'):
+            if dtype is None:
+                raise MetadataError("dtype must be specified")
+            if self.context is not None:
+                request = replace(request, context=Context(self.context, request.context))
+            opening = self.base.open(request)
+
+        def run() -> tuple[Driver, IndexTransform]:
+            with prefixing('Error opening "cast" driver'):
+                base, transform = opening.run()
+                return cast_driver(base, dtype, read=request.read, write=request.write), transform
+
+        return replace(opening, run=run)
+
+
+def _without_elements(schema: Schema) -> Schema:
+    """A schema without data type and fill value."""
+    parts: dict[str, Any] = {
+        "rank": schema.rank,
+        "domain": schema.domain,
+        "chunk_layout": schema.chunk_layout,
+        "codec": schema.codec,
+        "dimension_units": schema.dimension_units,
+    }
+    return Schema(**{name: part for name, part in parts.items() if part is not None})
+
+
+def _converted_fill(schema: Schema, dtype: dtype_) -> Any:
+    """The fill value of a schema as an element of another type; None if it cannot be."""
+    fill = schema.fill_value
+    if fill is None or schema.dtype is None:
+        return fill
+    convert = converter(schema.dtype, dtype)
+    return None if convert is None else convert(np.asarray(fill))
+
+
+class _CastKind:
+    id = "cast"
+    is_adapter = True
+
+    def from_base(
+        self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
+    ) -> DriverSpec:
+        """A spec over that of its base, which was taken from `members`; there are no others."""
+        del members
+        return CastSpec(base, None, context).updated(schema=schema)
+
+    def from_url(self, base: DriverSpec, path: str) -> CastSpec:
+        """``<base>|cast:<dtype>``."""
+        try:
+            return CastSpec(base, dtype_(path))
+        except GpustoreError:
+            raise MetadataError(
+                f'Invalid TensorStore URL component "cast:{path}": Unsupported data type: '
+                f"{quote(path)}"
+            ) from None
+
+
+DRIVER = _CastKind()
