@@ -48,7 +48,7 @@ Whatever the codec, single values may be left to the host: several gzip members,
 a size or with a dictionary, batches of few and large streams, and what `gpu_decode_trust` does not
 let a GPU decode.
 
-`zfp`, `zfpy` and `pcodec` are decoded by their libraries, on the host.
+`zfp`, `zfpy`, `pcodec` and `n5_default` are decoded by the host.
 
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy's whatever the device, and each chunk that is decoded counts as a host fallback.
@@ -106,8 +106,8 @@ LAYOUT = {"bytes", "reshape", "transpose", "sharding_indexed"}
 # Of elements that no device can hold.
 OBJECTS = {"vlen-bytes", "vlen-utf8"}
 
-# Of libraries that need not be installed, which have them on the host only.
-LIBRARIES = {"pcodec", "zfp", "zfpy"}
+# On the host only, some by libraries that need not be installed.
+ON_HOST = {"n5_default", "pcodec", "zfp", "zfpy"}
 
 TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
 
@@ -156,7 +156,7 @@ def page() -> str:
     """The text of docs/gpu.md."""
     files = {name.split()[0] for name in CODECS} - {"none"}
     left_out = {
-        one for one in registry.ids("codecs") if one not in files | LAYOUT | OBJECTS | LIBRARIES
+        one for one in registry.ids("codecs") if one not in files | LAYOUT | OBJECTS | ON_HOST
     }
     assert not left_out, f"say what a GPU does with {left_out}"
     lines = [

@@ -153,8 +153,8 @@ def test_an_unknown_codec_lists_the_known_ones():
     assert str(caught.value) == (
         'Error parsing object member "codecs": Error parsing value at position 0: Error parsing '
         'object member "name": "lz4" is not registered; registered are: bitround, blosc, '
-        "bytes, cast_value, crc32c, gzip, packbits, reshape, scale_offset, sharding_indexed, "
-        "transpose, vlen-bytes, vlen-utf8, zfp, zstd, numcodecs.adler32, "
+        "bytes, cast_value, crc32c, gzip, n5_default, packbits, reshape, scale_offset, "
+        "sharding_indexed, transpose, vlen-bytes, vlen-utf8, zfp, zstd, numcodecs.adler32, "
         "numcodecs.astype, numcodecs.base64, numcodecs.bitround, numcodecs.blosc, numcodecs.bz2, "
         "numcodecs.categorize, numcodecs.crc32, numcodecs.crc32c, numcodecs.delta, "
         "numcodecs.fixedscaleoffset, numcodecs.fletcher32, numcodecs.gzip, "

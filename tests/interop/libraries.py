@@ -218,15 +218,15 @@ class Zarr:
 class Zarrs(Zarr):
     """zarrs as the codec pipeline of zarr-python, which hands it the names of all its codecs."""
 
-    _CODECS = ("packbits", "cast_value", "scale_offset", "bitround", "reshape", "zfp")
-    _TO_BYTES = ("packbits", "zfp")
+    _CODECS = ("cast_value", "scale_offset", "bitround", "reshape")
+    _TO_BYTES = ("packbits", "zfp", "n5_default")
 
     def __init__(self) -> None:
         super().__init__()
         pipeline = f"{importlib.import_module('zarrs').__name__}.ZarrsCodecPipeline"
         self.library.config.set({"codec_pipeline.path": pipeline, "codec_pipeline.strict": True})
         abc = importlib.import_module("zarr.abc.codec")
-        for name in self._CODECS:
+        for name in (*self._CODECS, *self._TO_BYTES):
             kind = abc.ArrayBytesCodec if name in self._TO_BYTES else abc.ArrayArrayCodec
             self.library.registry.register_codec(name, _handed_through(kind))
 

@@ -104,6 +104,39 @@ def test_cross_reading(tmp_path, version, kind, codec, layout):
     }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have a Zarr V3 specification.*", "ignore:Numcodecs codecs are not in"
+)
+@pytest.mark.parametrize("id", ["crc32", "adler32", "fletcher32"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_checksums_behind_strings(tmp_path, version, kind, id):
+    """Filters of Zarr v2 behind the one that makes bytes of elements, codecs of Zarr v3."""
+    array, text = elements(kind), kind == "ustring"
+    name = "vlen-utf8" if text else "vlen-bytes"
+    filters = [numcodecs.get_codec({"id": one}) for one in (name, id)]
+    more = {"filters": filters, "compressors": None}
+    if version == 3:
+        more = {"compressors": [{"name": f"numcodecs.{id}", "configuration": {}}]}
+    theirs = zarr.create_array(
+        tmp_path,
+        shape=SHAPE,
+        chunks=CHUNKS,
+        dtype=str if text else zarr.dtype.VariableLengthBytes(),
+        fill_value=fill_of(kind),
+        zarr_format=version,
+        **more,
+    )
+    theirs[...] = array
+    ours = gpustore.open(f"file://{tmp_path}/", context=CONTEXT).result()
+    assert np.array_equal(ours.read().result(), array)
+    ours[...] = array[::-1]
+    assert np.array_equal(as_objects(theirs[...]), array[::-1])
+    (tmp_path / ("0.0" if version == 2 else "c/0/0")).write_bytes(b"damage")
+    with pytest.raises(gpustore.errors.CorruptChunkError):
+        ours.read().result()
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
 def test_zarr_python_writes_transposed_strings_in_the_wrong_order(tmp_path):
     """It cannot read its own either; the reason why there are no such cells."""
