@@ -1,11 +1,22 @@
-"""A hierarchy against a model: the same steps on a dict, in any order, in both formats."""
+"""A hierarchy against a model: the same steps on a dict, in any order, in both formats.
 
+In the end whoever comes new reads the same, to the host and to an emulated device.
+"""
+
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import gpustore
+from tests.on_device import emulated, on_host
 
 PATHS = st.sampled_from(["a", "b", "a/a", "a/b", "a/b/c", "\\a//b/", "b/c/"])
 NAMES = st.sampled_from(["x", "y", "\u65e5"])
@@ -17,7 +28,11 @@ def plain(path):
 
 
 class HierarchyMachine(RuleBasedStateMachine):
-    """`nodes` maps paths to None for a group, to the shape of an array; `attrs` to attributes."""
+    """`nodes` maps paths to None for a group, to the shape of an array; `attrs` to attributes;
+    `written` those of arrays to what was written last, if anything.
+    """
+
+    device = None
 
     @initialize(zarr_format=st.sampled_from([2, 3]))
     def begin(self, zarr_format):
@@ -26,6 +41,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         self.group = gpustore.open_group(self.url, create=True, context=self.context).result()
         self.nodes = {"": None}
         self.attrs = {"": {}}
+        self.written = {}
 
     def blocked(self, path):
         """Whether something above is an array."""
@@ -39,6 +55,7 @@ class HierarchyMachine(RuleBasedStateMachine):
             self.nodes.setdefault(above, None)
             self.attrs.setdefault(above, {})
         self.nodes[path], self.attrs[path] = shape, attrs
+        self.written.pop(path, None)
 
     def create(self, begin, path, shape, attrs, *, wins=()):
         if path in self.nodes:
@@ -87,6 +104,7 @@ class HierarchyMachine(RuleBasedStateMachine):
         del self.group[path]
         for gone in [p for p in self.nodes if p == path or p.startswith(f"{path}/")]:
             del self.nodes[gone], self.attrs[gone]
+            self.written.pop(gone, None)
 
     @rule(path=PATHS | st.just(""), name=NAMES, value=VALUES)
     def set_attribute(self, path, name, value):
@@ -109,6 +127,17 @@ class HierarchyMachine(RuleBasedStateMachine):
         if self.nodes.get(path) is not None:
             self.group[path].resize(exclusive_max=[size]).result()
             self.nodes[path] = (size,)
+            if path in self.written:
+                # Of the one chunk nothing is forgotten while the array has any elements.
+                del self.written[path]
+                self.group[path].write(0).result()
+
+    @rule(path=PATHS, value=st.integers(0, 255))
+    def write(self, path, value):
+        path = plain(path)
+        if self.nodes.get(path) is not None:
+            self.group[path].write(value).result()
+            self.written[path] = value
 
     @rule()
     def consolidate(self):
@@ -135,11 +164,29 @@ class HierarchyMachine(RuleBasedStateMachine):
 
     def teardown(self):
         # Whoever comes new sees the same.
-        fresh = gpustore.open_group(self.url, context=self.context).result()
-        assert list(fresh.members(max_depth=None).result()) == list(
-            self.group.members(max_depth=None).result()
-        )
+        name = None if self.device is None else self.device.name
+        fresh = gpustore.open_group(self.url, context=self.context, device=name).result()
+        members = fresh.members(max_depth=None).result()
+        assert list(members) == list(self.group.members(max_depth=None).result())
+        for path, node in members.items():
+            if node.is_array:
+                found = fresh[path].read().result()
+                if self.device is not None:
+                    found = on_host(self.device, found)
+                expected = np.full(self.nodes[path], self.written.get(path, 0), "u1")
+                np.testing.assert_array_equal(found, expected)
 
 
+STEPS = settings(max_examples=200, stateful_step_count=6)
 TestHierarchy = HierarchyMachine.TestCase
-TestHierarchy.settings = settings(max_examples=200, stateful_step_count=6)
+TestHierarchy.settings = STEPS
+
+
+@pytest.mark.parametrize("order", ["lazy", "random"])
+def test_a_hierarchy_is_read_to_a_device(order):
+    with emulated(order) as emulated_device:
+
+        class OnDevice(HierarchyMachine):
+            device = emulated_device
+
+        run_state_machine_as_test(OnDevice, settings=STEPS)

@@ -14,6 +14,8 @@ import pytest
 
 import gpustore
 from gpustore.errors import GpustoreError
+from tests.emulator.queue import ORDERS
+from tests.on_device import emulated, on_host
 
 CASES = Path(__file__).with_name("cases")
 EXPECTED = {
@@ -97,6 +99,20 @@ def test_files_are_read_as_expected(case, tmp_path):
         )
         found["values"] = expect["values"]
     assert {name: found[name] for name in expect} == expect
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_files_are_read_to_a_device_as_to_the_host(order, tmp_path):
+    with emulated(order) as device:
+        for number, case in enumerate(OPENED):
+            url = written(case.values[0], tmp_path / str(number))
+            expected = gpustore.open(url).result().read().result()
+            store = gpustore.open(url, device=device.name).result()
+            found = store.read().result()
+            if store.device != "cpu":
+                found = on_host(device, found)
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape), case.id
+            np.testing.assert_array_equal(found, expected, err_msg=case.id)
 
 
 @pytest.mark.parametrize("case", OPENED)
