@@ -136,7 +136,7 @@ def decoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
     if chain.is_raw:
         return "nothing to decode"
     (stage,) = chain.stages
-    return decoder_of(stage, decoders)
+    return decoder_of(stage, decoders).replace("nothing", "nothing to decode")
 
 
 def codec_row(name: str, chain: CodecChain) -> str:

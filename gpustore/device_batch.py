@@ -281,6 +281,20 @@ class DeviceBatch:
         self._checks.append((part, check))
         return part
 
+    def confirmations(self, blocks: NDArray[np.int64], reason: str) -> Result:
+        """A word for each value, to which as many blocks as there are here each add 1.
+
+        Values of which one does not have failed, for `reason`.
+        """
+        owners = self.rows
+
+        def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
+            confirmed = found.view(np.uint32) + np.uint32(1)  # As all bits were set before.
+            for i in np.flatnonzero(confirmed != blocks):
+                yield int(owners[i]), reason
+
+        return self.result(4 * len(self), check)
+
     def launch(
         self,
         family: str,
@@ -410,17 +424,10 @@ class DeviceBatch:
         """
         if not len(self):
             return
-        owners = self.rows
         segments = (self.values.nbytes + np.uint64(_SEGMENT_NBYTES - 1)) // np.uint64(
             _SEGMENT_NBYTES
         )
-
-        def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
-            legal = found.view(np.uint32) + np.uint32(1)  # As all bits were set before.
-            for i in np.flatnonzero(legal != segments):
-                yield int(owners[i]), "an element is not legal"
-
-        result = self.result(4 * len(self), check)
+        result = self.confirmations(segments.astype(np.int64), "an element is not legal")
         self._launch_elements("check", illegal, [result])
 
     def clear_bits(self, illegal: bytes) -> None:

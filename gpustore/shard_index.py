@@ -57,7 +57,7 @@ class ShardIndexFormat:
     chunks_per_shard : tuple of int
         Inner chunks along each dimension.
     chain : CodecChain
-        Of a uint64 array of shape ``chunks_per_shard + (2,)``; its stages have a fixed overhead.
+        Of a uint64 array of shape ``chunks_per_shard + (2,)``; its stages are exact.
     at_end : bool
         Whether it stands at the end of the shard; otherwise at the start.
     """

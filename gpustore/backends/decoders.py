@@ -43,6 +43,11 @@ class GpuDecoders:
 
 
 def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:
-    """What decodes values on a device that does not refuse to: its library, or own kernels."""
+    """What decodes values on a device that does not refuse to: its library, or own kernels.
+
+    ``"nothing"`` if they are decoded.
+    """
+    if stage.is_identity:
+        return "nothing"
     codec = stage.device_codec
     return "own kernels" if codec is None or decoders.codec(codec) is None else "nvcomp"

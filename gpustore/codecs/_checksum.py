@@ -36,7 +36,7 @@ class Checksum(BytesCodec):
         Kept from chunk to chunk: it has no state.
     """
 
-    overhead = _NBYTES
+    is_exact = True
     is_view = True
     decode_ns = 0.5
 

@@ -17,6 +17,7 @@ codec that says what.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import REQUIRED
+from gpustore.codecs._device_values import cast_conversions
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+from gpustore.device_kernels.value import Conversion
 
 __all__ = ["CODEC"]
 
@@ -44,6 +47,10 @@ class _AsType(ValueStage):
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
         """By NumPy's rule "unsafe"."""
         cast(encoded, decoded)
+
+    def conversions(self) -> Sequence[Conversion] | str:
+        """By NumPy's rule "unsafe"."""
+        return cast_conversions(self.encoded, self.decoded)
 
 
 def _types(options: Options, dtype: np.dtype[Any]) -> Types:

@@ -159,8 +159,8 @@ class BytesCodec(abc.ABC):
     name: str
     """What errors call it: the registered name."""
 
-    overhead: ClassVar[int | None] = None
-    """Bytes it adds to any input, None if that depends on the input."""
+    is_exact: ClassVar[bool] = False
+    """Whether every encoding has exactly :meth:`encoded_bound` bytes."""
 
     is_view: ClassVar[bool] = False
     """Whether :meth:`decode` without `out` copies nothing."""
@@ -176,6 +176,11 @@ class BytesCodec(abc.ABC):
 
     needs_bytes: ClassVar[bool] = True
     """Whether :meth:`decode_device` looks at encoded bytes, so that the host must have them."""
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether decoding changes no byte, and refuses none."""
+        return False
 
     @property
     def device_codec(self) -> str | None:

@@ -19,6 +19,7 @@ it. Decoding changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from gpustore._json import REQUIRED, text
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, deliver, integer
 from gpustore.codecs.value import Elements, ValueFace, ValueStage
+from gpustore.device_kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.kvstores.base import Buffer
 
@@ -73,6 +75,10 @@ class _BitRound(ValueStage):
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
         """The same."""
         decoded[:] = encoded
+
+    def conversions(self) -> Sequence[Conversion]:
+        """None: they are decoded."""
+        return ()
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None

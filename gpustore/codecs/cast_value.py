@@ -34,7 +34,7 @@ numbers. The fill value must come back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ from gpustore._json import (
 )
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, blocks
+from gpustore.device_kernels.value import Conversion, number_format
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError
 from gpustore.metadata.data_type import parse_v3_data_type
@@ -87,6 +88,18 @@ class _CastValue(ValueStage):
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
         """CorruptChunkError for what cannot be decoded."""
         self._cast(encoded, decoded, self.decode_map, CorruptChunkError)
+
+    def conversions(self) -> Sequence[Conversion] | str:
+        """One, unless nothing changes."""
+        source, target = self.encoded, self.decoded
+        if number_format(source) is None or number_format(target) is None:
+            return f"the host casts {source.name} to {target.name}"
+        if source == target and not self.decode_map:
+            return []
+        beyond = self.out_of_range
+        if beyond == "wrap" and not _is_integer(target):
+            beyond = "error"
+        return [Conversion(source, target, self.rounding, beyond, self.decode_map)]
 
     def _cast(
         self,
@@ -173,6 +186,7 @@ def _nearest_away(values: NDArray[Any]) -> NDArray[Any]:
     whole = np.trunc(values)
     up: NDArray[Any] = np.where(np.abs(values - whole) >= 0.5, np.copysign(1.0, values), 0.0)
     up += whole
+    np.copysign(up, values, out=up)  # Nothing and -0 were 0.
     return up
 
 

@@ -50,7 +50,7 @@ from gpustore.codecs.merge import (
     parse_chain,
     resolving,
 )
-from gpustore.codecs.value import Elements, PermuteStage, SwapStage, ValueStage
+from gpustore.codecs.value import Elements, ElementStages, PermuteStage, SwapStage, ValueStage
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.dtype import dtype as DataType
@@ -92,6 +92,31 @@ class _Step:
     stage: BytesCodec
     decoded_max: int
     exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceStep:
+    """What a device does at once: a stage, or some codecs of elements."""
+
+    stage: BytesCodec | ElementStages
+    decoded_max: int
+    exact: bool
+
+
+def _together(steps: Sequence[_Step]) -> tuple[_DeviceStep, ...]:
+    """Steps in the order of decoding, those of elements that follow each other as one."""
+    found: list[_DeviceStep] = []
+    for step in steps:
+        stage: BytesCodec | ElementStages = step.stage
+        if isinstance(step.stage, ValueStage) and step.stage.conversions() is not None:
+            last = found[-1].stage if found else None
+            if isinstance(last, ElementStages) and last.takes(step.stage):
+                stage = ElementStages((*last.stages, step.stage))
+                found.pop()
+            else:
+                stage = ElementStages((step.stage,))
+        found.append(_DeviceStep(stage, step.decoded_max, step.exact))
+    return tuple(found)
 
 
 class CodecChain:
@@ -142,6 +167,7 @@ class CodecChain:
 
     __slots__ = (
         "_check",
+        "_device_steps",
         "_distrust",
         "_json",
         "_normalize",
@@ -197,9 +223,10 @@ class CodecChain:
         for stage in self.stages:
             steps.append(_Step(stage, bound, exact))
             bound = stage.encoded_bound(bound)
-            exact = exact and stage.overhead is not None
+            exact = exact and stage.is_exact
         self.encoded_bound = bound
         self._steps = tuple(reversed(steps))
+        self._device_steps = _together(self._steps)
         first = self.stages[:1]
         self.decodes_parts = (
             self.reads_parts
@@ -331,7 +358,7 @@ class CodecChain:
         too_many = np.flatnonzero(batch.values.nbytes > self.encoded_bound)
         batch.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
         batch.distrust = self._distrust
-        for step in self._steps:
+        for step in self._device_steps:
             if not len(batch):
                 return
             step.stage.decode_device(batch, device, step.decoded_max, exact=step.exact)
@@ -699,7 +726,7 @@ def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: 
     if isinstance(choice, StageChoice):
         stage = choice.face.prepare(choice.options, given.itemsize)
         stages.append(stage)
-        if given.elements is None or stage.overhead is None:
+        if given.elements is None or not stage.is_exact:
             return _Given(None, None)
         nbytes = given.elements.count * given.elements.dtype.itemsize
         nbytes = stage.encoded_bound(nbytes)  # Raises.

@@ -48,7 +48,7 @@ _PIECE_NBYTES = 256 << 10
 class _Crc32c(BytesCodec):
     name = "crc32c"
     decode_ns = 0.03
-    overhead = _NBYTES
+    is_exact = True
     is_view = True
     verifies = True
     needs_bytes = False

@@ -25,9 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import REQUIRED
+from gpustore.codecs._device_streams import refuse_where
+from gpustore.codecs._device_values import cast_conversions, component, convert, sum_values
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, numpy_type
+from gpustore.device import Decoders, Device
+from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.value import Side, number_format
 from gpustore.errors import MetadataError
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC"]
 
@@ -48,6 +54,36 @@ class _Delta(ValueStage):
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
         """Sums in the type of the elements."""
         np.cumsum(encoded, out=decoded)
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+        """Why a device cannot; no trust is needed, as kernels read what they are told to."""
+        del device, distrust
+        of_sums = np.result_type(self.decoded, self.encoded)
+        are_integers = of_sums.kind in "iu"
+        is_number = number_format(component(self.decoded)) is not None
+        is_number &= (self.decoded.kind == "c") == (self.encoded.kind == "c")
+        if is_number and (are_integers or of_sums == self.decoded.newbyteorder("=")):
+            return None
+        # NumPy adds these in a wider type, and rounds each sum.
+        return f"delta: the host sums {self.encoded.name} as {self.decoded.name}"
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values: integers in parallel, floats one after the other in each chunk."""
+        del device, exact  # A chunk is encoded whole.
+        count = decoded_max // self.decoded.itemsize
+        nbytes = count * self.encoded.itemsize
+        refuse_where(batch, batch.values.nbytes != nbytes, f"delta: not {nbytes} bytes")
+        conversions = cast_conversions(self.encoded, self.decoded)
+        if not len(batch) or not count or isinstance(conversions, str):
+            return
+        components = 2 if self.decoded.kind == "c" else 1
+        source, target = component(self.encoded), component(self.decoded)
+        src, dst = Side.of(source), Side.of(target)
+        if conversions or src != dst:
+            convert(batch, src, dst, count * components, conversions, None, self.name)
+        sum_values(batch, target, count * components, components, self.name)
 
 
 def _types(options: Options, dtype: np.dtype[Any]) -> Types:

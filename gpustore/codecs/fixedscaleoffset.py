@@ -20,6 +20,7 @@ in numcodecs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import REQUIRED
+from gpustore.codecs._device_values import cast_conversions
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import (
     BLOCK,
@@ -39,11 +41,15 @@ from gpustore.codecs.value import (
     number,
     numpy_type,
 )
+from gpustore.device_kernels.value import Conversion
 from gpustore.errors import MetadataError
 
 __all__ = ["CODEC"]
 
 _TYPE = numpy_type("iuf")
+
+_EXACT = 1 << 53
+"""Integers up to here are numbers of type float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,23 @@ class _FixedScaleOffset(ValueStage):
             quotient = part if dtype == decoded.dtype else temporary[: len(part)]
             np.true_divide(encoded[block], scale, out=quotient)
             np.add(quotient, self.offset, out=part, casting="unsafe")
+
+    def conversions(self) -> Sequence[Conversion] | str:
+        """To the type of the quotient, in that, and to the type of the elements."""
+        dtype = np.true_divide(np.zeros(0, self.encoded), 1.0).dtype
+        before, behind = (
+            cast_conversions(*pair) for pair in ((self.encoded, dtype), (dtype, self.decoded))
+        )
+        if isinstance(before, str) or isinstance(behind, str):
+            return f"the host scales {self.encoded.name} to {self.decoded.name}"
+        # What NumPy makes of them in that type.
+        with np.errstate(over="ignore"):
+            scale, offset = (float(dtype.type(float(x))) for x in (self.scale, self.offset))
+        exact = abs(self.offset) <= _EXACT or isinstance(self.offset, float)
+        if not (scale and exact and np.isfinite(scale) and np.isfinite(offset)):
+            return f"a scale of {self.scale} and an offset of {self.offset} are left to the host"
+        scaled = Conversion(dtype, dtype, beyond="infinity", scale=scale, offset=offset)
+        return [*before, scaled, *behind]
 
 
 def _types(options: Options, dtype: np.dtype[Any]) -> Types:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, expect_int
+from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import (
     ABSENT,
     BytesCodec,
@@ -41,8 +42,12 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.codecs.value import BLOCK, Elements, Types, ValueFace, as_bytes
+from gpustore.device import Decoders, Device
+from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.value import value_runs
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC"]
 
@@ -70,6 +75,8 @@ class _Packed(BytesCodec):
 
     name = "packbits"
     decode_ns = 2.0
+    is_exact = True
+    needs_bytes = False
 
     count: int
     itemsize: int
@@ -142,6 +149,37 @@ class _Packed(BytesCodec):
             if self.sign:
                 every[:, stop : self.sign] = every[:, stop - 1 : stop]
             components[lo:hi] = np.packbits(every, axis=1, bitorder="little")
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+        """None: there is a kernel, which reads what it is told to whatever the bytes are."""
+        del device, distrust
+        if self.itemsize not in (1, 2, 4, 8):
+            return f"packbits: the host unpacks elements of {self.itemsize} bytes"
+        return None
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values, also those whose bytes only the device has."""
+        del device, exact
+        expected = self.encoded_bound(decoded_max)
+        refuse_where(batch, batch.values.nbytes != expected, f"packbits: not {expected} bytes")
+        if not len(batch):
+            return
+        dst = destinations(batch, np.full(len(batch), self.count * self.itemsize, np.int64))
+        runs, each, blocks = value_runs(
+            batch.values.address, dst.address, np.full(len(batch), self.count)
+        )
+        padding = ("none", "first_byte", "last_byte").index(self.padding)
+        numbers = self.itemsize, self.nbits, self.first, self.sign, self.order == "big", padding
+        confirmed = batch.confirmations(each, "packbits: another number of bits of padding")
+        batch.launch(
+            "value",
+            "gs::unpack_bits",
+            blocks,
+            [batch.table(runs), np.uint32(len(runs)), *map(np.uint32, numbers), confirmed],
+        )
+        batch.values, batch.encoded = dst, None
 
     def _blocks(self) -> list[tuple[int, int, slice]]:
         """Components, and the packed bytes they are in; none of these is shared."""

@@ -18,6 +18,7 @@ changes the type from ``astype``, which is ``dtype`` if it is absent.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import REQUIRED
+from gpustore.codecs._device_values import cast_conversions
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, integer
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+from gpustore.device_kernels.value import Conversion
 
 __all__ = ["CODEC"]
 
@@ -48,6 +51,10 @@ class _Quantize(ValueStage):
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
         """The rounded values."""
         cast(encoded, decoded)
+
+    def conversions(self) -> Sequence[Conversion] | str:
+        """The rounded values, in the other type."""
+        return cast_conversions(self.encoded, self.decoded)
 
 
 def _scale(digits: int) -> float:

@@ -19,6 +19,7 @@ no multiple of the scale.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from gpustore._json import REQUIRED, JsonValue, in_member
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, ValueFace, ValueStage, blocks
+from gpustore.device_kernels.value import Conversion, number_format
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.fill_value import parse_v3_fill_value
@@ -62,7 +64,7 @@ class _ScaleOffset(ValueStage):
         """In the type of the elements; CorruptChunkError if one does not fit."""
         if decoded.dtype.kind in "iu":
             scale = decoded.dtype.type(self.scale)
-            ends = [int(x) / self.scale for x in (encoded.min(), encoded.max())]
+            ends = [int(x) // self.scale for x in (encoded.min(), encoded.max())]
             # The quotient of the least integer and -1 does not fit, and no remainder tells.
             if self.scale == -1 and not _fit(decoded, [int(x) for x in ends]):
                 raise self._damaged(decoded)
@@ -81,6 +83,16 @@ class _ScaleOffset(ValueStage):
             np.add(part, self.offset, out=part)
             if not _is_finite(part, encoded[block]):
                 raise self._damaged(decoded)
+
+    def conversions(self) -> Sequence[Conversion] | str:
+        """In the type of the elements."""
+        if number_format(self.decoded) is None:
+            return f"elements of type {self.decoded.name} are scaled by the host"
+        is_integer = self.decoded.kind in "iu"
+        scale, offset = (
+            int(number) if is_integer else float(number) for number in (self.scale, self.offset)
+        )
+        return [Conversion(self.encoded, self.decoded, scale=scale, offset=offset)]
 
     def _damaged(self, decoded: NDArray[Any]) -> CorruptChunkError:
         return CorruptChunkError(f"Elements do not fit type {decoded.dtype.name}", codec=self.name)

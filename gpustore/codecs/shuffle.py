@@ -53,7 +53,7 @@ _MOST_PLACES = 64
 class _Shuffle(BytesCodec):
     name = "shuffle"
     decode_ns = 0.5
-    overhead = 0
+    is_exact = True
     is_view = False
     needs_bytes = False
     element_nbytes: int

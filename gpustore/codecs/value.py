@@ -9,13 +9,15 @@ with what changes each element by itself.
     The options of one in one version of the format, and what it makes of type and shape.
 :class:`ValueStage`
     The stage it prepares: elements of one type to elements of another, as bytes.
+:class:`ElementStages`
+    Some of these in a row, which a device decodes by one launch.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal
 
@@ -23,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore._json import JsonValue, Members, expect_float, expect_str, text
+from gpustore.codecs._device_streams import destinations, refuse_where
+from gpustore.codecs._device_values import Table, component, convert
 from gpustore.codecs.base import (
     ABSENT,
     BytesCodec,
@@ -33,12 +37,19 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.codecs.bytes import checker, normalizer
+from gpustore.device import Decoders, Device
+from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.launch import copy_launches
+from gpustore.device_kernels.run import Rows
+from gpustore.device_kernels.value import Conversion, Side
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 from gpustore.metadata.data_type import parse_v2_dtype, v2_dtype_to_json
+from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = [
     "BLOCK",
+    "ElementStages",
     "Elements",
     "PermuteStage",
     "SwapStage",
@@ -222,9 +233,10 @@ class ValueStage(BytesCodec):
         Whether the fill value must come back as it was.
     """
 
-    overhead: ClassVar[int | None] = 0
+    is_exact: ClassVar[bool] = True
     decode_ns: ClassVar[float] = 0.5
     decodes_parts: ClassVar[bool] = True
+    needs_bytes: ClassVar[bool] = False
 
     decoded: np.dtype[Any]
     encoded: np.dtype[Any]
@@ -273,6 +285,44 @@ class ValueStage(BytesCodec):
         self._decode_into(memoryview(encoded)[first * size : last * size], part)
         return part, first * self.decoded.itemsize
 
+    def conversions(self) -> Sequence[Conversion] | str | None:
+        """What a device does to each number to decode it, or to each part of complex ones.
+
+        A text says why that is not possible: what is encoded in one byte can be looked up all the
+        same. None if elements are no numbers, or not decoded one by one.
+        """
+        return None
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether decoding changes no byte, and refuses none."""
+        decoded, encoded = self.parts
+        alike = Side.of(decoded) == Side.of(encoded) and checker(encoded) is None
+        return alike and self.conversions() in ([], ())
+
+    @property
+    def parts(self) -> Types:
+        """The types of numbers that are decoded one by one."""
+        if self.decoded.kind == self.encoded.kind == "c":
+            return component(self.decoded), component(self.encoded)
+        return self.decoded, self.encoded
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+        """Why a device cannot; no trust is needed, as kernels read what they are told to."""
+        del device, distrust
+        found = self.conversions()
+        if found is None:
+            return f"{self.name} is not decoded on a device"
+        if not all(Side.of(dtype).nbytes in (1, 2, 4, 8) for dtype in (self.decoded, self.encoded)):
+            return f"{self.name}: the host decodes elements of type {self.decoded.name}"
+        return found if isinstance(found, str) and self.encoded.itemsize > 1 else None
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values, also those whose bytes only the device has."""
+        ElementStages((self,)).decode_device(batch, device, decoded_max, exact=exact)
+
     def _decode_into(self, encoded: Buffer, out: memoryview) -> None:
         check = checker(self.encoded)
         legal = encoded if check is None else check(encoded)
@@ -290,6 +340,80 @@ class ValueStage(BytesCodec):
                 f"{found} bytes are no elements of {self.encoded.itemsize} bytes", codec=self.name
             )
         return found // self.encoded.itemsize * self.decoded.itemsize
+
+
+class ElementStages:
+    """Stages of a chain that a device decodes together, each number by itself.
+
+    Parameters
+    ----------
+    stages : sequence of ValueStage
+        In the order of decoding; what one makes the next one takes.
+    """
+
+    def __init__(self, stages: Sequence[ValueStage]) -> None:
+        self.stages = tuple(stages)
+        self._source = stages[0].parts[1]
+        self._target = stages[-1].parts[0]
+        self._is_looked_up = self._source.itemsize == 1
+        self._table: Table | None = None
+
+    def takes(self, stage: ValueStage) -> bool:
+        """Whether `stage` can be decoded together with these, after them."""
+        made, taken = Side.of(self._target), Side.of(stage.parts[1])
+        return (
+            made == taken and made.nbytes == made.stride and (made.nbytes > 1 or self._is_looked_up)
+        )
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values, by one launch, or none if nothing is to be done."""
+        del device, exact  # A chunk is encoded whole.
+        src, dst = Side.of(self._source), Side.of(self._target)
+        count = decoded_max // dst.stride
+        name = self.stages[0].name
+        wrong = batch.values.nbytes != count * src.stride
+        refuse_where(batch, wrong, f"{name}: not {count * src.stride} bytes")
+        if self._is_looked_up and self._changes:
+            self._table = self._table or self._looked_up()
+            convert(batch, src, dst, count, (), self._table, name)
+            return
+        conversions: list[Conversion] = []
+        for stage in self.stages:
+            found = stage.conversions()
+            if found is None or isinstance(found, str):
+                raise AssertionError(f"{stage.name} was to be refused")
+            conversions += found
+        if conversions or src != dst:
+            convert(batch, src, dst, count, conversions, None, name)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether bytes become something else, or are not all legal."""
+        return not all(stage.is_identity for stage in self.stages)
+
+    def _looked_up(self) -> Table:
+        """What each byte decodes to by the host, and whether it does."""
+        every = bytes(range(256))
+        legal = np.ones(256, np.bool_)
+        try:
+            return self._decoded(every), legal
+        except CorruptChunkError:
+            found = np.zeros(256, component(self._target))
+        for byte in every:
+            try:
+                found[byte] = self._decoded(bytes([byte]))[0]
+            except CorruptChunkError:
+                legal[byte] = False
+        return found, legal
+
+    def _decoded(self, encoded: Buffer) -> NDArray[Any]:
+        for stage in self.stages:
+            nbytes = len(encoded) // stage.encoded.itemsize * stage.decoded.itemsize
+            encoded = stage.decode(encoded, nbytes, exact=True)
+        found = np.frombuffer(encoded, self._target)
+        return found.real if found.dtype.kind == "c" else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +438,10 @@ class SwapStage(ValueStage):
         """Swapped back."""
         decoded[:] = encoded
 
+    def conversions(self) -> Sequence[Conversion]:
+        """None: how a kernel reads them is enough."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class PermuteStage(BytesCodec):
@@ -329,8 +457,9 @@ class PermuteStage(BytesCodec):
     """
 
     name = "transpose"
-    overhead = 0
+    is_exact = True
     decode_ns = 1.0
+    needs_bytes = False
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -359,6 +488,35 @@ class PermuteStage(BytesCodec):
         there = np.frombuffer(encoded, element).reshape([self.shape[dim] for dim in self.order])
         np.frombuffer(whole, element).reshape(self.shape).transpose(self.order)[...] = there
         return whole
+
+    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+        """None: a copy can do it."""
+        del device, distrust
+        return None
+
+    def decode_device(
+        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """All values, also those whose bytes only the device has."""
+        del device, exact
+        wrong = batch.values.nbytes != decoded_max
+        refuse_where(batch, wrong, f"transpose: not {decoded_max} bytes")
+        dst = destinations(batch, batch.values.nbytes.astype(np.int64))
+        there = tuple(self.shape[dim] for dim in self.order)
+        rows = Rows(
+            batch.values.address,
+            dst.address,
+            np.repeat(np.array(there, np.int64)[:, None], len(batch), axis=1),
+            _strides(there, self.itemsize),
+            tuple(_strides(self.shape, self.itemsize)[dim] for dim in self.order),
+        )
+        batch.launch_tables(copy_launches(rows, self.itemsize))
+        batch.values, batch.encoded = dst, None
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Of contiguous elements."""
+    return tuple(itemsize * math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def as_bytes(elements: NDArray[Any]) -> memoryview:

@@ -21,7 +21,10 @@ __all__ = [
     "DIM",
     "ITEMS_PER_TILE",
     "MAX_ITEMS",
+    "NUMBER_FORMAT",
     "SHUFFLED_BLOCK",
+    "VALUE_RUN",
+    "VALUE_STEP",
     "KernelLaunch",
     "division",
     "first_tiles",
@@ -70,6 +73,38 @@ SHUFFLED_BLOCK = np.dtype(
 """Layout of ``gs::ShuffledBlock``."""
 
 
+NUMBER_FORMAT = np.dtype(
+    [("kind", np.uint32), ("bits", np.uint32), ("mantissa", np.uint32), ("bias", np.int32)]
+)
+"""Layout of ``gs::NumberFormat``."""
+
+VALUE_STEP = np.dtype(
+    [
+        ("from", NUMBER_FORMAT),
+        ("to", NUMBER_FORMAT),
+        ("kind", np.uint32),
+        ("rounding", np.uint32),
+        ("beyond", np.uint32),
+        ("map_length", np.uint32),
+        ("word", np.uint64),
+        ("scale", np.uint64),
+        ("offset", np.uint64),
+    ]
+)
+"""Layout of ``gs::ValueStep``."""
+
+VALUE_RUN = np.dtype(
+    [
+        ("src", np.uint64),
+        ("dst", np.uint64),
+        ("elements", np.uint64),
+        ("first_tile", np.uint32),
+        ("result", np.uint32),
+    ]
+)
+"""Layout of ``gs::ValueRun``."""
+
+
 @functools.cache
 def run_dtype(rank: int) -> np.dtype[np.void]:
     """Layout of ``gs::Run<rank>``, one run of items.
@@ -97,6 +132,9 @@ def layouts() -> dict[str, np.dtype[np.void]]:
         "Run<3>": run_dtype(3),
         "ByteRange": BYTE_RANGE,
         "ShuffledBlock": SHUFFLED_BLOCK,
+        "NumberFormat": NUMBER_FORMAT,
+        "ValueStep": VALUE_STEP,
+        "ValueRun": VALUE_RUN,
     }
 
 

@@ -88,6 +88,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "guard": ("gs::fill_guards", "gs::check_guards"),
     "withhold": ("gs::withhold",),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
+    "value": ("gs::convert_values", "gs::sum_values", "gs::unpack_bits"),
 }
 """Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""
 

@@ -259,6 +259,7 @@ def _decoders_text(codecs: Sequence[CodecPath], reason: str | None) -> str:
     if reason is not None:
         return f"the host: {reason}"
     text = ", ".join(f"{one.codec} by {one.decoder}" for one in codecs)
+    text = text.replace(" by nothing", " as it is")
     return text.replace("by host", "by the host") if text else "nothing to decode"
 
 

@@ -569,6 +569,25 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shi
   return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
 
+static inline int __clzll(long long value) {
+  return value ? __builtin_clzll((unsigned long long)value) : 64;
+}
+
+static inline long long __double_as_longlong(double value) {
+  long long bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline double __longlong_as_double(long long bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+
 static inline int __clz(int value) { return value ? __builtin_clz((unsigned)value) : 32; }
 
 static inline unsigned __float_as_uint(float value) {

@@ -1,0 +1,132 @@
+"""Steps that codecs of values record on a device: conversions of numbers, one by one.
+
+What a kernel must not decode it reports, chunk by chunk: the host decodes those chunks, or says
+what is wrong with them. So no kernel need know what an error is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.codecs._device_streams import destinations
+from gpustore.device_batch import DeviceBatch
+from gpustore.device_kernels.value import (
+    Conversion,
+    Side,
+    number_format,
+    steps_and_words,
+    value_runs,
+)
+
+__all__ = ["Table", "cast_conversions", "component", "convert", "sum_values"]
+
+Table = tuple[NDArray[Any], NDArray[np.bool_]]
+"""What each byte becomes, and which bytes are legal."""
+
+
+def component(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of the parts of complex numbers; of others itself.
+
+    >>> component(np.dtype(">c8"))
+    dtype('>f4')
+    """
+    if dtype.kind != "c":
+        return dtype
+    return np.dtype(f"f{dtype.itemsize // 2}").newbyteorder("=" if dtype.isnative else "S")
+
+
+def cast_conversions(source: np.dtype[Any], target: np.dtype[Any]) -> list[Conversion] | str:
+    """What NumPy's rule "unsafe" does to each number, or why no kernel does it.
+
+    Of complex numbers it is the real part, or each part by itself. Integers of 4 and 8 bytes become
+    float16 by way of float32, as NumPy's do.
+    """
+    if source.kind == "c" and target.kind == "b":
+        return "complex numbers are converted to bool by the host"
+    source, target = component(source), component(target)
+    if source.newbyteorder("=") == target.newbyteorder("="):
+        return []
+    if number_format(source) is None or number_format(target) is None:
+        return f"the host converts {source.name} to {target.name}"
+    if target == np.float16 and source.kind in "iu" and source.itemsize > 2:
+        single = np.dtype(np.float32)
+        return [
+            Conversion(source, single, beyond="infinity"),
+            Conversion(single, target, beyond="infinity"),
+        ]
+    beyond = "infinity"
+    if target.kind in "iu":
+        # C says nothing of floats that do not fit; integers wrap around.
+        beyond = "wrap" if source.kind in "iub" else "error"
+    rounding = "towards-zero" if target.kind in "iu" else "nearest-even"
+    return [Conversion(source, target, rounding, beyond)]
+
+
+def convert(
+    batch: DeviceBatch,
+    src: Side,
+    dst: Side,
+    count: int,
+    conversions: Sequence[Conversion],
+    table: Table | None,
+    name: str,
+) -> None:
+    """Record that all values become others of `count` elements; one launch."""
+    if not len(batch):
+        return
+    into = destinations(batch, np.full(len(batch), count * dst.stride, np.int64))
+    runs, each, blocks = value_runs(batch.values.address, into.address, np.full(len(batch), count))
+    steps, words = steps_and_words(conversions, table)
+    batch.launch(
+        "value",
+        "gs::convert_values",
+        blocks,
+        [
+            batch.table(runs),
+            np.uint32(len(runs)),
+            *src.arguments,
+            *dst.arguments,
+            batch.table(steps),
+            np.uint32(len(steps)),
+            batch.table(words),
+            batch.confirmations(each, f"{name}: an element is not decoded on a device"),
+        ],
+    )
+    batch.values, batch.encoded = into, None
+
+
+def sum_values(
+    batch: DeviceBatch, dtype: np.dtype[Any], count: int, components: int, name: str
+) -> None:
+    """Record that each of `count` numbers becomes the sum of those up to it; one launch.
+
+    `components` interleaved numbers of each element are summed by themselves.
+    """
+    into = destinations(batch, batch.values.nbytes.astype(np.int64))
+    runs, each, blocks = value_runs(
+        batch.values.address,
+        into.address,
+        np.full(len(batch), count),
+        blocks_each=components,
+    )
+    kind, bits, mantissa, bias = number_format(dtype) or (0, 0, 0, 0)
+    side = Side.of(dtype)
+    batch.launch(
+        "value",
+        "gs::sum_values",
+        blocks,
+        [
+            batch.table(runs),
+            np.uint32(len(runs)),
+            np.uint32(side.nbytes),
+            np.uint32(side.is_swapped),
+            np.uint32(components),
+            *map(np.uint32, (kind, bits, mantissa, bias)),
+            batch.confirmations(each, f"{name}: a sum that is no number"),
+        ],
+    )
+    batch.values, batch.encoded = into, None
