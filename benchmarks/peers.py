@@ -83,6 +83,10 @@ class TensorStorePeer(Peer):
     def write(self, handle: Any, values: np.ndarray) -> None:
         handle.write(values).result()
 
+    def kvstore(self, spec: dict[str, Any]) -> Any:
+        """An opened kvstore."""
+        return self.module.KvStore.open(spec, context=self.context).result()
+
 
 class GpustorePeer(TensorStorePeer):
     """gpustore on the host."""

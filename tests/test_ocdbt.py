@@ -70,7 +70,12 @@ def test_all_kinds_of_things_are_shown():
 def test_paths_in_references_are_encoded_as_by_tensorstore():
     relative = bytes(c for c in range(33, 127) if c not in b"\\/") + b"/\xc3\xa9 x"
     nodes = []
-    rewrite = Rewrite(None, max_node_nbytes=0, level=0, write=lambda data: add(nodes, data))
+    rewrite = Rewrite(
+        Opened().store.driver._database,
+        max_node_nbytes=0,
+        level=0,
+        write=lambda data: add(nodes, data),
+    )
     value = Location(DataFile(b"ba:s e/", relative), 3, 4)
     rewrite.apply(None, Changes([(b"k", value), (b"l", b"inline")]))
     files = {b"d/x": nodes[0], b"ba:s e/" + relative: b"0123456"}

@@ -266,8 +266,7 @@ class Database:
         found: list[N | GpustoreError | None] = [None] * len(locations)
         stamps = [0] * len(locations)
         names = [location.file.path for location in locations]
-        # The same bytes mean other files in a node that is reached by another base path.
-        parts = [(one.offset, one.nbytes, len(one.file.base)) for one in locations]
+        parts = [_part(location) for location in locations]
         if self._cache is not None:
             for i, (entry, stamp) in enumerate(self._cache.find(self._space, names, parts)):
                 stamps[i] = stamp
@@ -289,6 +288,14 @@ class Database:
                 entry = Entry(node, nbytes, b"", math.inf)
                 self._cache.put(self._space, names[i], parts[i], entry, stamps[i])
         return found  # type: ignore[return-value]
+
+    def keep(self, location: Location, node: Leaf | Interior) -> None:
+        """Put a node that is being written into the cache."""
+        if self._cache is not None:
+            name, part = location.file.path, _part(location)
+            ((_, stamp),) = self._cache.find(self._space, [name], [part])
+            entry = Entry(node, node.memory_nbytes, b"", math.inf)
+            self._cache.put(self._space, name, part, entry, stamp)
 
     def _read(
         self, locations: Sequence[Location], max_nbytes: int | None = -1
@@ -367,3 +374,9 @@ class Database:
                     raise wanted.missing()
                 return entry
             entries = self.version_node(entry, arity_log2).entries
+
+
+def _part(location: Location) -> tuple[int, int, int]:
+    """Which node of a data file it is, for the cache."""
+    # The same bytes mean other files in a node that is reached by another base path.
+    return location.offset, location.nbytes, len(location.file.base)

@@ -115,21 +115,20 @@ class Keys:
         nbytes = self.nbytes[rows] - skip
         start = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(nbytes, out=start[1:])
-        source = np.frombuffer(self.data, np.uint8)
-        return Keys(ragged(source, self.start[rows] + skip, nbytes).tobytes(), start)
+        return Keys(ragged(self.data, self.start[rows] + skip, nbytes), start)
 
     def prefixed(self, prefix: bytes) -> Keys:
         """The same keys with `prefix` before each."""
         if not prefix:
             return self
         count = len(self)
-        source = np.frombuffer(prefix + self.data, np.uint8)
+        source = prefix + self.data
         first = np.zeros(2 * count, np.int64)
         first[1::2] = self.start[:-1] + len(prefix)
         nbytes = np.full(2 * count, len(prefix), np.int64)
         nbytes[1::2] = self.nbytes
         start = self.start + len(prefix) * np.arange(count + 1)
-        return Keys(ragged(source, first, nbytes).tobytes(), start)
+        return Keys(ragged(source, first, nbytes), start)
 
     def common_nbytes(self) -> Int64s:
         """Length of what each key has in common with the one before; 0 for the first."""
@@ -152,8 +151,8 @@ class Keys:
         """Their columns; `between` is what stands before the bytes of the keys."""
         common = self.common_nbytes()
         rest = self.nbytes - common
-        data = ragged(np.frombuffer(self.data, np.uint8), self.start[:-1] + common, rest)
-        return b"".join((encode_varints(common[1:]), encode_varints(rest), between, data.tobytes()))
+        data = ragged(self.data, self.start[:-1] + common, rest)
+        return b"".join((encode_varints(common[1:]), encode_varints(rest), between, data))
 
 
 def read_keys(

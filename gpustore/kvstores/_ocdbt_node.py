@@ -104,24 +104,34 @@ class Leaf:
         """Memory that the columns take."""
         return len(self.keys.data) + len(self.inline) + 32 * len(self.keys)
 
-    def encode(self, level: int | None) -> bytes:
-        """The bytes of the node, compressed with this level."""
+    def compact(self) -> Leaf:
+        """The same without data files and inline bytes that no entry refers to."""
         inline = self.file < 0
         others = np.flatnonzero(~inline)
         table = _used_files(self.files, self.file[others])
-        source = np.frombuffer(self.inline, np.uint8)
-        values = ragged(source, self.offset[inline], self.nbytes[inline])
+        file = np.full(len(self.file), -1, np.int64)
+        file[others] = _indices(self.files, self.file[others], table)
+        nbytes = self.nbytes[inline]
+        values = ragged(self.inline, self.offset[inline], nbytes)
+        offset = self.offset.copy()
+        offset[inline] = np.cumsum(nbytes) - nbytes
+        return Leaf(tuple(table.index), self.keys, self.nbytes, file, offset, values)
+
+    def encode(self, level: int | None) -> bytes:
+        """The bytes of the node, which is compact, compressed with this level."""
+        inline = self.file < 0
+        others = np.flatnonzero(~inline)
         body = b"".join(
             (
                 b"\0",
-                table.encoded,
+                FileTable(self.files).encoded,
                 encode_varint(len(self.keys)),
                 self.keys.encode(),
                 encode_varints(self.nbytes),
                 (~inline).astype(np.uint8).tobytes(),
-                encode_varints(_indices(self.files, self.file[others], table)),
+                encode_varints(self.file[others]),
                 encode_varints(self.offset[others]),
-                values.tobytes(),
+                self.inline,
             )
         )
         return seal(BTREE_NODE, body, level)

@@ -22,7 +22,7 @@ from gpustore.errors import GpustoreError, LimitError
 from gpustore.kvstores._ocdbt_keys import Keys
 from gpustore.kvstores._ocdbt_location import ABSENT_ROOT, Location, common_nbytes
 from gpustore.kvstores._ocdbt_node import MAX_ENTRIES, Interior, Leaf, Totals
-from gpustore.kvstores._ocdbt_tree import child, load, root_of
+from gpustore.kvstores._ocdbt_tree import child, child_rows, load, root_of
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_columns import Int64s
@@ -85,15 +85,16 @@ class _Kept:
 
 @dataclass(slots=True)
 class _NewLeaf:
-    """A leaf to be written; its keys are whole."""
+    """A leaf to be written; `prefix` precedes all its keys."""
 
     leaf: Leaf
+    prefix: bytes
 
     height = 0
 
     @property
     def first(self) -> bytes:
-        return self.leaf.keys[0]
+        return self.prefix + self.leaf.keys[0]
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class Rewrite:
         news: list[_New] = []
         if version is None or version.is_empty:
             leaf = _merge(_empty_leaf(), changes.writes)
-            news = list(self._split_leaf(leaf))
+            news = list(self._split_leaf(leaf, b""))
         else:
             root = root_of(version)
             (node,) = self._load([root])
@@ -162,7 +163,7 @@ class Rewrite:
         root_node = self._lowered(news[0])
         if root_node.height > _MAX_HEIGHT:
             raise LimitError(f"OCDBT tree would have a height of more than {_MAX_HEIGHT}")
-        written, _ = self._encode(root_node, is_root=True)
+        written = self._encode(root_node, is_root=True)
         return Tree(root_node.height, written.location, written.totals)
 
     # ------------------------------------------------------------------ walking down
@@ -180,10 +181,14 @@ class Rewrite:
     ) -> list[_New]:
         """What becomes of a node, the whole keys of which are less than `limit`."""
         if isinstance(node, Leaf):
-            leaf = _with_prefix(node, subtree.prefix)
-            if changes.deleted is not None:
-                leaf = self._without(leaf, changes.deleted)
-            return list(self._split_leaf(_merge(leaf, changes.writes)))
+            prefix, writes = subtree.prefix, changes.writes
+            rows = child_rows(node, prefix, *changes.deleted) if changes.deleted else range(0)
+            leaf = self._without(node, rows)
+            if all(key.startswith(prefix) for key, _ in writes):
+                writes = [(key[len(prefix) :], value) for key, value in writes]
+            else:
+                leaf, prefix = _with_prefix(leaf, prefix), b""
+            return list(self._split_leaf(_merge(leaf, writes), prefix))
         return list(self._split_interior(node.height, self._entries(subtree, limit, node, changes)))
 
     def _entries(
@@ -223,16 +228,17 @@ class Rewrite:
         if entries and new:
             before, after = entries[-1], new[0]
             if isinstance(before, _NewLeaf) and isinstance(after, _NewLeaf):
-                both = _concatenated(before.leaf, after.leaf)
-                return [*entries[:-1], *self._split_leaf(both), *new[1:]]
+                parts = [_with_prefix(one.leaf, one.prefix) for one in (before, after)]
+                both = _concatenated(*parts)
+                return [*entries[:-1], *self._split_leaf(both, b""), *new[1:]]
         return [*entries, *new]
 
-    def _without(self, leaf: Leaf, deleted: KeyRange) -> Leaf:
-        low = leaf.keys.rank(deleted.low)
-        high = len(leaf.keys) if deleted.high is None else leaf.keys.rank(deleted.high)
-        self.num_deleted += max(0, high - low)
+    def _without(self, leaf: Leaf, deleted: range) -> Leaf:
+        if not deleted:
+            return leaf
+        self.num_deleted += len(deleted)
         rows = np.arange(len(leaf.keys))
-        return _taken(leaf, np.concatenate((rows[:low], rows[max(low, high) :])))
+        return _taken(leaf, np.concatenate((rows[: deleted.start], rows[deleted.stop :])))
 
     def _lowered(self, root: _New) -> _New:
         """A root that has more than one child, unless it is a leaf."""
@@ -248,7 +254,7 @@ class Rewrite:
         node = self._database.node(kept.location, height)
         prefix = kept.first[: kept.prefix_nbytes]
         if isinstance(node, Leaf):
-            return _NewLeaf(_with_prefix(node, prefix))
+            return _NewLeaf(node, prefix)
         return _NewInterior(
             height,
             [
@@ -264,18 +270,18 @@ class Rewrite:
 
     # ------------------------------------------------------------------ splitting
 
-    def _split_leaf(self, leaf: Leaf) -> list[_NewLeaf]:
+    def _split_leaf(self, leaf: Leaf, prefix: bytes) -> list[_NewLeaf]:
         count = len(leaf.keys)
         if not count:
             return []
         path = np.array([len(f.base) + len(f.relative) for f in (*leaf.files,)] + [0], np.int64)
         values = np.where(leaf.file < 0, leaf.nbytes, _INDIRECT_NBYTES + path[leaf.file])
-        ends = self._ends(_LEAF_ENTRY_NBYTES + leaf.keys.nbytes + values, 1)
+        ends = self._ends(_LEAF_ENTRY_NBYTES + len(prefix) + leaf.keys.nbytes + values, 1)
         if len(ends) == 1:
-            return [_NewLeaf(leaf)]
+            return [_NewLeaf(leaf, prefix)]
         starts = [0, *ends[:-1]]
         return [
-            _NewLeaf(_taken(leaf, np.arange(start, end)))
+            _NewLeaf(_taken(leaf, np.arange(start, end)), prefix)
             for start, end in zip(starts, ends, strict=True)
         ]
 
@@ -313,24 +319,30 @@ class Rewrite:
 
     # ------------------------------------------------------------------ encoding
 
-    def _encode(self, new: _New, *, is_root: bool = False) -> tuple[_Kept, int]:
+    def _encode(self, new: _New, *, is_root: bool = False) -> _Kept:
         """Write a node and what is new below it."""
+        node: Leaf | Interior
         if isinstance(new, _NewLeaf):
-            leaf = new.leaf
-            skip = 0 if is_root else common_nbytes(leaf.keys[0], leaf.keys[-1])
-            stored = _taken(leaf, np.arange(len(leaf.keys)), skip) if skip else leaf
-            encoded = stored.encode(self._level)
-            totals = leaf.totals(len(encoded))
+            leaf, prefix_nbytes = new.leaf, 0
+            if is_root:
+                leaf = _with_prefix(leaf, new.prefix)
+            else:
+                skip = common_nbytes(leaf.keys[0], leaf.keys[-1])
+                prefix_nbytes = len(new.prefix) + skip
+                if skip:
+                    leaf = _taken(leaf, np.arange(len(leaf.keys)), skip)
+            node = leaf.compact()
         else:
-            below = [e if isinstance(e, _Kept) else self._encode(e)[0] for e in new.entries]
-            skip = 0
+            below = [e if isinstance(e, _Kept) else self._encode(e) for e in new.entries]
+            prefix_nbytes = 0
             if not is_root:
-                skip = common_nbytes(below[0].first, below[-1].first)
-                skip = min(skip, *(entry.prefix_nbytes for entry in below))
-            interior = _interior(new.height, below, skip)
-            encoded = interior.encode(self._level)
-            totals = interior.totals(len(encoded))
-        return _Kept(new.first, skip, self._write(encoded), totals), skip
+                prefix_nbytes = common_nbytes(below[0].first, below[-1].first)
+                prefix_nbytes = min(prefix_nbytes, *(entry.prefix_nbytes for entry in below))
+            node = _interior(new.height, below, prefix_nbytes)
+        encoded = node.encode(self._level)
+        location = self._write(encoded)
+        self._database.keep(location, node)
+        return _Kept(new.first, prefix_nbytes, location, node.totals(len(encoded)))
 
 
 def _distribute(
@@ -372,6 +384,8 @@ def _empty_leaf() -> Leaf:
 
 
 def _with_prefix(leaf: Leaf, prefix: bytes) -> Leaf:
+    if not prefix:
+        return leaf
     keys = leaf.keys.prefixed(prefix)
     return Leaf(leaf.files, keys, leaf.nbytes, leaf.file, leaf.offset, leaf.inline)
 

@@ -249,9 +249,11 @@ class OcdbtKvStore(AdapterKvStore):
             return keys
         low = as_bytes(inclusive_min)
         high = None if exclusive_max is None else _bound(exclusive_max)
+        is_ascii = True
         for rows in leaves(self._database, version, low, high):
             keys += rows.leaf.keys.totext(rows.low, rows.high, rows.prefix)
-        if all(map(str.isascii, keys)):
+            is_ascii = is_ascii and rows.prefix.isascii() and rows.leaf.keys.data.isascii()
+        if is_ascii:
             return keys
         # Bytes that are not UTF-8 have another place among texts than among bytes.
         return sorted(

@@ -280,7 +280,7 @@ def leaf(*entries):
         else:
             offset.append(position)
             position += len(value)
-    return Leaf(files, keys, sizes, file, np.array(offset), b"".join(inline)).encode(None)
+    return Leaf(files, keys, sizes, file, np.array(offset), b"".join(inline)).compact().encode(None)
 
 
 def interior(height, *entries):
