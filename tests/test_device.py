@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpustore.device import ALIGNMENT, CodecBatch, Device, Spans
+from gpustore.device_guard import HARMLESS
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
 from tests.streams import CODECS, decode, encode, smooth
@@ -365,6 +366,23 @@ def test_too_little_room_is_a_status_and_the_others_decode(bench, codec):
     found = bench.get(room, 3300)
     assert (found[:1000], found[2200:3200]) == (data[0], data[2])
     assert found[1000:1100] + found[2099:2200] + found[3200:] == b"\x77" * 301
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_streams_in_place_of_damaged_ones_do_no_harm(bench, codec):
+    """Followed by zeros, as long as a stream had been; those beside them are decoded."""
+    data = [smooth(3000, 1), b"", smooth(3000, 2)]
+    streams = [encode(codec, part) for part in data]
+    streams[1] = HARMLESS[codec] + bytes(1000)
+    base = bench.put(b"\x5a" * 3 * 3040)
+    dst = Spans.contiguous(base, [3000] * 3, 3040)
+    sizes, statuses = bench.run_codec("decompress", codec, bench.put_streams(streams), dst)
+    assert (sizes[0], sizes[2], statuses[0], statuses[2]) == (3000, 3000, 0, 0)
+    assert (sizes[1], statuses[1]) != (3000, 0)
+    found = bench.get(base, 3 * 3040)
+    for number in (0, 2):
+        assert found[3040 * number :][:3040] == data[number] + b"\x5a" * 40
+    assert found[3040 + 3000 : 2 * 3040] == b"\x5a" * 40
 
 
 def test_a_codec_that_detects_damage_never_passes_it_off_as_success(bench):
