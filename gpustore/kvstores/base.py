@@ -124,6 +124,9 @@ class KvStoreDriver(abc.ABC):
         Whether :meth:`locate_many` returns local files, of some values at least.
     replaces_in_pieces : bool
         Whether :meth:`replace` never holds the whole value in memory.
+    write_nbytes : int
+        Bytes of values that a batch of writes should have, because each batch costs much; 0 if it
+        costs no more than its keys.
     base : Base or None
         What an adapter lies in; None for all others.
     batch_nbytes : int or None
@@ -141,6 +144,7 @@ class KvStoreDriver(abc.ABC):
     is_trusted: bool = True
     locates_files: bool = False
     replaces_in_pieces: bool = False
+    write_nbytes: int = 0
     base: Base | None = None
     batch_nbytes: int | None = None
     executor: Executor | None = None

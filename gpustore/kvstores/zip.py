@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DRIVER", "ZipKvStore", "ZipSpec"]
 
+# Decoded bytes of chunks in a batch: each batch writes the whole archive. A thread holds so many.
+_WRITE_NBYTES: Final = 32 << 20
+
 # How often members are looked up anew because the archive was replaced meanwhile.
 _ATTEMPTS: Final = 20
 
@@ -89,6 +92,7 @@ class ZipKvStore(AdapterKvStore):
     """
 
     id = "zip"
+    write_nbytes = _WRITE_NBYTES
 
     def __init__(
         self, base: Base, *, spec: ZipSpec, resources: Mapping[str, Context.Resource]

@@ -134,7 +134,8 @@ class _Countdown:
 
 def _write_chunks(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
     """Gather, encode and store the chunks of a window."""
-    nbytes = array.store.batch_nbytes or BATCH_NBYTES
+    together = array.store.write_nbytes
+    nbytes = together or array.store.batch_nbytes or BATCH_NBYTES
     batch = max(1, nbytes // max(1, array.chain.batch_nbytes))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
@@ -142,6 +143,8 @@ def _write_chunks(array: ChunkedArray, planned: PlanWindow, source: Memory) -> N
         rows = planned.part(first, first + batch)
         if all(rows.whole):
             _write_whole(array, rows, source)
+        elif together:
+            _write_together(array, rows, source)
         else:
             for i in range(len(rows)):
                 row = rows.part(i, i + 1)
@@ -176,6 +179,29 @@ def _write_whole(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     _raise_first(array, rows, columns)
 
 
+def _write_together(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
+    """Read, change and write back chunks in one batch, and again those that others changed."""
+    delay = FIRST_DELAY_S
+    for _ in range(ATTEMPTS):
+        present: list[Buffer | None] = [None] * len(rows)
+        generation = [b""] * len(rows)
+        partial_rows = [row for row in range(len(rows)) if not rows.whole[row]]
+        columns = fetch_whole(array, [rows.keys[row] for row in partial_rows])
+        for row, value, seen in zip(partial_rows, columns.value, columns.generation):
+            present[row], generation[row] = value, seen
+        values = _gather(array, rows, present, source)
+        stored = _store(array, WriteRequest(rows.keys, values, generation))
+        _raise_first(array, rows, stored)
+        left = [row for row in range(len(rows)) if not stored.generation[row]]
+        if not left:
+            return
+        rows = rows.take(left)
+        STATISTICS.add(retries=1)
+        time.sleep(random.uniform(0, delay))
+        delay = min(2 * delay, LONGEST_DELAY_S)
+    raise _always_slower(array, rows.keys[0])
+
+
 def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
     """Read, change and write back one value, until nobody else changed it in between.
 
@@ -193,7 +219,11 @@ def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> Non
         STATISTICS.add(retries=1)
         time.sleep(random.uniform(0, delay))
         delay = min(2 * delay, LONGEST_DELAY_S)
-    raise ConflictError(
+    raise _always_slower(array, key)
+
+
+def _always_slower(array: ChunkedArray, key: str) -> ConflictError:
+    return ConflictError(
         f"Error writing {array.store.describe(key)}: another writer was faster {ATTEMPTS} times",
         key=key,
     )
