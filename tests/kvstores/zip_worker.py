@@ -1,0 +1,53 @@
+"""What the tests of the zip kvstore run in processes of their own.
+
+zip_worker.py increment {gpustore|tensorstore} PATH OWN_KEY COUNT
+zip_worker.py overwrite PATH COUNT
+"""
+
+import itertools
+import os
+import sys
+
+
+def open_store(library, path):
+    """A zip kvstore of a library, and its module."""
+    import importlib
+
+    module = importlib.import_module(library)
+    base = {"driver": "file", "path": path, "file_io_sync": False}
+    return module.KvStore.open({"driver": "zip", "base": base}).result()
+
+
+def increment(library, path, own_key, count):
+    """Count in a key that everybody changes, and leave a key for each step."""
+    store = open_store(library, path)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for i in range(count):
+        while True:
+            read = store.read("n").result()
+            value = b"%d" % (int(read.value) + 1)
+            if store.write("n", value, if_equal=read.stamp.generation).result().generation:
+                break
+        store.write(f"{own_key}/{i}", b"done" * 10).result()
+
+
+def overwrite(path, count):
+    """Let `count` children, one after the other, write until they are killed."""
+    open_store("gpustore", path)  # What it imports the children have.
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            store = open_store("gpustore", path)
+            print(os.getpid(), flush=True)
+            for i in itertools.count():
+                store["v"] = (b"%09d," % i) * (100_000 if i % 2 else 100)
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "overwrite":
+        overwrite(sys.argv[2], int(sys.argv[3]))
+    else:
+        increment(*sys.argv[2:5], int(sys.argv[5]))
