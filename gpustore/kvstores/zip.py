@@ -99,6 +99,7 @@ class ZipKvStore(AdapterKvStore):
     ) -> None:
         super().__init__(base, spec=spec, resources=resources)
         self.can_write = base.driver.can_write
+        self.batch_nbytes = base.driver.batch_nbytes
         self.atomic_single_key = base.driver.atomic_single_key
         self.locates_files = base.driver.locates_files
         self._limits: Limits = resources["limits"].value

@@ -1,4 +1,4 @@
-"""A zip kvstore whose base fails now and then: writes happen whole or not at all, reads are right."""
+"""A zip kvstore whose base fails now and then: writes are whole or not at all, reads are right."""
 
 import pytest
 from hypothesis import settings
