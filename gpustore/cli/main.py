@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Never
 
 import gpustore
-from gpustore.cli import copy, demo, info
+from gpustore.cli import copy, demo, info, keys
 from gpustore.cli.copy_codec import CODEC_WORDS, codecs_named
 from gpustore.cli.failure import CommandError
 
@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=info.run)
     _add_copy(commands)
+    _add_keys(commands)
     return parser
 
 
@@ -156,6 +157,35 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--overwrite", action="store_true", help="delete the target if it exists")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run=copy.run)
+
+
+def _add_keys(commands: argparse._SubParsersAction[_Parser]) -> None:
+    place = "URL or path: a folder, an archive (x.zip|zip:), an array"
+    command = commands.add_parser(
+        "ls",
+        help="list what is stored under a URL",
+        description="Prints the names one level below a URL, those of directories with a slash.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+    command.add_argument("-r", "--recursive", action="store_true", help="print all keys")
+    command.set_defaults(run=keys.ls)
+    command = commands.add_parser(
+        "cat",
+        help="print what is stored under a key",
+        description="Writes a value to standard output as it is stored; of a JSON pointer "
+        "(x.json|json:/a/b), the JSON value.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a key")
+    command.set_defaults(run=keys.cat)
+    command = commands.add_parser(
+        "du",
+        help="say how much is stored under a URL",
+        description="Says how many keys and bytes are stored below a URL, and in which of its "
+        "directories.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+    command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    command.set_defaults(run=keys.du)
 
 
 def _extents(text: str) -> list[int]:

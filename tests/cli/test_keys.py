@@ -1,0 +1,138 @@
+"""``gpustore ls``, ``cat`` and ``du`` over folders, archives, databases and servers."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.cli import keys
+
+VALUES = {
+    "zarr.json": b'{"a": [1, "\xc3\xa9"]}',
+    "c/0/0": b"12345",
+    "c/0/1": bytes(300),
+    "c/1/0": b"",
+}
+
+
+@pytest.fixture(params=["folder", "zip", "ocdbt", "zip in a database"])
+def place(request, tmp_path):
+    """URL of a place that holds VALUES."""
+    url = {
+        "folder": f"{tmp_path}/x/",
+        "zip": f"{tmp_path}/x.zip|zip:",
+        "ocdbt": f"file://{tmp_path}/x|ocdbt:",
+        "zip in a database": f"file://{tmp_path}/x|ocdbt:a/b.zip|zip:",
+    }[request.param]
+    store = gpustore.KvStore.open(url).result()
+    for key, value in VALUES.items():
+        store[key] = value
+    return url
+
+
+def test_ls_prints_one_level(gpustore_command, place):
+    assert gpustore_command("ls", place) == (0, "c/\nzarr.json\n", "")
+    below = f"{place}c/" if not place.endswith("|zip:") else f"{place}c"
+    assert gpustore_command("ls", below) == (0, "0/\n1/\n", "")
+
+
+def test_ls_prints_all_keys(gpustore_command, place):
+    assert gpustore_command("ls", "-r", place) == (0, "\n".join(sorted(VALUES)) + "\n", "")
+
+
+def test_cat_prints_the_value_as_it_is(capfdbinary, place):
+    for key, value in VALUES.items():
+        assert keys.cat(type("Arguments", (), {"url": place + key})) == 0
+        assert capfdbinary.readouterr().out == value
+
+
+def test_cat_prints_json_values(gpustore_command, place):
+    assert gpustore_command("cat", f"{place}zarr.json|json:/a/1") == (0, '"\xe9"\n', "")
+
+
+def test_du_counts_keys_and_bytes(gpustore_command, place):
+    code, out, _ = gpustore_command("du", "--json", place)
+    assert code == 0
+    nbytes = len(VALUES["zarr.json"])
+    assert json.loads(out) == {
+        "keys": 4,
+        "bytes": nbytes + 305,
+        "children": {
+            "c/": {"keys": 3, "bytes": 305},
+            "zarr.json": {"keys": 1, "bytes": nbytes},
+        },
+    }
+    _, out, _ = gpustore_command("du", place)
+    assert [line.split() for line in out.splitlines() if line.strip()][2:] == [
+        ["c/", "3", "305", "B"],
+        ["zarr.json", "1", str(nbytes), "B"],
+        ["total", "4", str(nbytes + 305), "B"],
+    ]
+
+
+def test_an_array_is_its_keys(gpustore_command, tmp_path):
+    url = f"{tmp_path}/a.zarr|zarr3:"
+    store = gpustore.open(url, create=True, dtype="uint8", shape=[4]).result()
+    store[...] = np.arange(4, dtype=np.uint8)
+    for name in (url, f"{tmp_path}/a.zarr", f"{tmp_path}/a.zarr/", f"{url}|cast:int8"):
+        assert gpustore_command("ls", "-r", name) == (0, "c/0\nzarr.json\n", "")
+    _, out, _ = gpustore_command("du", "--json", url)
+    assert json.loads(out)["children"]["c/"] == {"keys": 1, "bytes": 4}
+    code, _, err = gpustore_command("cat", url)
+    assert code == 1
+    assert "is an array of zarr3: see `gpustore info`, or name one of its keys" in err
+
+
+def test_names_next_to_a_directory_are_not_in_it(gpustore_command, tmp_path):
+    for name in ("a/x", "ab/y", "a.z"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    assert gpustore_command("ls", f"{tmp_path}/a") == (0, "x\n", "")
+
+
+def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x y.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/b", "hello" * 100)
+    assert gpustore_command("ls", f"{tmp_path}/x y.zip|zip") == (0, "a/\n", "")
+    _, out, _ = gpustore_command("du", "--json", f"{tmp_path}/x y.zip|zip:")
+    assert json.loads(out)["bytes"] == 500
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [
+        ("ls", "none", "there is nothing at file://"),
+        ("du", "none/", "there is nothing at file://"),
+        ("cat", "none", "does not exist"),
+        ("ls", "file", "is a value, not a directory: `gpustore cat` prints it"),
+        ("du", "file", "is a value, not a directory: `gpustore cat` prints it"),
+        ("cat", "folder", "is not a regular file but a directory"),
+        ("ls", "file|zip:", "zip"),
+        ("ls", "folder/../file", "is a value"),
+        ("ls", "file|nonono:", "unsupported URL scheme"),
+    ],
+)
+def test_failures_are_one_line(gpustore_command, tmp_path, command, name, text):
+    (tmp_path / "file").write_bytes(b"no archive")
+    (tmp_path / "folder").mkdir()
+    code, out, err = gpustore_command(command, f"{tmp_path}/{name}")
+    assert (code, out) == (1, "")
+    assert err.startswith("gpustore: error: ")
+    assert err.count("\n") == 1
+    assert text in err
+
+
+def test_arrays_in_memory_have_no_keys(gpustore_command):
+    code, _, err = gpustore_command("ls", "memory://nothing")
+    assert code == 1
+    assert "there is nothing at memory://nothing" in err
+
+
+def test_large_values_are_printed_in_parts(capfdbinary, tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_PART_NBYTES", 7)
+    value = bytes(range(100))
+    (tmp_path / "v").write_bytes(value)
+    assert keys.cat(type("Arguments", (), {"url": f"{tmp_path}/v"})) == 0
+    assert capfdbinary.readouterr().out == value
