@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gpustore._json import Members, expect_object, expect_str
+from gpustore._json import Members, expect_object, expect_str, quote
 from gpustore.cache import cache_of
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
@@ -130,6 +130,9 @@ class OcdbtKvStore(AdapterKvStore):
     def spec(self) -> OcdbtSpec:
         config = self._database.known_config
         return self._spec if config is None else replace(self._spec, config=config.constraints)
+
+    def describe(self, key: str) -> str:
+        return f"{quote(key)} in OCDBT database at {self.base.driver.describe(self.base.path)}"
 
     @property
     def identity(self) -> Hashable:
