@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from gpustore.cache import Entry, Space
 from gpustore.errors import CorruptChunkError, GpustoreError, MismatchError, StoreIOError
@@ -39,7 +39,13 @@ _NUMBERED: Final = re.compile(r"manifest\.([0-9a-f]{16})", re.ASCII)
 # How often numbered manifests are listed anew because the newest was removed meanwhile.
 _ATTEMPTS: Final = 100
 
-N = TypeVar("N")
+
+class _Cached(Protocol):
+    @property
+    def memory_nbytes(self) -> int: ...
+
+
+N = TypeVar("N", bound=_Cached)
 
 
 def numbered_key(generation: int) -> str:
@@ -284,8 +290,7 @@ class Database:
                 continue
             found[i] = node
             if self._cache is not None:
-                nbytes = getattr(node, "memory_nbytes", len(data))
-                entry = Entry(node, nbytes, b"", math.inf)
+                entry = Entry(node, node.memory_nbytes, b"", math.inf)
                 self._cache.put(self._space, names[i], parts[i], entry, stamps[i])
         return found  # type: ignore[return-value]
 

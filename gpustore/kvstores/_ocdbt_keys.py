@@ -60,6 +60,11 @@ class Keys:
         """Length of each key."""
         return np.diff(self.start)
 
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory that they take, also once they have been made into objects."""
+        return 2 * len(self.data) + 56 * len(self)
+
     def tolist(self, low: int = 0, high: int | None = None) -> list[bytes]:
         """The keys of some entries."""
         if self._list is not None:

@@ -101,8 +101,8 @@ class Leaf:
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that the columns take."""
-        return len(self.keys.data) + len(self.inline) + 32 * len(self.keys)
+        """Memory that the columns take, and the keys as objects."""
+        return self.keys.memory_nbytes + len(self.inline) + 24 * len(self.keys)
 
     def compact(self) -> Leaf:
         """The same without data files and inline bytes that no entry refers to."""
@@ -186,8 +186,8 @@ class Interior:
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that the columns take."""
-        return len(self.keys.data) + 72 * len(self.keys)
+        """Memory that the columns take, and the keys as objects."""
+        return self.keys.memory_nbytes + 56 * len(self.keys)
 
     def encode(self, level: int | None) -> bytes:
         """The bytes of the node, compressed with this level."""

@@ -118,6 +118,11 @@ class VersionNode:
     height: int
     entries: VersionArray
 
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory that it takes, about."""
+        return 600 * len(self.entries)
+
     def encode(self, level: int | None) -> bytes:
         """The bytes of the node, compressed with this level."""
         table = FileTable(_files(self.entries))

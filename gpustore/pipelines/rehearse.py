@@ -250,8 +250,10 @@ class _Store(KvStoreDriver):
             low, high = check_byte_range(total, start, stop, key)
             nbytes = high - low
         check_nbytes(nbytes, request.max_nbytes, key)
+        # An adapter's values are parts of files, of which this knows no length.
+        file_nbytes = total if self._inner.base is None else None
         if self._may_be_direct and not direct_refusal(
-            needs_bytes=False, nbytes=nbytes, file_nbytes=total, is_direct=True
+            needs_bytes=False, nbytes=nbytes, file_nbytes=file_nbytes, is_direct=True
         ):
             self.direct_nbytes += nbytes
         # Files are read into the memory given, other stores have the bytes already.

@@ -124,3 +124,37 @@ def test_format_in_a_database_is_found(tmp_path):
     gpustore.open(f"{url}|zarr3:", create=True, dtype="uint8", shape=[4]).result()[...] = 7
     for spelled in (url, f"{tmp_path}", f"file://{tmp_path}/|auto:"):
         assert gpustore.open(spelled).result().read().result().tolist() == [7] * 4
+
+
+def test_missing_data_files_are_errors_and_no_fill_values(tmp_path):
+    url = f"file://{tmp_path}/|ocdbt:|zarr3:"
+    store = gpustore.open(url, create=True, dtype="uint8", shape=[400]).result()
+    before = set((tmp_path / "d").iterdir())
+    store[...] = 7
+    for file in set((tmp_path / "d").iterdir()) - before:
+        data = file.read_bytes()
+        file.write_bytes(data[:-1])
+        with pytest.raises(gpustore.CorruptChunkError, match="Requested byte range"):
+            store.read().result()
+        file.unlink()
+        with pytest.raises(gpustore.CorruptChunkError, match="the data file does not exist"):
+            store.read().result()
+        file.write_bytes(data)
+    assert store.read().result().tolist() == [7] * 400
+
+
+def test_explanation_counts_what_goes_straight_to_the_device(tmp_path):
+    url = f"file://{tmp_path}/|ocdbt:|zarr3:"
+    layout = gpustore.ChunkLayout(chunk_shape=[256, 256])
+    store = gpustore.open(
+        url, create=True, dtype="uint8", shape=[512, 512], chunk_layout=layout
+    ).result()
+    store[...] = np.arange(512, dtype="uint16").astype("uint8")
+    with emulated() as device:
+        there = gpustore.open(url, device=device.name).result()
+        text = str(there.explain())
+        before = gpustore.statistics.snapshot().get("bytes_direct", 0)
+        there.read().result()
+        assert gpustore.statistics.snapshot()["bytes_direct"] - before == 512 * 512
+        assert "262,144 of them straight to the device" in text
+        del there

@@ -2,6 +2,8 @@
 
 # ruff: noqa: F403  the shared suite is taken over by name
 
+import pickle
+
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -31,6 +33,53 @@ def make_store(request):
     # Small nodes, so that trees have several levels.
     config = {"manifest_kind": request.param, "max_decoded_node_bytes": 100}
     return lambda: Opened({**config, "max_inline_value_bytes": 4}).store
+
+
+def test_manifests_may_lie_elsewhere():
+    members = {"base": "memory://db/", "manifest": "memory://manifests"}
+    for kind in ("single", "numbered"):
+        ours = Opened({"manifest_kind": kind, "max_inline_value_bytes": 0}, **members)
+        ours.apply({"a": b"1", "b": b"2"})
+        ours.apply({"b": None, "c": b"3"})
+        names = {key.rpartition(b"/")[0].partition(b"/")[0] for key in ours.files}
+        assert names == {b"db", b"manifests"}
+        assert any(key.startswith(b"manifests/manifest.ocdbt") for key in ours.files)
+        theirs = TensorStoreDatabase(files=ours.files, **members)
+        assert theirs.items() == ours.items() == {b"a": b"1", b"c": b"3"}
+        theirs.apply({"d": b"4"})
+        again = Opened(files=theirs.files, **members)
+        assert again.items() == {b"a": b"1", b"c": b"3", b"d": b"4"}
+        spec = again.store.spec().to_json()
+        assert spec["manifest"] == {"driver": "memory", "path": "manifests/"}
+        reopened = KvStore.open(again.store.spec(retain_context=True)).result()
+        assert reopened["d"] == b"4"
+
+
+def test_stores_are_pickled_and_opened_again(tmp_path):
+    store = KvStore.open(f"file://{tmp_path}/|ocdbt:a/").result()
+    store["x"] = b"1"
+    assert pickle.loads(pickle.dumps(store))["x"] == b"1"
+    old = KvStore.open(f"file://{tmp_path}/|ocdbt:@v2/a/").result()
+    store["x"] = b"2"
+    again = pickle.loads(pickle.dumps(old))
+    assert again["x"] == b"1"
+    assert again.url == f"file://{tmp_path}/|ocdbt:@v2/a/"
+    assert KvStore.open(store.spec()).result()["x"] == b"2"
+
+
+def test_databases_in_archives_and_in_databases_are_read(tmp_path):
+    url = f"file://{tmp_path}/x.zip|zip:db/|ocdbt:in/|ocdbt:a/"
+    outer = Opened()
+    outer.apply({"a/x": b"1" * 200, "a/y": b"2"})
+    inner = KvStore.open(f"file://{tmp_path}/x.zip|zip:db/|ocdbt:in/").result()
+    for key, value in outer.files.items():
+        inner[key] = value
+    store = KvStore.open(url).result()
+    assert store.list().result() == [b"x", b"y"]
+    assert store["x"] == b"1" * 200
+    assert store.url == url
+    store["z"] = b"3"
+    assert KvStore.open(url).result()["z"] == b"3"
 
 
 @pytest.fixture
