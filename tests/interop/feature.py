@@ -158,7 +158,7 @@ def chunk_files(
 ) -> dict[str, bytes]:
     """The stored chunks of an array, those at its edges filled up."""
     rank = len(chunks) if rank is None else rank
-    counts = [-(-size // chunk) for size, chunk in zip(values.shape, chunks)]
+    counts = [-(-size // max(chunk, 1)) for size, chunk in zip(values.shape, chunks)]
     files = {}
     for cell in itertools.product(*map(range, counts)):
         if cell in missing:

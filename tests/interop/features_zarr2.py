@@ -28,7 +28,7 @@ __all__ = ["features"]
 
 ARRAYS, TYPES, FILLS = "Zarr v2: arrays", "Zarr v2: data types", "Zarr v2: fill values"
 COMPRESSORS, FILTERS = "Zarr v2: compressors", "Zarr v2: filters"
-GROUPS = "Zarr v2: hierarchies"
+GROUPS, FOREIGN = "Zarr v2: hierarchies", "Zarr v2: what other writers store"
 
 
 def features() -> Iterator[Feature]:
@@ -39,6 +39,7 @@ def features() -> Iterator[Feature]:
     yield from _compressors()
     yield from _filters()
     yield from _groups()
+    yield from _foreign()
 
 
 def _arrays() -> Iterator[Feature]:
@@ -83,6 +84,8 @@ def _types() -> Iterator[Feature]:
         for name in names:
             zero = [0.0, 0.0] if "c" in name else 0
             yield zarr2(TYPES, title, numbers(name), fill_value=zero, case=f"`{name}`")
+    long = numbers().astype("<f16")
+    yield zarr2(TYPES, "floats of more than 8 bytes: `<f16`", long, dtype="<f16")
     yield zarr2(TYPES, "`|S3`", numbers().astype("S3"), fill=b"", fill_value="AAAA")
     yield zarr2(TYPES, "`U`", numbers().astype("<U3"), fill="", fill_value="", case="`<U3`")
     yield zarr2(TYPES, "`U`", numbers().astype(">U3"), fill="", fill_value="", case="`>U3`")
@@ -359,4 +362,43 @@ def _groups() -> Iterator[Feature]:
         {**files, ".zmetadata": consolidated},
         {"attributes": attributes, "members": members},
         "consolidated",
+    )
+
+
+def _foreign() -> Iterator[Feature]:
+    for name in ("compressor", "filters"):
+        yield zarr2(FOREIGN, "`compressor` or `filters` missing", absent=[name], case=f"`{name}`")
+    yield zarr2(FOREIGN, "fill value of `|b1` as a number", numbers("?"), fill_value=0)
+    text = numbers().astype("S3")
+    yield zarr2(FOREIGN, 'fill value `""` of `S`', text, fill=b"", fill_value="")
+    records = np.zeros(SHAPE, [("x", "<i2"), ("y", "<f4")])
+    records["x"], records["y"] = numbers(), numbers("f4")
+    yield zarr2(
+        FOREIGN,
+        "fill value 0 of records",
+        records,
+        **{"dtype": [["x", "<i2"], ["y", "<f4"]], "fill_value": 0},
+        fill=np.zeros((), records.dtype),
+    )
+    nan = numbers("<f4")
+    nan[:2, :3] = np.nan
+    yield zarr2(
+        FOREIGN,
+        "fill value `NaN`, no string",
+        nan,
+        fill_value=np.nan,
+        fill=np.nan,
+        missing=[(0, 0)],
+    )
+    yield zarr2(FOREIGN, "chunks of 0 elements", numbers(shape=(0, 5)), chunks=(0, 3))
+    yield zarr2(
+        FOREIGN,
+        "members of numcodecs in a compressor",
+        numbers("<i4"),
+        numcodecs.Blosc("lz4", 5, 1).encode,
+        compressor={
+            **{"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+            "typesize": None,
+        },
+        plain=numcodecs.Blosc("lz4", 5, 1).decode,
     )

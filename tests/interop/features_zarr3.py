@@ -33,7 +33,7 @@ CODECS, SHARDS = "Zarr v3: codecs", "Zarr v3: shards"
 UNDERSTOOD = "Zarr v3: extension points"
 MORE_TYPES, MORE_CODECS = "Registered data types", "Registered codecs and grids"
 NUMCODECS = "Codecs `numcodecs.*`"
-GROUPS = "Zarr v3: hierarchies"
+GROUPS, FOREIGN = "Zarr v3: hierarchies", "Zarr v3: what other writers store"
 
 LITTLE = codec("bytes", endian="little")
 CRC32C = codec("crc32c")
@@ -51,6 +51,7 @@ def features() -> Iterator[Feature]:
     yield from _registered_types()
     yield from _registered_codecs()
     yield from _numcodecs()
+    yield from _foreign()
 
 
 def _arrays() -> Iterator[Feature]:
@@ -695,3 +696,43 @@ def _numcodecs() -> Iterator[Feature]:
             section=NUMCODECS,
             case=f"`numcodecs.{name}`",
         )
+
+
+def _foreign() -> Iterator[Feature]:
+    several = "`bytes` without `endian`, of several bytes"
+    yield zarr3(FOREIGN, several, codecs=[codec("bytes")], must_refuse=True)
+    yield zarr3(FOREIGN, "fill value 1.0 of integers", fill_value=1.0)
+    yield zarr3(FOREIGN, "`dimension_names: null`", dimension_names=None, must_refuse=True)
+    order = codec("transpose", order="F")
+    yield zarr3(
+        FOREIGN, "`transpose` of order `F`", None, lambda x: x.T.tobytes(), codecs=[order, LITTLE]
+    )
+    yield _compressed(
+        "`gzip` and `zstd` by name",
+        ["gzip"],
+        gzip.compress,
+        gzip.decompress,
+        section=FOREIGN,
+        case="`gzip`",
+    )
+    zstd = numcodecs.Zstd(1)
+    yield _compressed(
+        "`gzip` and `zstd` by name",
+        ["zstd"],
+        zstd.encode,
+        zstd.decode,
+        section=FOREIGN,
+        case="`zstd`",
+    )
+    text, raw = numbers().astype("S3"), np.frombuffer(bytes(range(60)), "V3").reshape(SHAPE)
+    for name, values in (("null_terminated_bytes", text), ("raw_bytes", raw)):
+        yield zarr3(
+            FOREIGN,
+            f"`{name}` of zarr-python",
+            values,
+            **{"data_type": codec(name, length_bytes=3), "fill": np.zeros((), values.dtype)},
+            fill_value="AAAA",
+        )
+    yield _any_length(
+        FOREIGN, "`variable_length_bytes` of zarr-python", "variable_length_bytes", "vlen-bytes"
+    )
