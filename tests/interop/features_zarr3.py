@@ -60,6 +60,7 @@ def _arrays() -> Iterator[Feature]:
     yield zarr3(ARRAYS, "extent 0", numbers(shape=(0, 5)))
     for title, configuration, prefix, separator in (
         ('`default`, separator `"."`', {"separator": "."}, "c.", "."),
+        ('`default`, separator `"/"`', {"separator": "/"}, "c/", "/"),
         ("`default`, no configuration", {}, "c/", "/"),
         ('`v2`, separator `"."`', {"separator": "."}, "", "."),
         ('`v2`, separator `"/"`', {"separator": "/"}, "", "/"),
@@ -348,7 +349,13 @@ def _extension_points() -> Iterator[Feature]:
         _crc32c_of,
         codecs=["bytes", "crc32c"],
     )
-    yield zarr3(UNDERSTOOD, "chunk key encoding by name alone", chunk_key_encoding="default")
+    yield zarr3(
+        UNDERSTOOD,
+        "chunk key encoding by name alone",
+        chunk_key_encoding="default",
+        prefix="c/",
+        separator="/",
+    )
 
 
 def _crc32c_of(chunk: np.ndarray) -> bytes:
@@ -601,7 +608,7 @@ def _registered_codecs() -> Iterator[Feature]:
             + chunk.T.astype(">i2").tobytes()
         ),
         codecs=[codec("n5_default", codecs=whole)],
-        **{"chunk_key_encoding": codec("v2", separator="/"), "prefix": ""},
+        **{"chunk_key_encoding": codec("v2", separator="/"), "prefix": "", "separator": "/"},
     )
     yield zarr3(
         MORE_CODECS,
@@ -628,7 +635,7 @@ def _grids() -> Iterator[Feature]:
     for i, j in itertools.product(range(2), range(3)):
         rows, columns = sum(edges[0][:i]), sum(edges[1][:j])
         part = values[rows : rows + edges[0][i], columns : columns + edges[1][j]]
-        stored[f"c/{i}/{j}"] = part.tobytes()
+        stored[f"c.{i}.{j}"] = part.tobytes()
     for title, shapes in (
         ("lists", edges),
         ("runs and one size", [[1, 3], [[2, 2], [1, 1]]]),

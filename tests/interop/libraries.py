@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +421,7 @@ def try_device(features: Iterable[Feature]) -> list[Cell]:
 def _on_device(library: Gpustore, feature: Feature) -> Cell:
     if feature.program != "array":
         return "metadata only"
-    happened = _try(library, feature)
+    happened = _try(library, replace(feature, is_written=False))
     if not happened.startswith("reads"):
         return "as on the host" if happened.startswith("refuses") else happened
     counts = library.statistics
