@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CODEC_WORDS",
     "COMPRESSORS",
+    "NOT_BYTES",
     "NUMCODECS",
     "VLEN",
     "codecs_named",
@@ -33,7 +34,8 @@ NUMCODECS = "numcodecs."
 COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
 VLEN = ("vlen-utf8", "vlen-bytes")
 """Codecs of Zarr v3, and filters of Zarr v2, of strings and bytes of any length."""
-_NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
+NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
+"""Codecs of Zarr v3 that Zarr v2 says in other ways, or that are named apart if they are lost."""
 
 
 def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
@@ -98,7 +100,7 @@ def compressor_of(
     notes = []
     if any(codec["name"] == "crc32c" for codec in codecs):
         notes.append("Zarr v2 has no checksums: they are not kept")
-    codecs = [codec for codec in codecs if codec["name"] not in _NOT_BYTES]
+    codecs = [codec for codec in codecs if codec["name"] not in NOT_BYTES]
     match codecs:
         case []:
             return None, notes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustore.cli.copy_codec import COMPRESSORS, NUMCODECS, compressor_of
+from gpustore.cli.copy_codec import COMPRESSORS, NOT_BYTES, NUMCODECS, compressor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ def parts_of_codecs(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -
                 parts.filters += [compressor_of([one])[0] or {} for one in parts.compressors]
                 parts.compressors.clear()
             parts.filters.append({"id": id, **options})
-        elif name in ("cast_value", "scale_offset", "reshape", "packbits"):
+        elif name not in NOT_BYTES:
             parts.lost.append(name)
     return parts
 

@@ -1,7 +1,7 @@
 """``gpustore copy`` of groups: what it makes, as gpustore and zarr-python read it."""
 
 import json
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 import pytest
@@ -11,15 +11,16 @@ import gpustore
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Numcodecs codecs")
 
+ATTRIBUTES = {"unit": "HU", "lowest": -inf}
 VALUES = np.arange(24, dtype="u2").reshape(4, 6)
 TIMES = np.arange(3).astype("M8[s]")
 
 
 def make(path, zarr_format):
-    """A hierarchy of zarr-python's, with an attribute that is NaN."""
+    """A hierarchy of zarr-python's, with attributes that are NaN and infinite."""
     root = zarr.open_group(path, mode="w", zarr_format=zarr_format, attributes={"r": [1], "n": nan})
     raw = root.create_array(
-        "a/b/raw", shape=(4, 6), chunks=(2, 6), dtype="u2", fill_value=7, attributes={"unit": "HU"}
+        "a/b/raw", shape=(4, 6), chunks=(2, 6), dtype="u2", fill_value=7, attributes=ATTRIBUTES
     )
     raw[...] = VALUES
     root.create_array("times", shape=(3,), chunks=(3,), dtype="M8[s]")[...] = TIMES
@@ -40,7 +41,7 @@ def check(path, zarr_format, *, chunks=(2, 6)):
         assert dict(group["empty"].attrs) == {"x": {"y": None}}
         assert group.attrs["r"] == [1]
         assert isnan(group.attrs["n"])
-        assert dict(group["a/b/raw"].attrs) == {"unit": "HU"}
+        assert dict(group["a/b/raw"].attrs) == ATTRIBUTES
     ours = gpustore.open_group(str(path)).result()
     assert ours.zarr_format == zarr_format
     raw = ours["a/b/raw"]
