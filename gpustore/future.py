@@ -22,6 +22,7 @@ Source: ``python/tensorstore/future.cc`` of TensorStore for the semantics.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -49,6 +50,8 @@ T = TypeVar("T")
 CancelledError = asyncio.CancelledError
 
 _CANCELLED: Final = CancelledError()  # marks the state; each caller gets an exception of its own
+
+_SIGNAL_S: Final = 0.25
 
 _epoch = 0  # how often this process is the child of a fork
 
@@ -386,7 +389,11 @@ class Future(Generic[T]):
                 crew.end_wait()
 
     def _block(self, seconds: float) -> bool:
-        """Sleep until done, or for `seconds` (-1: no limit). Signal handlers run meanwhile."""
+        """Sleep until done, or for `seconds` (-1: no limit). Signal handlers run meanwhile.
+
+        A signal that arrives just before the lock is waited for does not end the wait, and its
+        handler would run no sooner than that: so nobody waits for longer than _SIGNAL_S at a time.
+        """
         waiter = threading.Lock()
         waiter.acquire()
         with self._lock:
@@ -394,8 +401,10 @@ class Future(Generic[T]):
                 return True
             self._waiters.append(waiter)
         woken = False
+        end = math.inf if seconds < 0 else time.monotonic() + seconds
         try:
-            woken = waiter.acquire(timeout=seconds)
+            while not woken and (left := end - time.monotonic()) > 0:
+                woken = waiter.acquire(timeout=min(left, _SIGNAL_S))
         finally:
             if not woken:
                 with self._lock:

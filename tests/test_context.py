@@ -189,7 +189,7 @@ def test_errors_name_the_resource():
     assert str(raised.value) == (
         'Object includes extra members: "foo" (in context resource "cache_pool")'
     )
-    with pytest.raises(MetadataError, match="expected one of cache_pool, data_copy_concurrency"):
+    with pytest.raises(MetadataError, match=r"expected one of .*cache_pool, data_copy_concurrency"):
         Context({"nope": 1})
 
 
@@ -255,7 +255,8 @@ def test_default_values():
     assert (locking.mode, locking.acquire_timeout_s) == ("os", 60.0)
     retries = values.pop("file_io_retries")
     assert (retries.max_retries, retries.initial_delay_s, retries.max_delay_s) == (0, 1.0, 32.0)
-    assert values == {}
+    network = ("http", "s3", "gcs", "aws")
+    assert {id for id in values if not id.startswith(network)} == set()
 
 
 def test_values_follow_the_json():

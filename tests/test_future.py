@@ -530,11 +530,9 @@ _INTERRUPT = """
     begun = []
 
     def interrupt(waited_for=True):
-        global sent
         made.wait()
         while waited_for and not future._waiters:
             time.sleep(0)
-        sent = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
         release.wait()
 
@@ -543,7 +541,7 @@ _INTERRUPT = """
     try:
         future.result()
     except KeyboardInterrupt:
-        print("latency ok" if time.monotonic() - sent < 0.5 else "late")
+        print("interrupted")  # Before the task has ended: that waits for `release`.
     print("cancelled" if future.cancelled() else "not cancelled")
     release.set()
     executor.submit(lambda: None).result()
@@ -566,4 +564,4 @@ def test_ctrl_c_cancels_queued_work(make):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["latency ok", "cancelled", "begun []"]
+    assert done.stdout.splitlines() == ["interrupted", "cancelled", "begun []"]

@@ -261,6 +261,10 @@ def _detect_directory(store: KvStore) -> Found:
         if not _is_no_file(error):
             raise error
     there = {name for name, state in zip(names, columns.state) if state is ReadState.VALUE}
+    for row, name in enumerate(names):
+        # Something else than a file in the place of an array's metadata is why nothing is found.
+        if not there and name in (".zarray", "zarr.json") and row in columns.error:
+            raise columns.error[row]
     if there == {_GROUP2}:
         looked_for = (
             "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group with "

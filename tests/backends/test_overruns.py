@@ -80,12 +80,20 @@ def check(tmp_path, name, order, seed):
         assert statistics["chunks_decoded_device"] == COUNT - len(damaged)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("zstd", "blosc zlib shuffled") else pytest.mark.long
+        )
+        for name in CODECS
+    ],
+)
 def test_what_may_be_damaged_is_read_by_the_host(tmp_path, name):
     check(tmp_path, name, "lazy", 0)
 
 
-@pytest.mark.parametrize(("order", "seed"), SETTINGS)
+@pytest.mark.parametrize(("order", "seed"), SETTINGS[1:2])
 def test_in_other_orders(tmp_path, order, seed):
     check(tmp_path, "blosc zlib shuffled", order, seed)
 
