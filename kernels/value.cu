@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
       if (kind >= FLOAT) word = converted(word, wide, format, NEAREST_EVEN, TO_INFINITY, &failed);
       store(dst + (begin + i) * stride, word, nbytes, is_swapped);
     }
-    __syncthreads();
+    // Each thread reads and writes the same part of the tile here and above.
   }
   report(failed, &result[run.result]);
 }

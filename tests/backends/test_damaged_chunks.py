@@ -40,6 +40,7 @@ FORMATS = {
     "zarr2 blosc blocks zstd": ("zarr2", {**_BLOCKS, "cname": "zstd", "shuffle": 1}),
     "zarr2 shuffle zlib": ("zarr2", {"id": "zlib", "level": 1}),
     "zarr2 blosc blocks lz4": ("zarr2", {**_BLOCKS, "cname": "lz4", "shuffle": 0}),
+    "zarr2 filters lz4": ("zarr2", {**_BLOCKS, "cname": "lz4", "shuffle": 1}),
 }
 NAMES = [
     name
@@ -68,6 +69,10 @@ def metadata(name, chunks):
         made["metadata"]["compressor"] = codec
         if "shuffle" in name:
             made["metadata"]["filters"] = [{"id": "shuffle", "elementsize": 2}]
+        if "filters" in name:
+            scaled = {"id": "fixedscaleoffset", "scale": 1, "offset": 0, "dtype": "<u2"}
+            sums = {"id": "delta", "dtype": "<u4"}
+            made["metadata"]["filters"] = [{**scaled, "astype": "<u4"}, sums]
     else:
         made["metadata"]["codecs"][1:] = codec
     return made

@@ -277,6 +277,14 @@ def test_launches_do_not_grow_with_chunks(tmp_path, name):
         assert many["launches"] == plain["launches"] + alone[name]
 
 
+def test_fields_of_records_that_are_filtered(tmp_path):
+    record = [["a", "|b1"], ["b", ">i2"], ["c", "|u1"]]
+    for field in "abc":
+        filters = [{"id": "delta", "dtype": "<u4"}]
+        spec = {**v2_spec(tmp_path / field, record, filters, ZLIB), "field": field}
+        compare(("fields", field), spec, "random")
+
+
 def counts_of(path, dtype, filters, n, device):
     spec = v2_spec(path, dtype, filters, ZLIB, shape=(8 * n, 9 * n))
     store = gpustore.open(spec, create=True).result()

@@ -295,3 +295,11 @@ def test_writing_what_does_not_fit_says_which():
     assert caught.value.key == "a/c/0"
     with pytest.raises(LimitError, match="NaN is no value of type uint8"):
         store[1] = np.nan
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_rounded_to_nothing_keeps_its_sign(mode):
+    given = np.array([-0.0, -1e-300 if mode != "towards-negative" else -0.0], "f8")
+    encoded = bytes(chain("float64", cast("float32", rounding=mode), 2).encode(given.tobytes()))
+    assert np.signbit(np.frombuffer(encoded, "f4")).all()
+    assert not np.frombuffer(encoded, "f4").any()

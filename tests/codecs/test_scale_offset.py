@@ -151,3 +151,12 @@ def test_what_overflows_or_cannot_be_is_refused():
         with pytest.raises(MetadataError, match=match):
             chain(dtype, one, 2)
     assert ml_dtypes.finfo("bfloat16").bits == 16
+
+
+def test_the_least_quotients_of_integers_are_decoded():
+    made = chain("int64", codec(0, -1), 2)
+    elements = np.array([2**63 - 1, -(2**63 - 2)], "i8")
+    encoded = bytes(made.encode(elements.tobytes()))
+    assert bytes(made.decode(encoded)) == elements.tobytes()
+    with pytest.raises(CorruptChunkError, match="do not fit type int64"):
+        made.decode(np.array([-(2**63), 0], "i8").tobytes())

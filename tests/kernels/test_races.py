@@ -21,7 +21,7 @@ from gpustore.device_kernels.launch import (
     indexed_launches,
 )
 from gpustore.device_kernels.run import Rows
-from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz
+from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz, test_value
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
 
@@ -111,6 +111,19 @@ def test_streams_of_one_block(codec, order):
     streams = [test_lz.ENCODERS[codec](part) for part in data]
     sizes = [len(part) for part in data]
     assert test_lz.decode(codec, streams, sizes, order)[0] == data
+
+
+def test_values_that_fail_and_sums(order):
+    one = test_value.stage("cast_value", "v3", "i2", data_type="int32")
+    elements = np.arange(1500, dtype="i4")
+    assert not test_value.run(one, elements, order=order)[1].any()
+    elements[[3, 40, 1400]] = 1 << 20
+    assert test_value.run(one, elements, order=order)[1].all()
+    for dtype in ("u2", "f4"):
+        array = np.arange(1100).astype(dtype)
+        found, failed = test_value.summed([array, array[:5]], order)
+        assert not failed.any()
+        assert found == [np.cumsum(a, dtype=dtype).tobytes() for a in (array, array[:5])]
 
 
 def test_bits_of_elements(order):

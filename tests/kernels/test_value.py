@@ -194,7 +194,7 @@ MODES = ["nearest-even", "towards-zero", "towards-positive", "towards-negative",
 def test_numbers_are_cast_in_every_mode(source):
     elements = numbers(DataType(source).array_dtype)
     ranges = itertools.cycle(["error", "clamp", "wrap", "clamp"])
-    parts = itertools.cycle([elements[first::3] for first in range(3)])
+    parts = itertools.cycle([elements[first::4] for first in range(4)])
     for target in [*CAST, "int8", "uint4", "int4"]:
         if target == source:
             continue
@@ -213,11 +213,11 @@ def test_integers_wrap_around_and_maps_come_first(source):
     for target in ("float32", "int32", "int64"):
         values = [3, -1, 0, "NaN", 12, 13] if target == "float32" else [3, -1, 0, 5, 12, 13]
         pairs = [list(pair) for pair in zip(keys, values)]
-        for beyond in ("clamp", "error"):
+        for beyond, some in (("clamp", pairs), ("error", pairs), ("clamp", pairs[1:])):
             options = {"data_type": source, "out_of_range": beyond}
-            options["scalar_map"] = {"decode": pairs}
+            options["scalar_map"] = {"decode": some}
             one = stage("cast_value", "v3", DataType(target).array_dtype, **options)
-            assert len(one.conversions()[0].pairs) == len(pairs)
+            assert len(one.conversions()[0].pairs) == len(some)
             check(one, elements)
 
 
@@ -389,7 +389,7 @@ def test_sums_are_those_of_numpy(dtype, order, offset):
 def test_sums_of_extremes(dtype):
     """Each pair by itself: ties, denormal numbers, overflow; what is no number stays or fails."""
     elements = numbers(dtype)
-    elements = elements[:: 1 + len(elements) // 30]
+    elements = elements[:: 1 + len(elements) // 24]
     pairs = [np.array(pair, dtype) for pair in itertools.product(elements, repeat=2)]
     found, failed = summed(pairs, "shuffled")
     both = np.array([np.isnan(pair).all() for pair in pairs])
