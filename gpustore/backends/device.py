@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends._conversion import conversion_of
 from gpustore.backends._files import Files, direct_refusal, pages_nbytes
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
@@ -31,7 +32,7 @@ from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.launch import cast_launches, copy_launches, has_cast
+from gpustore.device_kernels.launch import copy_launches
 from gpustore.device_kernels.run import Rows
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
@@ -328,7 +329,8 @@ class DeviceBackend:
             raise MismatchError(f"out has shape {tuple(view.shape)}, expected {shape}")
         if view.dtype != dtype:
             raise MismatchError(f"out has dtype {view.dtype}, expected {dtype}")
-        if any(step == 0 and size > 1 for step, size in zip(view.strides, view.shape)):
+        is_shared = any(step == 0 and size > 1 for step, size in zip(view.strides, view.shape))
+        if is_shared and 0 not in shape:
             raise TypeError("out has elements that share their memory")
         return DeviceMemory(view, self.driven.record(self.driven.caller_stream(stream)))
 
@@ -395,7 +397,8 @@ class DeviceBackend:
                 strides,
             )
             ready = DeviceMemory(view, device.record(stream))
-            self._launch(copy_launches(rows, view.dtype.itemsize), [ready])
+            launches = copy_launches(rows, view.dtype.itemsize)
+            self._launch(lambda batch: batch.launch_tables(launches), [ready])
             device.download(packed.address, pinned, 0, nbytes, stream)
             device.synchronize(device.record(stream))
             STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
@@ -430,7 +433,8 @@ class DeviceBackend:
                     out.strides,
                 )
                 uploaded = DeviceMemory(out.view, device.record(stream))
-                self._launch(copy_launches(rows, array.itemsize), [uploaded])
+                launches = copy_launches(rows, array.itemsize)
+                self._launch(lambda batch: batch.launch_tables(launches), [uploaded])
         except MemoryError as error:
             raise self._no_room(array) from error
         finally:
@@ -455,34 +459,29 @@ class DeviceBackend:
             raise TypeError(f"{type(elements).__name__} is not on device {self.device}")
         if 0 in source.shape:
             return
-        if not has_cast(source.dtype, out.view.dtype):
+        record = conversion_of(source, out.view, convert)
+        if record is None:
             STATISTICS.add(host_conversions=1)
             self._upload(convert(self._downloaded(source)), out)
-            return
-        rank = max(1, len(source.shape))
-        rows = Rows(
-            [source.address],
-            [out.view.address],
-            np.array(source.shape or (1,), np.int64)[:, None],
-            source.strides or (0,) * rank,
-            out.strides or (0,) * rank,
-        )
-        self._launch(cast_launches(rows, source.dtype, out.view.dtype), [out])
+        else:
+            self._launch(record, [out])
 
     def to_host(self, elements: Any) -> NDArray[Any]:
         """A copy in host memory, counted."""
         view = self.driven.wrap(elements)
         return np.asarray(elements) if view is None else self._downloaded(view)
 
-    def _launch(self, launches: Sequence[Any], memories: Sequence[DeviceMemory]) -> None:
-        """Run launches that read and write `memories`, and wait for them."""
+    def _launch(
+        self, record: Callable[[DeviceBatch], None], memories: Sequence[DeviceMemory]
+    ) -> None:
+        """Run what `record` records, which reads and writes `memories`, and wait for it."""
         device = self.driven
         slot = self.slots.take(wait=True)
         assert slot is not None
         none = np.zeros(0, np.uint64)
         batch = DeviceBatch(device, slot.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
-            batch.launch_tables(launches)
+            record(batch)
             slot.resize(batch.table_nbytes)
             start = slot.reserve(batch.table_nbytes)
             assert start is not None
