@@ -165,6 +165,9 @@ def _fills() -> Iterator[Feature]:
     null = zarr2(FILLS, "`null`: read as 0", fill_value=None, missing=[(0, 0)], is_written=False)
     null.values[:2, :3] = 0
     yield null
+    zeros = numbers()
+    zeros[:2, :3] = 0
+    yield zarr2(FILLS, "`null`: chunks of zeros are stored", zeros, fill_value=None)
     yield filled('`"NaN"`', "<f4", np.nan, "NaN")
     yield filled('`"Infinity"`', "<f4", np.inf, "Infinity")
     yield filled('`"-Infinity"`', "<f8", -np.inf, "-Infinity")
