@@ -194,10 +194,11 @@ class Directory:
         extra = self.extra(row)
         if extra[-STAMP_NBYTES - len(STAMP_HEADER) : -STAMP_NBYTES] == STAMP_HEADER:
             return extra[-STAMP_NBYTES:]
-        if not self.generation:
-            return b""
-        place = b"%d %s" % (int(self.offset[row]), self.generation)
-        return blake2b(place, digest_size=STAMP_NBYTES).digest()
+        return self.foreign_stamp(int(self.offset[row])) if self.generation else b""
+
+    def foreign_stamp(self, offset: int) -> bytes:
+        """The stamp of a member at `offset` that does not have one."""
+        return blake2b(b"%d %s" % (offset, self.generation), digest_size=STAMP_NBYTES).digest()
 
     def generation_of(self, row: int) -> bytes:
         """The generation of the value of a member, ``b""`` if unknown.

@@ -49,6 +49,8 @@ _REGULAR_FILE: Final = 0o100644 << 16
 _NEEDED: Final = {0: 20, 8: 20, 93: 63, 95: 63}
 _NEEDED_ZIP64: Final = 45
 
+_STAMP_FIELD_NBYTES: Final = len(STAMP_HEADER) + STAMP_NBYTES
+
 _PIECE_NBYTES: Final = 8 << 20
 
 
@@ -190,22 +192,35 @@ def _kept_records(
 ) -> list[bytes]:
     """The records of members that stay, with new offsets, and with a stamp."""
     record = directory.record[kept]
-    is_simple = (offset < _UINT32_MAX) & (record["offset"] != _UINT32_MAX)
-    is_simple &= directory.is_stamped[kept] | (not directory.generation)
+    needs_stamp = ~directory.is_stamped[kept] & bool(directory.generation)
+    is_simple = offset < _UINT32_MAX
+    for field in ("offset", "encoded_nbytes", "decoded_nbytes"):
+        is_simple &= record[field] != _UINT32_MAX
+    is_simple &= record["disk"] == 0
+    is_simple &= record["extra_nbytes"] <= _UINT16_MAX - _STAMP_FIELD_NBYTES
     start = directory.start[kept]
-    stop = start + RECORD.itemsize + record["name_nbytes"].astype(np.int64)
-    stop += record["extra_nbytes"].astype(np.int64) + record["comment_nbytes"]
+    extra_stop = start + RECORD.itemsize + record["name_nbytes"].astype(np.int64)
+    extra_stop += record["extra_nbytes"]
     patched = bytearray(directory.blob)
     places = max(0, len(patched) - RECORD.itemsize + 1)
     view: NDArray[np.void] = np.ndarray((places,), RECORD, patched, strides=(1,))
     view["offset"][start[is_simple]] = offset[is_simple]
+    view["extra_nbytes"][start[is_simple & needs_stamp]] += _STAMP_FIELD_NBYTES
     blob = bytes(patched)
-    return [
-        blob[low:high] if simple else _record_of(directory, row, place)
-        for low, high, simple, row, place in zip(
-            start.tolist(), stop.tolist(), is_simple.tolist(), kept.tolist(), offset.tolist()
-        )
-    ]
+    columns = (
+        *(start, extra_stop, extra_stop + record["comment_nbytes"]),
+        *(is_simple, needs_stamp, kept, directory.offset[kept], offset),
+    )
+    records = []
+    for low, middle, high, simple, stamp, row, old, new in zip(*(c.tolist() for c in columns)):
+        if not simple:
+            records.append(_record_of(directory, row, new))
+        elif stamp:
+            added = STAMP_HEADER + directory.foreign_stamp(old)
+            records.append(blob[low:middle] + added + blob[middle:high])
+        else:
+            records.append(blob[low:high])
+    return records
 
 
 def _record_of(directory: Directory, row: int, offset: int) -> bytes:
@@ -215,7 +230,7 @@ def _record_of(directory: Directory, row: int, offset: int) -> bytes:
     zip64 = _zip64(numbers)
     stamp = directory.stamp(row)
     extra = zip64 + _without(directory.extra(row), (ZIP64_ID, STAMP_ID))
-    if stamp and len(extra) + len(STAMP_HEADER) + STAMP_NBYTES <= _UINT16_MAX:
+    if stamp and len(extra) + _STAMP_FIELD_NBYTES <= _UINT16_MAX:
         extra += STAMP_HEADER + stamp
     for field, number in zip(("decoded_nbytes", "encoded_nbytes", "offset"), numbers):
         record[field] = min(number, _UINT32_MAX)

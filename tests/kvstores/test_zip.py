@@ -30,6 +30,7 @@ from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRe
 from tests.kvstores.archive import central, local, made, opened, patched
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.kvstores.http_server import HttpServer
 
 
 @pytest.fixture
@@ -554,3 +555,20 @@ def test_stores_of_one_archive_see_each_other(tmp_path):
         second[f"s{i}"] = b"2"
     assert first.list().result() == second.list().result()
     assert len(first.list().result()) == 20
+
+
+def test_an_archive_on_a_server_is_read_by_ranges():
+    values = {"small": b"1" * 100, "large": os.urandom(300_000), "zeros": bytes(100_000)}
+    data = made([(key, value, 0 if key == "large" else 8) for key, value in values.items()])
+    with HttpServer({"a.zip": data}) as server:
+        store = KvStore.open(f"{server.url}/a.zip|zip:").result()
+        assert {key.decode(): store[key] for key in store.list().result()} == values
+        before = len(server.requests)
+        assert store["large"] == values["large"]
+        assert store.read("large", byte_range=slice(7, 9)).result().value == values["large"][7:9]
+        # The directory is known, and that it is the current one is told by the reads themselves.
+        assert len(server.requests) == before + 2
+        with pytest.raises(UnsupportedError, match="does not support writing"):
+            store["new"] = b"1"
+        server.values["a.zip"] = made([("small", b"2")])
+        assert store["small"] == b"2"

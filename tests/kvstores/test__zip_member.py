@@ -1,0 +1,122 @@
+"""Data of members of zip archives."""
+
+import bz2
+import lzma
+import os
+import tracemalloc
+import zlib
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpustore.errors import CorruptChunkError
+from gpustore.kvstores._zip_directory import METHODS
+from gpustore.kvstores._zip_member import (
+    ENCODE_METHODS,
+    check_crc32,
+    check_encoded_nbytes,
+    decode,
+    encode,
+)
+
+
+def deflate(data):
+    stream = zlib.compressobj(wbits=-15)
+    return stream.compress(data) + stream.flush()
+
+
+ENCODERS = {
+    "deflate": (8, deflate),
+    "bzip2": (12, bz2.compress),
+    "zstd": (93, zstandard.compress),
+    "zstd-no-size": (93, zstandard.ZstdCompressor(write_content_size=False).compress),
+    "xz": (95, lzma.compress),
+}
+VALUES = {"empty": b"", "one": b"x", "random": os.urandom(1000), "long": b"abc" * 100_000}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("data", VALUES.values(), ids=VALUES)
+def test_data_are_decoded_whole_and_from_the_beginning(name, data):
+    method, encoder = ENCODERS[name]
+    encoded = encoder(data)
+    for wanted in {0, 1, len(data) // 2, len(data) - 1, len(data)}:
+        if 0 <= wanted <= len(data):
+            assert decode(method, encoded, len(data), wanted) == data[:wanted]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("data", [VALUES["random"], VALUES["long"]], ids=["random", "long"])
+def test_wrong_sizes_and_streams_are_errors(name, data):
+    method, encoder = ENCODERS[name]
+    encoded, nbytes = encoder(data), len(data)
+    for wrong, size in [
+        (encoded, nbytes + 1),
+        (encoded, nbytes - 1),
+        (encoded, 0),
+        (encoded[:-1], nbytes),
+        (encoded[: len(encoded) // 2], nbytes),
+        (encoded + b"j", nbytes),
+        (encoded + encoded, nbytes),
+        (b"", nbytes),
+        (b"junk" + encoded, nbytes),
+    ]:
+        with pytest.raises(CorruptChunkError) as caught:
+            decode(method, wrong, size, size)
+        assert caught.value.codec == "zip"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["deflate", "bzip2", "zstd-no-size", "xz"])
+def test_bombs_are_not_unpacked(name):
+    method, encoder = ENCODERS[name]
+    encoded = encoder(bytes(32 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptChunkError):
+            decode(method, encoded, 1000, 1000)
+        assert len(decode(method, encoded, 32 << 20, 1000)) == 1000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20  # The dictionary of xz has 8 MiB.
+
+
+@pytest.mark.parametrize(
+    ("method", "encoded_nbytes", "decoded_nbytes"),
+    [(0, 5, 6), (0, 6, 5), (8, 10, 10**9), (8, 10**6, 10), (12, 10**6, 10), (95, 10**6, 10)],
+)
+def test_impossible_sizes_are_errors(method, encoded_nbytes, decoded_nbytes):
+    with pytest.raises(CorruptChunkError, match=f"of method {METHODS[method]} cannot hold"):
+        check_encoded_nbytes(method, encoded_nbytes, decoded_nbytes)
+
+
+def test_checksums_are_those_of_zlib():
+    check_crc32(b"abc", zlib.crc32(b"abc"))
+    with pytest.raises(CorruptChunkError, match=r"CRC-32 of the data is 352441c2, expected 0{8}"):
+        check_crc32(b"abc", 0)
+
+
+@given(
+    data=st.binary(max_size=300) | st.binary(max_size=5).map(lambda part: part * 3000),
+    compression=st.sampled_from([*ENCODE_METHODS]),
+)
+def test_what_is_encoded_is_possible_and_decoded_again(data, compression):
+    method, encoded = encode(compression, data)
+    assert method in (0, ENCODE_METHODS[compression])
+    check_encoded_nbytes(method, len(encoded), len(data))
+    assert len(encoded) <= len(data)
+    if method:
+        assert decode(method, encoded, len(data), len(data)) == data
+    else:
+        assert bytes(encoded) == data
+
+
+@pytest.mark.parametrize("compression", ["deflate", "zstd", "xz"])
+def test_nothing_looks_like_a_bomb_to_tensorstore(compression):
+    data = bytes(8 << 20)
+    method, encoded = encode(compression, data)
+    assert len(encoded) < len(data) < 1024 * len(encoded)
+    assert decode(method, encoded, len(data), len(data)) == data
