@@ -326,8 +326,10 @@ def _fill_v3(
     if shard is not None:
         configuration = {**sharding, "chunk_shape": chunk, "codecs": codecs}
         codecs = [{"name": "sharding_indexed", "configuration": configuration}]
-    regular = {"name": "regular", "configuration": {"chunk_shape": shard or chunk}}
-    target.metadata |= {"chunk_grid": regular, "codecs": codecs}
+    target.metadata["codecs"] = codecs
+    if not taken or asked[:2] != (None, None):
+        regular = {"name": "regular", "configuration": {"chunk_shape": shard or chunk}}
+        target.metadata["chunk_grid"] = regular
 
 
 def _innermost(
@@ -422,7 +424,9 @@ def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[st
             f"{source.dtype.name} is no data type of the Zarr v2 specification: TensorStore and "
             "gpustore read it, others may not"
         )
-    if source.chunk_layout.read_chunk.shape != source.chunk_layout.write_chunk.shape:
+    if metadata["chunk_grid"]["name"] != "regular":
+        target.notes.append("Zarr v2 has chunks of one size only: the largest is that of all")
+    elif source.chunk_layout.read_chunk.shape != source.chunk_layout.write_chunk.shape:
         target.notes.append("Zarr v2 has no shards: each chunk is a file of its own")
     if any(metadata.get("dimension_names") or ()):
         target.notes.append("Zarr v2 has no names of dimensions: they are not kept")

@@ -646,26 +646,34 @@ def test_copy_does_not_need_rich_to_be_quiet(sources, tmp_path, monkeypatch):
     [
         ([], (None, None)),
         (["--chunks", "4,4"], (4, 4)),
-        (["--codec", "zstd"], (6, 3)),
+        (["--codec", "zstd"], (None, None)),
+        (["--checksum"], (None, None)),
         (["--zarr-format", "2"], (6, 3)),
     ],
     ids=str,
 )
-def test_from_chunks_that_differ(tmp_path, options, chunk):
+@pytest.mark.parametrize("shards", [False, True])
+def test_from_chunks_that_differ(gpustore_command, tmp_path, options, chunk, shards):
     inline = {"kind": "inline", "chunk_shapes": [[2, 6, 4], [[2, 2], 3]]}
     metadata = {
         "shape": [11, 6],
         "data_type": "uint16",
         "chunk_grid": {"name": "rectilinear", "configuration": inline},
-        "codecs": [LITTLE],
+        "codecs": [sharded(LITTLE, chunk=(2, 1))] if shards else [LITTLE],
     }
+    if shards and chunk == (6, 3):
+        chunk = (2, 1)
     spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
     source = gpustore.open(spec, create=True).result()
     values = np.arange(66, dtype="u2").reshape(11, 6)
     source.write(values).result()
-    assert main(["copy", f"{tmp_path}/a", f"{tmp_path}/b", *options]) == 0
+    code, out, _ = gpustore_command("copy", tmp_path / "a", tmp_path / "b", *options)
+    assert code == 0
     copied = gpustore.open(f"file://{tmp_path}/b/").result()
     np.testing.assert_array_equal(copied.read().result(), values)
+    assert ("note: Zarr v2 has chunks of one size only" in out) == ("2" in options)
+    if chunk == (None, None):
+        assert copied.chunk_layout.read_chunk.shape == source.chunk_layout.read_chunk.shape
     assert copied.chunk_layout.write_chunk.shape == chunk
 
 
