@@ -186,6 +186,10 @@ class LeafRows(NamedTuple):
     low: int
     high: int
 
+    def row_of(self, key: bytes) -> int:
+        """The first row whose key is not less; one behind the last if all are."""
+        return child_rows(self.leaf, self.prefix, key, None).start
+
 
 def child_rows(node: Leaf | Interior, prefix: bytes, low: bytes, high: bytes | None) -> range:
     """The entries of a node in which keys from `low` to before `high` can be.
@@ -227,14 +231,23 @@ def leaves(
         If a node on the way is damaged.
     """
     if not version.is_empty:
-        yield from _leaves(database, [root_of(version)], low, high)
+        yield from _leaves(database, [root_of(version)], low, high, set())
 
 
 def _leaves(
-    database: Database, subtrees: Sequence[Subtree], low: bytes, high: bytes | None
+    database: Database,
+    subtrees: Sequence[Subtree],
+    low: bytes,
+    high: bytes | None,
+    seen: set[Location],
 ) -> Iterator[LeafRows]:
     for start in range(0, len(subtrees), _LEAVES_AT_ONCE):
         some = subtrees[start : start + _LEAVES_AT_ONCE]
+        for location in (subtree.location for subtree in some):
+            if location in seen:
+                # A few nodes that share their children would have more keys than there are atoms.
+                raise database.wrong(location, "The node is referred to twice in one tree")
+            seen.add(location)
         for subtree, node in zip(some, load(database, some), strict=True):
             if isinstance(node, GpustoreError):
                 raise node
@@ -244,4 +257,4 @@ def _leaves(
                     yield LeafRows(node, subtree.prefix, rows.start, rows.stop)
             else:
                 below = [child(node, row, subtree) for row in rows]
-                yield from _leaves(database, below, low, high)
+                yield from _leaves(database, below, low, high, seen)

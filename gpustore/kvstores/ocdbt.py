@@ -265,6 +265,24 @@ class OcdbtKvStore(AdapterKvStore):
             if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
         )
 
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        version = self._version()
+        begin = as_bytes(prefix)
+        names: set[str] = set()
+        if version is None:
+            return []
+        for rows in leaves(self._database, version, begin, begin[:-1] + b"0" if begin else None):
+            row = rows.low
+            while row < rows.high:
+                key = rows.prefix + rows.leaf.keys[row]
+                name, slash, _ = key[len(begin) :].partition(b"/")
+                row += 1
+                if slash:
+                    names.add(name.decode("utf-8", "surrogateescape"))
+                    # On to what is behind the directory: "0" follows the slash.
+                    row = max(row, rows.row_of(begin + name + b"0"))
+        return sorted(names)
+
     # ------------------------------------------------------------------ writing
 
     def write_many(self, request: WriteRequest) -> WriteColumns:

@@ -2,6 +2,7 @@
 
 ocdbt_worker.py commit {gpustore|tensorstore} PATH CONFIG NAME COUNT
 ocdbt_worker.py overwrite PATH CONFIG COUNT
+ocdbt_worker.py overwrite_tensorstore PATH CONFIG
 """
 
 import itertools
@@ -75,8 +76,24 @@ def overwrite(path, config, count):
         print("dead", flush=True)
 
 
+def overwrite_tensorstore(path, config):
+    """Commit with TensorStore until killed."""
+    import tensorstore as ts
+
+    store = ts.KvStore.open(spec(path, config)).result()
+    print("ready", flush=True)
+    for i in itertools.count():
+        transaction = ts.Transaction(atomic=True)
+        together = store.with_transaction(transaction)
+        for key, value in (("a", b"%09d" % i), ("b", b"%09d" % i * 1000)):
+            together[key] = value
+        transaction.commit_async().result()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "overwrite":
+    if sys.argv[1] == "overwrite_tensorstore":
+        overwrite_tensorstore(*sys.argv[2:])
+    elif sys.argv[1] == "overwrite":
         overwrite(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     else:
         commit = commit_gpustore if sys.argv[2] == "gpustore" else commit_tensorstore

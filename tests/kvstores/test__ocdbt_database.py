@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.errors import CorruptChunkError, LimitError
+from gpustore.kvstore import KvStore
 from gpustore.kvstores._ocdbt_columns import Reader, encode_varint, encode_varints
 from gpustore.kvstores._ocdbt_config import Compression, Config
 from gpustore.kvstores._ocdbt_envelope import (
@@ -397,8 +398,30 @@ def test_cycles_end():
     store = Opened(files=database(root, 1, {})).store
     with pytest.raises(CorruptChunkError, match="Expected height of 0 but received: 1"):
         store["a"]
-    with pytest.raises(CorruptChunkError, match="Expected height of 0 but received: 1"):
+    with pytest.raises(CorruptChunkError, match="The node is referred to twice in one tree"):
         store.list().result()
+
+
+def test_nodes_that_share_their_children_are_not_walked_for_ever():
+    # Each node has all bytes as keys, and the same child behind each: 255 ** 9 keys.
+    node, files = leaf(*((bytes([i]), b"v") for i in range(1, 256))), {}
+    for height in range(1, 9):
+        name = f"d/{height}"
+        files[name] = node
+        location = at(name, node)
+        # One byte of the key is the child's prefix; its own keys begin at the least one.
+        entries = [(bytes([i]) + b"\1" * height, 1, location) for i in range(1, 256)]
+        node = interior(height, *entries)
+    store = Opened(files=database(node, 8, files)).store
+    assert store["abcdefghi"] == b"v"
+    for operate in (
+        lambda: store.list().result(),
+        lambda: store.driver.list_directories(""),
+        lambda: store.list(KvStore.KeyRange("a", "c")).result(),
+    ):
+        with pytest.raises(CorruptChunkError, match="The node is referred to twice in one tree"):
+            operate()
+    assert store.list(KvStore.KeyRange("abcdefghi", "abcdefghj")).result() == [b"abcdefghi"]
 
 
 def test_base_paths_of_nodes_hold_for_what_they_refer_to():

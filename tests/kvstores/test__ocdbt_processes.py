@@ -115,3 +115,27 @@ def check_killed(path, kind, count):
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 def test_killed_writers_leave_the_last_commit(tmp_path, kind):
     check_killed(tmp_path, kind, 30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["single", "numbered"])
+def test_what_killed_tensorstore_leaves_is_gone_on_with(tmp_path, kind):
+    pause = random.Random(2)
+    config = json.dumps({"manifest_kind": kind})
+    generation = 0
+    for i in range(6):
+        command = [sys.executable, WORKER, "overwrite_tensorstore", f"{tmp_path}/", config]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout.readline() == b"ready\n"
+            time.sleep(pause.uniform(0.02, 0.1))
+            worker.kill()
+        ours, theirs = open_both(tmp_path)
+        found = items(ours)
+        assert found == items(theirs)
+        if b"a" in found:
+            assert found[b"b"] == found[b"a"] * 1000
+        ours["other"] = b"%d" % i
+        assert open_both(tmp_path)[1]["other"] == b"%d" % i
+        version = ours.driver._version()
+        assert version.generation > generation
+        generation = version.generation

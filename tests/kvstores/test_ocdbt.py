@@ -349,6 +349,20 @@ def many():
     return Opened(files=theirs.files), sorted(keys)
 
 
+def test_directories_are_listed_in_trees_of_many_nodes():
+    names = {
+        f"{a}{b}{i}" for a in ("", "a/", "a/b/", "ab/c/d/", "é/") for b in "xy" for i in range(9)
+    }
+    names |= {f"deep/{i}/{j}" for i in range(20) for j in range(20)} | {"/x", "a//x", "b/", "a0/z"}
+    ours = Opened({"max_decoded_node_bytes": 300})
+    ours.apply(dict.fromkeys(names, b"1"))
+    for prefix in ("", "a/", "a/b/", "ab/", "deep/", "deep/7/", "b/", "none/", "é/", "/"):
+        below = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+        wanted = sorted({name.partition("/")[0] for name in below if "/" in name})
+        assert ours.store.driver.list_directories(prefix) == wanted
+    assert Opened().store.driver.list_directories("") == []
+
+
 def test_nodes_are_read_once_if_they_are_cached(many):
     ours, keys = many
     store, base = ours.record(cache_pool={"total_bytes_limit": 10_000_000})
