@@ -183,6 +183,11 @@ class BytesCodec(abc.ABC):
         return False
 
     @property
+    def leaves_odd_elements(self) -> bool:
+        """Whether a device leaves right values to the host, for what is in them."""
+        return False
+
+    @property
     def device_codec(self) -> str | None:
         """The :class:`~gpustore.device.DeviceCodec` of the streams in a value, if there are any."""
         return None

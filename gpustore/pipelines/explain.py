@@ -36,7 +36,7 @@ MOST_CHUNKS = 16_384
 MOST_NBYTES = 8 << 30
 """Reads of more chunks or decoded bytes are not rehearsed: that would take seconds."""
 
-_BY_HEADERS = ("chunks_decoded_device", "copies", "host_fallbacks", "launches", "waits")
+_BY_VALUES = ("chunks_decoded_device", "copies", "host_fallbacks", "launches", "waits")
 
 
 def explain(
@@ -175,10 +175,12 @@ def _expected(
         return ()
     if array.stored is not None:
         names.update(("bytes_decoded", "bytes_fetched", "cache_hits", "key_reads"))
-    by_headers = any(stage.device_codec is not None for stage in chain.stages)
+    by_values = any(
+        stage.device_codec is not None or stage.leaves_odd_elements for stage in chain.stages
+    )
     if _decoders(array.backend) is not None:
-        if by_headers and _host_reason(array, chain) is None:
-            names.update(_BY_HEADERS)
+        if by_values and _host_reason(array, chain) is None:
+            names.update(_BY_VALUES)
         if rehearsed.direct_nbytes:
             names.update(("copies", "waits"))
         # How much is uploaded depends on how values and tables share the slab.

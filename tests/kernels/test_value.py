@@ -400,6 +400,19 @@ def test_sums_of_extremes(dtype):
             assert fails or part == np.cumsum(pair).astype(dtype).tobytes(), pair
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_beyond_the_largest_number_stay_infinite(dtype):
+    largest = float(np.finfo(dtype).max)
+    for start in (largest, -largest):
+        array = np.array([start, start, -start, -start], dtype)
+        (found,), failed = summed([array], "forward")
+        assert not failed.any()
+        sums = np.frombuffer(found, dtype)
+        assert np.isinf(sums).tolist() == [False, True, True, True]
+        with np.errstate(all="ignore"):
+            assert found == np.cumsum(array, dtype=dtype).astype(dtype).tobytes()
+
+
 # --------------------------------------------------------------------------- packed bits
 
 
