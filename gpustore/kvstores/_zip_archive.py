@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError, GpustoreError, StoreIOError, UnsupportedError
@@ -177,8 +177,18 @@ class Archive:
                 key=self._base.path,
             )
 
-    def locate(self, directory: Directory, rows: Sequence[int]) -> _Located:
+    def locate(
+        self, directory: Directory, rows: Sequence[int], whole: Container[int] = ()
+    ) -> _Located:
         """Find out where the data of members begin.
+
+        Parameters
+        ----------
+        directory : Directory
+        rows : sequence of int
+            The members.
+        whole : container of int
+            Those of which all data will be wanted; if they are few they are read at once.
 
         Returns
         -------
@@ -200,7 +210,7 @@ class Archive:
             offset = int(directory.offset[row])
             stop = offset + LOCAL_HEADER.size + int(directory.record["name_nbytes"][row])
             encoded_nbytes = int(directory.encoded_nbytes[row])
-            if encoded_nbytes <= _SMALL_NBYTES:
+            if encoded_nbytes <= _SMALL_NBYTES and row in whole:
                 extra = int(directory.record["extra_nbytes"][row]) + _LOCAL_EXTRA_NBYTES
                 stop = min(stop + extra + encoded_nbytes, int(directory.bound[row]))
             ranges.append((offset, stop))

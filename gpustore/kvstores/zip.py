@@ -157,7 +157,9 @@ class ZipKvStore(AdapterKvStore):
         if not everything:
             return False
         members = list(dict.fromkeys(wanted.member for wanted in everything))
-        located = self._archive.locate(directory, members)
+        whole = {wanted.member for wanted in compressed}
+        whole |= {wanted.member for wanted in stored if self._is_whole(directory, wanted)}
+        located = self._archive.locate(directory, members, whole)
         for wanted in everything:
             if wanted.member in located.error:
                 self._fail(wanted.row, located.error[wanted.member], request, result)
@@ -343,9 +345,13 @@ class ZipKvStore(AdapterKvStore):
             self._deliver(value, wanted.row, request, result)
 
     @staticmethod
-    def _check_crc32(directory: Directory, wanted: _Wanted, value: Buffer) -> None:
+    def _is_whole(directory: Directory, wanted: _Wanted) -> bool:
+        nbytes: int = directory.decoded_nbytes[wanted.member]
+        return wanted.stop - wanted.start == nbytes
+
+    def _check_crc32(self, directory: Directory, wanted: _Wanted, value: Buffer) -> None:
         """Compare a member with its checksum, if it is there whole."""
-        if wanted.stop - wanted.start == directory.decoded_nbytes[wanted.member]:
+        if self._is_whole(directory, wanted):
             check_crc32(value, int(directory.record["crc32"][wanted.member]))
 
     @staticmethod

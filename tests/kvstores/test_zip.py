@@ -25,6 +25,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
+from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores._zip_directory import METHODS
 from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
 from tests.kvstores.archive import central, local, made, opened, patched
@@ -572,3 +573,4 @@ def test_an_archive_on_a_server_is_read_by_ranges():
             store["new"] = b"1"
         server.values["a.zip"] = made([("small", b"2")])
         assert store["small"] == b"2"
+        POOL.close()

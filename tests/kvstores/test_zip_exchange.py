@@ -183,6 +183,23 @@ def test_random_writes_of_an_array_equal_numpy(tmp_path):
     assert np.array_equal(theirs.read().result(), expected)
 
 
+def test_partial_writes_of_one_chunk_lose_nothing(tmp_path):
+    """Two drivers of one archive, so that they meet in the file and not before."""
+    url = f"file://{tmp_path}/a.zip|zip:|zarr3:"
+    layout = gpustore.ChunkLayout(read_chunk_shape=[10, 10])
+    gpustore.open(url, create=True, dtype="uint8", shape=[20, 20], chunk_layout=layout).result()
+    halves = []
+    for part in (np.s_[:, 0::2], np.s_[:, 1::2]):
+        context = gpustore.Context({"data_copy_concurrency": {"limit": 2}})
+        halves.append(gpustore.open(url, context=context).result()[part])
+    for value in range(1, 8):
+        futures = [half.write(np.uint8(value)) for half in halves]
+        for future in futures:
+            future.result()
+        for half in halves:
+            assert (half.read().result() == value).all()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("libraries", ["gpustore gpustore", "gpustore tensorstore"])
 def test_writers_in_two_processes_lose_nothing(tmp_path, libraries):
