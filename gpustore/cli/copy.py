@@ -6,7 +6,8 @@ Of a group, :mod:`gpustore.cli.copy_group` copies all that is below it. Of an ar
 2. Refuse a place that holds other things, or overlaps the source.
 3. Cut the array into regions of whole chunks of the target (:mod:`gpustore.cli.copy_plan`).
 4. Make the target; read and write the regions (:mod:`gpustore.cli.copy_transfer`).
-5. Say what was done, or what is left after an error or Ctrl-C.
+5. Say what was done, or what is left after an error or Ctrl-C: the same command continues it
+   (:mod:`gpustore.cli.copy_journal`).
 
 A chunk that holds only the fill value is not stored.
 """
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import gpustore
 from gpustore.cli import copy_group
-from gpustore.cli.copy_array import ArrayCopy, check_place
+from gpustore.cli.copy_array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.cli.copy_journal import digest_of
 from gpustore.cli.copy_target import Options, make_target
 from gpustore.cli.copy_transfer import first_interrupt
 from gpustore.cli.elements import Elements, open_whole
@@ -53,22 +55,34 @@ def run(arguments: argparse.Namespace) -> int:
         copy_group.run(arguments, group, _options(arguments), screen)
         return 0
     target = make_target(source, arguments.target, _options(arguments))
-    check_place(
-        arguments.target, target.kvstore, source.kvstore, "array", overwrite=arguments.overwrite
-    )
     copy = ArrayCopy(source, target, arguments.target, arguments.memory << 20)
+    overwrite = arguments.overwrite
+    digest = digest_of({"": (source, target)})
+    check_source(arguments.target, target.kvstore, source.kvstore)
+    journal = journal_at(arguments.target, target.kvstore, digest, overwrite=overwrite)
+    resumed = journal.found and not overwrite
+    if not resumed:
+        check_place(arguments.target, target.kvstore, "array", overwrite=overwrite)
     begin = time.perf_counter()
     before = gpustore.statistics["bytes_stored"]
     with first_interrupt() as stopped:
-        made = target.make(delete_existing=arguments.overwrite)
-        plan = copy.plan(made)
+        made = target.reopen() if resumed else target.make(delete_existing=overwrite)
+        plan = copy.plan(made, journal.region("") if resumed else None)
+        if not resumed:
+            journal.begin({"": plan})
         if screen is None:
-            copy.run(made, plan, stopped, lambda nbytes: None)
+            copy.run(made, plan, stopped, lambda nbytes: None, journal)
+            journal.remove()
             return 0
         for note in copy.notes(plan):
             screen.line(f"note: {note}")
+        if resumed:
+            screen.line(
+                f"note: {format_nbytes(plan.nbytes_of(journal.done('')))} were copied before"
+            )
         with screen.step("copy", plan.nbytes, rate=True) as show:
-            copy.run(made, plan, stopped, show)
+            copy.run(made, plan, stopped, show, journal)
+        journal.remove()
     stored = gpustore.statistics["bytes_stored"] - before
     _report(screen, arguments, made, stored, time.perf_counter() - begin)
     return 0

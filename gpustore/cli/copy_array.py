@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpustore
+from gpustore.cli.copy_journal import Journal
 from gpustore.cli.copy_plan import Plan, plan_regions
 from gpustore.cli.copy_transfer import transfer
 from gpustore.cli.failure import CommandError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from gpustore.cli.copy_target import Target
 
-__all__ = ["ArrayCopy", "check_place"]
+__all__ = ["ArrayCopy", "check_place", "check_source", "journal_at"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class ArrayCopy:
     name: str
     memory_nbytes: int
 
-    def plan(self, made: gpustore.TensorStore) -> Plan:
-        """Cut it into regions of whole chunks of the array that was made."""
-        return plan_regions(
+    def plan(self, made: gpustore.TensorStore, region: tuple[int, ...] | None = None) -> Plan:
+        """Cut it into regions of whole chunks of the array that was made, as before if given."""
+        plan = plan_regions(
             self.source.shape,
             self.source.dtype.array_dtype.itemsize,
             source_chunk=chunk_extents(self.source, "read_chunk"),
@@ -53,6 +55,11 @@ class ArrayCopy:
             memory_nbytes=self.memory_nbytes,
             workers=os.cpu_count() or 1,
         )
+        if region is None or region == plan.region:
+            return plan
+        nbytes = max(1, math.prod(region) * plan.itemsize)
+        fitting = max(1, self.memory_nbytes // nbytes)
+        return replace(plan, region=region, in_flight=min(fitting, plan.in_flight))
 
     def notes(self, plan: Plan) -> list[str]:
         """What the user should know about what is not kept, and about memory."""
@@ -64,24 +71,35 @@ class ArrayCopy:
         plan: Plan,
         stopped: Callable[[], bool],
         show: Callable[[int], object],
+        journal: Journal,
+        path: str = "",
     ) -> None:
-        """Copy the elements; an error or Ctrl-C says what is left, and what can be done with it."""
-        done = 0
+        """Copy what `journal` does not call done of the array that it knows as `path`.
+
+        An error or Ctrl-C says what is left, and what can be done with it.
+        """
+        first = journal.done(path)
+        done = plan.nbytes_of(first)
+        show(done)
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
+            journal.advance(path)
             show(nbytes)
 
         def left() -> str:
             return (
                 f"{shlex.quote(self.name)} opens and its chunks are whole, but only "
                 f"{format_nbytes(done)} of {format_nbytes(plan.nbytes)} were copied: "
-                "copy again with --overwrite, or remove it"
+                "the same command goes on from there, with --overwrite it begins anew"
             )
 
         try:
-            transfer(self.source, made, plan, advance=advance, stopped=stopped)
+            try:
+                transfer(self.source, made, plan, advance=advance, stopped=stopped, first=first)
+            finally:
+                journal.write()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(left()) from None
         except (gpustore.GpustoreError, OSError, MemoryError) as error:
@@ -90,10 +108,19 @@ class ArrayCopy:
             raise KeyboardInterrupt(left())
 
 
+def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore | None) -> None:
+    """Raise CommandError if the place of a copy called `name` overlaps that of the source."""
+    read: Any = {} if source is None else source.spec().to_json()
+    if kvstore["driver"] != "file" or read.get("driver") != "file":
+        return
+    here, there = Path(kvstore["path"]).resolve(), Path(read["path"]).resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise CommandError(f"{name} overlaps the source: name another target")
+
+
 def check_place(
     name: str,
     kvstore: Mapping[str, Any],
-    source: gpustore.KvStore | None,
     kind: Literal["array", "group"],
     *,
     overwrite: bool,
@@ -106,8 +133,6 @@ def check_place(
         What messages call the target.
     kvstore : dict
         JSON of its place.
-    source : KvStore or None
-        Where the source lies, which is not written to.
     kind : {"array", "group"}
     overwrite : bool
 
@@ -117,15 +142,10 @@ def check_place(
         If the place is not to be written to.
     """
     if kvstore["driver"] != "file":
-        return  # A store in this process's memory: nobody was there before.
+        return  # Metadata that are there make the array or group exist already.
     path = Path(kvstore["path"])
     if path.exists() and not path.is_dir():
         raise CommandError(f"{name} is a file: name a folder")
-    read: Any = {} if source is None else source.spec().to_json()
-    if read.get("driver") == "file":
-        here, there = path.resolve(), Path(read["path"]).resolve()
-        if here == there or here in there.parents or there in here.parents:
-            raise CommandError(f"{name} overlaps the source: name another target")
     if not path.is_dir() or not any(path.iterdir()):
         return
     if not _is(path, kind):
@@ -133,6 +153,23 @@ def check_place(
         raise CommandError(f"{name} holds other things than {a} {kind}: name another target")
     if not overwrite:
         raise CommandError(f"{name} exists already: add --overwrite, or name another target")
+
+
+def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite: bool) -> Journal:
+    """The journal of the copy at a place.
+
+    Raises
+    ------
+    CommandError
+        If another copy was begun there, unless `overwrite`.
+    """
+    journal = Journal(gpustore.KvStore.open(dict(kvstore)).result(), digest)
+    if journal.other and not overwrite:
+        raise CommandError(
+            f"{name} holds the beginning of another copy, or of this one with other options: add "
+            "--overwrite, or name another target"
+        )
+    return journal
 
 
 def _is(path: Path, kind: str) -> bool:

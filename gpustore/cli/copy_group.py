@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.copy_array import ArrayCopy, check_place
+from gpustore.cli.copy_array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.cli.copy_journal import digest_of
 from gpustore.cli.copy_target import chosen_format, make_target
 from gpustore.cli.copy_transfer import first_interrupt
 from gpustore.cli.elements import open_whole
@@ -72,20 +73,36 @@ def run(
     place = gpustore.Spec(arguments.target).to_json()
     after = chosen_format(options.zarr_format, str(place["driver"]), group.zarr_format)
     root: dict[str, Any] = dict(place["kvstore"])
-    check_place(arguments.target, root, group.kvstore, "group", overwrite=arguments.overwrite)
+    overwrite = arguments.overwrite
+    check_source(arguments.target, root, group.kvstore)
     options = replace(options, zarr_format=after)
     work = _work(group, arguments, options, root)
+    digest = digest_of(
+        {path: (copy.source, copy.target) for path, copy in work.arrays.items()}, work.groups
+    )
+    journal = journal_at(arguments.target, root, digest, overwrite=overwrite)
+    resumed = journal.found and not overwrite
+    if not resumed:
+        check_place(arguments.target, root, "group", overwrite=overwrite)
     begin = time.perf_counter()
     before = gpustore.statistics["bytes_stored"]
     with first_interrupt() as stopped:
-        made = _make(work, root, after, overwrite=arguments.overwrite)
-        plans = {path: work.arrays[path].plan(store) for path, store in made.items()}
+        if resumed:
+            made = {path: copy.target.reopen() for path, copy in work.arrays.items()}
+        else:
+            made = _make(work, root, after, overwrite=overwrite)
+        plans = {
+            path: work.arrays[path].plan(store, journal.region(path) if resumed else None)
+            for path, store in made.items()
+        }
+        if not resumed:
+            journal.begin(plans)
         total = sum(plan.nbytes for plan in plans.values())
         done = 0
         try:
             if screen is None:
                 for path, copy in work.arrays.items():
-                    copy.run(made[path], plans[path], stopped, lambda nbytes: None)
+                    copy.run(made[path], plans[path], stopped, lambda nbytes: None, journal, path)
                     done += 1
             else:
                 for path, copy in work.arrays.items():
@@ -93,12 +110,13 @@ def run(
                         screen.line(f"note: {path}: {note}")
                 with screen.step("copy", total, rate=True) as show:
                     for path, copy in work.arrays.items():
-                        copy.run(made[path], plans[path], stopped, show)
+                        copy.run(made[path], plans[path], stopped, show, journal, path)
                         done += 1
         except (CommandError, KeyboardInterrupt) as error:
             raise type(error)(
                 f"{error}; {done} of the {len(work.arrays)} arrays of the group were copied before"
             ) from None
+    journal.remove()
     if group.is_consolidated:
         spec = {"driver": _DRIVERS[after], "kvstore": root}
         gpustore.open_group(spec).result().consolidate().result()

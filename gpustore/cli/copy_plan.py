@@ -7,6 +7,7 @@ this rare.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,18 +61,27 @@ class Plan:
         """Decoded size of the array."""
         return math.prod(self.shape) * self.itemsize
 
+    def nbytes_of(self, count: int) -> int:
+        """Decoded size of the first regions."""
+        places = itertools.islice(self.regions(), count)
+        sizes = (math.prod(int(p.stop) - int(p.start) for p in place) for place in places)
+        return sum(sizes) * self.itemsize
+
     @property
     def region_nbytes(self) -> int:
         """Decoded size of the largest region."""
         return math.prod(self.region) * self.itemsize
 
-    def regions(self) -> Iterator[tuple[slice, ...]]:
-        """The regions, the last dimension fastest; they count from the array's first element."""
+    def regions(self, first: int = 0) -> Iterator[tuple[slice, ...]]:
+        """The regions from the `first` on; the last dimension fastest.
+
+        They count from the array's first element.
+        """
         starts = [range(0, n, r) for n, r in zip(self.shape, self.region, strict=True)]
         # Not itertools.product: it would hold each of a million starts of a long dimension.
         if not all(starts):
             return
-        for number in range(math.prod(map(len, starts))):
+        for number in range(first, math.prod(map(len, starts))):
             place = []
             rest = number
             for start, r in zip(reversed(starts), reversed(self.region), strict=True):

@@ -102,6 +102,13 @@ class Target:
             store.kvstore.write(".zattrs", self.attributes).result()
         return store
 
+    def reopen(self) -> gpustore.TensorStore:
+        """Open the array that :meth:`make` has made."""
+        spec = {"driver": self.driver, "kvstore": self.kvstore}
+        return gpustore.open(
+            {**spec, "open_as_void": True} if self.as_void else spec, device="cpu"
+        ).result()
+
     def check(self) -> None:
         """Make the array in memory: what cannot be made is known before a disk is touched."""
         self._open("memory://", context=gpustore.Context())

@@ -54,6 +54,7 @@ def transfer(
     *,
     advance: Callable[[int], object],
     stopped: Callable[[], bool],
+    first: int = 0,
 ) -> None:
     """Read and write all regions, at most ``plan.in_flight`` of them at once.
 
@@ -64,17 +65,19 @@ def transfer(
     plan : Plan
         The regions.
     advance : callable
-        Called with the decoded bytes of each region once it is stored.
+        Called with the decoded bytes of each region once it is stored, in order.
     stopped : callable
         Once it says True no region is begun any more, and those on their way are cancelled: of
         one that is being written some chunks may be stored, each of them whole.
+    first : int
+        The regions before this one are stored already.
 
     Raises
     ------
     CorruptChunkError, StoreIOError, LimitError
         From a region; those being written then are finished as well, as far as they can be.
     """
-    regions = plan.regions()
+    regions = plan.regions(first)
     reads: deque[tuple[tuple[slice, ...], gpustore.Future[Any]]] = deque()
     writes: deque[tuple[int, gpustore.WriteFutures]] = deque()
     try:

@@ -111,7 +111,8 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="copy an array or a group, re-chunked or re-encoded",
         description="Copies an array, or a group with all that is below it, to another place, with "
         "other chunks, codecs or another format. What no option names stays as it is in the "
-        "source. Ctrl-C leaves arrays that can be read, with the chunks that were copied by then.",
+        "source. Ctrl-C leaves arrays that can be read, with the chunks that were copied by then; "
+        "the same command goes on from there.",
     )
     command.add_argument("source", metavar="SOURCE", help="URL or path of the array or group")
     command.add_argument("target", metavar="TARGET", help="URL or path of the copy")

@@ -117,14 +117,19 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     assert time.monotonic() - sent < 5
     assert (copy.returncode, err.count("\n")) == (130, 1), err
     assert err.startswith(f"gpustore: interrupted: {target} opens and its chunks are whole, but")
-    assert err.endswith("of 2.10 MB were copied: copy again with --overwrite, or remove it\n")
+    assert err.endswith(
+        "of 2.10 MB were copied: the same command goes on from there, with --overwrite it begins "
+        "anew\n"
+    )
     assert "Copied" not in out
     count, others = stored(target)
     assert others == []
     assert check_usable(target) == count * (64 if options.startswith("--shards") else 1) < NCHUNKS
-    with start(COMMAND, *arguments, "--overwrite", "--quiet") as copy:
+    assert (target / ".gpustore-copy.json").exists()
+    with start(COMMAND, *arguments, "--quiet") as copy:
         assert copy.communicate(timeout=200) == ("", "")
     assert check_usable(target) == NCHUNKS
+    assert not (target / ".gpustore-copy.json").exists()
 
 
 def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):

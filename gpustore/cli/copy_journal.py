@@ -1,0 +1,132 @@
+"""How far ``gpustore copy`` came: a document beside the copy, by which a second run goes on.
+
+Regions are stored in order: the document holds, for every array, how it is cut and how many regions
+are done. It is written after what it speaks of is stored, at most once a second, and removed at the
+end. So a run that ended in any way, also by a kill, is continued without reading what was copied;
+the regions that were being written are written again. Which chunks those are need not be known, nor
+whether a chunk is missing because it holds only fill values.
+
+It also holds a digest of what is copied to what: another source, other options, or a source whose
+metadata have changed begin no second half. Elements that change in the source meanwhile are not
+noticed: what is copied is not looked at again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpustore.cli.copy_plan import Plan
+    from gpustore.cli.copy_target import Target
+
+__all__ = ["Journal", "digest_of"]
+
+_NAME = ".gpustore-copy.json"
+_EVERY_S = 1.0
+
+
+def digest_of(
+    copies: Mapping[str, tuple[gpustore.TensorStore, Target]], documents: Any = None
+) -> str:
+    """What stands for a copy: sources, what is made of them, and the documents of groups."""
+    parts = {
+        path: (
+            source.spec().to_json(),
+            target.driver,
+            target.metadata,
+            target.schema,
+            target.as_void,
+        )
+        for path, (source, target) in copies.items()
+    }
+    text = json.dumps([parts, documents], sort_keys=True, default=_text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """What JSON has no word for, such as a fill value."""
+    return repr(value.tobytes() if hasattr(value, "tobytes") else value)
+
+
+class Journal:
+    """The document of one copy.
+
+    Parameters
+    ----------
+    store : KvStore
+        The place of the copy.
+    digest : str
+        Of :func:`digest_of`.
+
+    Attributes
+    ----------
+    found : bool
+        Whether there is a document of this copy.
+    other : bool
+        Whether there is one of another copy.
+    """
+
+    def __init__(self, store: gpustore.KvStore, digest: str) -> None:
+        below = store if not store.path or store.path.endswith("/") else store + "/"
+        self._store = below
+        self._digest = digest
+        self._arrays: dict[str, Any] = {}
+        self._written = 0.0
+        read = below.read(_NAME).result()
+        document = _parsed(read.value) if read.state == "value" else None
+        self.found = document is not None and document.get("digest") == digest
+        self.other = read.state == "value" and not self.found
+        if self.found and document is not None:
+            self._arrays = document["arrays"]
+
+    def begin(self, plans: Mapping[str, Plan]) -> None:
+        """Write the document of a copy that begins."""
+        self._arrays = {
+            path: {"region": list(plan.region), "done": 0} for path, plan in plans.items()
+        }
+        self.write()
+
+    def region(self, path: str) -> tuple[int, ...]:
+        """How an array was cut."""
+        return tuple(self._arrays[path]["region"])
+
+    def done(self, path: str) -> int:
+        """How many regions of an array are stored."""
+        return int(self._arrays[path]["done"])
+
+    def advance(self, path: str) -> None:
+        """One more region of an array is stored."""
+        self._arrays[path]["done"] += 1
+        if time.monotonic() - self._written >= _EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Store the document."""
+        document = {"digest": self._digest, "arrays": self._arrays}
+        self._store[_NAME] = json.dumps(document).encode()
+        self._written = time.monotonic()
+
+    def remove(self) -> None:
+        """The copy is complete."""
+        del self._store[_NAME]
+
+
+def _parsed(value: bytes) -> dict[str, Any] | None:
+    """The document, None if it is damaged."""
+    try:
+        document = json.loads(value)
+        arrays = document["arrays"]
+        whole = all(
+            isinstance(one["done"], int) and one["done"] >= 0 and all(r > 0 for r in one["region"])
+            for one in arrays.values()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return document if whole else None
