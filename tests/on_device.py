@@ -40,12 +40,13 @@ def _settle(device):
     """Let cancelled reads end, and everything go that nobody needs."""
     backend = select_backend(parse_device(device.name))
     end = time.monotonic() + 60
-    while time.monotonic() < end:
-        gc.collect()  # Errors and their frames hold arrays.
+    while True:
         backend.release()
         device.memory()  # Any operation frees dropped arrays.
-        if not (device._memory.live() or device._pinned or device.files):
+        left = device._memory.live() or device._pinned or device.files
+        if not left or time.monotonic() > end:
             return
+        gc.collect()  # Errors and their frames hold arrays.
         time.sleep(0.01)
 
 

@@ -104,6 +104,8 @@ def test_matrix_is_whole():
     """Every codec that turns bytes into bytes is in it; shards have tests of their own."""
     # So have strings (test_damaged_strings); categorize makes them.
     layouts = {"sharding_indexed", "categorize", "vlen-bytes", "vlen-utf8"}
+    # "Any bytes are elements or damage" is a test of each of these among those of the codecs.
+    layouts |= {"n5_default", "pcodec", "zfp", "zfpy"}
     text = repr(FORMATS)
     assert [name for name in registry.ids("codecs") if f"'{name}'" not in text] == sorted(layouts)
     assert len(FORMATS) == 23

@@ -127,7 +127,14 @@ def test_frames_of_another_code_than_the_metadata_say_are_not_trusted_either(tmp
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["zstd-crc32c", "gzip-crc32c", "blosc-zlib-crc32c"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zstd-crc32c",
+        pytest.param("gzip-crc32c", marks=pytest.mark.long),
+        pytest.param("blosc-zlib-crc32c", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_checksum_shows_to_be_damaged_never_reaches_a_decoder(
     tmp_path, monkeypatch, name, order
 ):
