@@ -11,8 +11,10 @@ from gpustore.device_kernels.block import stream_launches
 from gpustore.device_kernels.launch import Listed, indexed_launches
 from gpustore.device_kernels.run import Rows
 from tests.device_memory import bench_of, fill_runs, require_kernels
+from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
+from tests.kernels import test_value
 from tests.streams import encode, smooth
 
 NBYTES = 3000
@@ -312,3 +314,44 @@ def test_illegal_bits_fail_their_row_or_are_cleared(bench):
     slot = Slot(bench, [value.tobytes() for value in values])
     slot.batch.check_bits(b"\0\xf0\0")
     assert sorted(slot.failures()) == [0, 1, 2, 3]
+
+
+SCALED = {"dtype": "<f4", "astype": "<i2", "scale": 10, "offset": 3}
+VALUES = {
+    "astype f4 f8": ("astype", "filter", "<f4", {"encode_dtype": "<f8", "decode_dtype": "<f4"}),
+    "astype f8 f4": ("astype", "filter", "<f8", {"encode_dtype": ">f4", "decode_dtype": "<f8"}),
+    "astype f2 f4": ("astype", "filter", "<f2", {"encode_dtype": "<f4", "decode_dtype": "<f2"}),
+    "astype f4 u8": ("astype", "filter", ">f4", {"encode_dtype": "<u8", "decode_dtype": ">f4"}),
+    "scaled i2": ("fixedscaleoffset", "filter", "<f4", SCALED),
+    "scaled u1": ("fixedscaleoffset", "filter", "<f4", {**SCALED, "astype": "|u1"}),
+    "scaled f4": ("fixedscaleoffset", "filter", "<f4", {**SCALED, "astype": "<f4"}),
+    "scaled f2": ("fixedscaleoffset", "filter", "<f2", {**SCALED, "dtype": "<f2", "astype": "<f2"}),
+    "single": ("scale_offset", "v3", "<f4", {"scale": 0.1, "offset": -3.5}),
+    "integers": ("scale_offset", "v3", "<i8", {"scale": 3, "offset": -7}),
+    "wrapped": ("cast_value", "v3", "<u2", {"data_type": "int64", "out_of_range": "wrap"}),
+    "clamped": ("cast_value", "v3", "<i4", {"data_type": "float32", "out_of_range": "clamp"}),
+    "delta i4": ("delta", "filter", "<i4", {"dtype": "<i4", "astype": "<i2"}),
+    "delta f4": ("delta", "filter", "<f4", {"dtype": "<f4"}),
+    "delta f8": ("delta", "filter", "<f8", {"dtype": "<f8", "astype": "<f4"}),
+}
+"""Codecs of values: arithmetic that a compiler for a GPU must leave as it is."""
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_numbers_are_those_of_the_host(device, name):
+    require_kernels(device)
+    codec, face, dtype, options = VALUES[name]
+    stage = test_value.stage(codec, face, dtype, **options)
+    elements = test_value.numbers(stage.encoded)
+    if codec == "delta" and stage.encoded.kind == "f":
+        elements = elements[np.isfinite(elements)]  # Denormal ones, ties and overflow.
+        elements = elements[np.abs(elements) < 1e30]
+    expected, legal = test_value.decoded_by_host(stage, elements)
+    found = decode_on(
+        device,
+        lambda batch, device: stage.decode_device(batch, device, len(expected), exact=True),
+        [elements[legal].tobytes()],
+        seen=False,
+    )
+    assert (found.refused, found.failed) == ({}, {})
+    assert found.values[0] == expected
