@@ -271,6 +271,6 @@ class DeviceError(GpustoreError, RuntimeError):
 
 
 class ForkError(DeviceError):
-    """CUDA was initialised before this process was forked and cannot be used in it."""
+    """CUDA or a bucket was used before this process was forked and cannot be used in it."""
 
     kind = "fork"

@@ -13,12 +13,11 @@ Nothing follows a redirect to another origin, and no message holds a query or a 
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -84,8 +83,13 @@ class HttpClient:
             explain=self.explain,
         )
 
-    def send(self, requests: Sequence[HttpRequest]) -> list[HttpResponse | GpustoreError]:
+    def send(self, requests: Iterable[HttpRequest]) -> list[HttpResponse | GpustoreError]:
         """Send `requests`, all at once, and wait for the responses.
+
+        Parameters
+        ----------
+        requests : iterable of HttpRequest
+            Each is asked for when it begins, so that thousands need not exist at once.
 
         Returns
         -------
@@ -160,10 +164,12 @@ class _Job:
 class _Round:
     """One call of :meth:`HttpClient.send`."""
 
-    def __init__(self, client: HttpClient, requests: Sequence[HttpRequest]) -> None:
+    def __init__(self, client: HttpClient, requests: Iterable[HttpRequest]) -> None:
         self._client = client
-        self._results: list[HttpResponse | GpustoreError | None] = [None] * len(requests)
-        self._ready = deque(itertools.starmap(_Job, enumerate(requests)))
+        self._results: list[HttpResponse | GpustoreError | None] = []
+        self._new = iter(requests)
+        self._ready: deque[_Job] = deque()
+        self._refill()
         self._pausing: list[tuple[float, int, _Job]] = []
         self._active: dict[int, _Job] = {}
         self._poll = select.poll()
@@ -184,6 +190,14 @@ class _Round:
                 self._leave(job, reusable=False)
         return [result for result in self._results if result is not None]
 
+    def _refill(self) -> None:
+        """Have a job ready, if there is one left."""
+        if not self._ready:
+            request = next(self._new, None)
+            if request is not None:
+                self._ready.append(_Job(len(self._results), request))
+                self._results.append(None)
+
     def _begin(self) -> None:
         """Begin what can begin; wait a little if nothing is under way."""
         now = time.monotonic()
@@ -191,6 +205,7 @@ class _Round:
             self._ready.appendleft(heapq.heappop(self._pausing)[2])
         while self._ready and self._client.permits.take(0 if self._active else _TICK_S):
             self._attempt(self._ready.popleft())
+            self._refill()
         if self._pausing and not self._ready and not self._active:
             time.sleep(min(_TICK_S, max(0.0, self._pausing[0][0] - time.monotonic())))
 

@@ -24,7 +24,7 @@ from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds
 
-__all__ = ["RemoteReader"]
+__all__ = ["PlannedRead", "RemoteReader", "part_of", "plan_reads"]
 
 GAP_NBYTES: Final = 4095
 """As TensorStore has it: less than a request costs."""
@@ -66,7 +66,7 @@ class RemoteReader:
     def read_many(self, request: ReadRequest) -> ReadColumns:
         """As the driver's."""
         result = ReadColumns.blank(len(request.keys))
-        reads = self._planned(request, result)
+        reads = plan_reads(request, result, self.check_key)
         if not reads:
             return result
         client = self.client()
@@ -78,56 +78,16 @@ class RemoteReader:
             self._receive(client, request, result, again)
         return result
 
-    def _planned(self, request: ReadRequest, result: ReadColumns) -> list[_Read]:
-        """What to read for which rows."""
-        reads: list[_Read] = []
-        ranges: dict[tuple[str, bytes, bytes], list[tuple[int, int, int]]] = {}
-        others: dict[tuple[str, bytes, bytes, int, int | None], _Read] = {}
-        for row, key in enumerate(request.keys):
-            try:
-                self.check_key(key)
-            except GpustoreError as error:
-                result.error[row] = error
-                continue
-            equal = b"" if request.if_equal is None else request.if_equal[row]
-            other = b"" if request.if_not_equal is None else request.if_not_equal[row]
-            start = 0 if request.start is None else int(request.start[row])
-            stop = None if request.stop is None else request.stop[row]
-            if stop is not None and 0 <= start < int(stop):
-                ranges.setdefault((key, equal, other), []).append((start, int(stop), row))
-                continue
-            if stop is not None and start >= 0:
-                start, stop = 0, 0  # No bytes of it are wanted, if the range is legal at all.
-            high = None if start < 0 else stop  # A suffix is read to its end, whatever is cut out.
-            same = others.get((key, equal, other, start, high))
-            if same is None:
-                same = _Read(key, equal, other, start, high)
-                others[key, equal, other, start, high] = same
-                reads.append(same)
-            same.rows.append(row)
-        for (key, equal, other), members in ranges.items():
-            members.sort()
-            read: _Read | None = None
-            for start, stop, row in members:
-                end = 0 if read is None or read.high is None else read.high
-                if (
-                    read is None
-                    or start > end + GAP_NBYTES
-                    or max(end, stop) - read.low > MERGED_NBYTES
-                ):
-                    end = stop
-                    read = _Read(key, equal, other, start, end)
-                    reads.append(read)
-                read.high = max(end, stop)
-                read.rows.append(row)
-        return reads
-
     def _receive(
-        self, client: HttpClient, request: ReadRequest, result: ReadColumns, reads: list[_Read]
+        self,
+        client: HttpClient,
+        request: ReadRequest,
+        result: ReadColumns,
+        reads: list[PlannedRead],
     ) -> None:
         make = self.requests()
-        requests = []
-        for read in reads:
+
+        def prepared(read: PlannedRead) -> HttpRequest:
             wanted = make("HEAD" if read.is_empty else "GET", read.key)
             if read.other and read.other != ABSENT:
                 condition = self.not_if(read.other)
@@ -136,8 +96,9 @@ class RemoteReader:
             if (span := read.field) is not None:
                 wanted.headers["Range"] = span
             wanted.plan = _Begin(self, read, request)
-            requests.append(wanted)
-        for read, response in zip(reads, client.send(requests), strict=True):
+            return wanted
+
+        for read, response in zip(reads, client.send(map(prepared, reads)), strict=True):
             if isinstance(response, HttpResponse):
                 error = self._judge(client, read, response, request, result)
             else:
@@ -149,7 +110,7 @@ class RemoteReader:
     def _judge(
         self,
         client: HttpClient,
-        read: _Read,
+        read: PlannedRead,
         response: HttpResponse,
         request: ReadRequest,
         result: ReadColumns,
@@ -189,7 +150,7 @@ class RemoteReader:
             if not read.holds:
                 continue
             try:
-                result.value[row] = _part(read, row, request)
+                result.value[row] = part_of(read, row, request)
                 result.state[row] = ReadState.VALUE
             except GpustoreError as error:
                 if error.key is None:
@@ -199,7 +160,7 @@ class RemoteReader:
 
 
 @dataclass(slots=True)
-class _Read:
+class PlannedRead:
     """One request for some rows.
 
     Attributes
@@ -247,12 +208,59 @@ class _Read:
         return f"bytes={self.low}-{self.high - 1}"
 
 
+def plan_reads(
+    request: ReadRequest, result: ReadColumns, check_key: Callable[[str], None]
+) -> list[PlannedRead]:
+    """What to read for which rows; rows whose key is not legal get their error."""
+    reads: list[PlannedRead] = []
+    ranges: dict[tuple[str, bytes, bytes], list[tuple[int, int, int]]] = {}
+    others: dict[tuple[str, bytes, bytes, int, int | None], PlannedRead] = {}
+    for row, key in enumerate(request.keys):
+        try:
+            check_key(key)
+        except GpustoreError as error:
+            result.error[row] = error
+            continue
+        equal = b"" if request.if_equal is None else request.if_equal[row]
+        other = b"" if request.if_not_equal is None else request.if_not_equal[row]
+        start = 0 if request.start is None else int(request.start[row])
+        stop = None if request.stop is None else request.stop[row]
+        if stop is not None and 0 <= start < int(stop):
+            ranges.setdefault((key, equal, other), []).append((start, int(stop), row))
+            continue
+        if stop is not None and start >= 0:
+            start, stop = 0, 0  # No bytes of it are wanted, if the range is legal at all.
+        high = None if start < 0 else stop  # A suffix is read to its end, whatever is cut out.
+        same = others.get((key, equal, other, start, high))
+        if same is None:
+            same = PlannedRead(key, equal, other, start, high)
+            others[key, equal, other, start, high] = same
+            reads.append(same)
+        same.rows.append(row)
+    for (key, equal, other), members in ranges.items():
+        members.sort()
+        read: PlannedRead | None = None
+        for start, stop, row in members:
+            end = 0 if read is None or read.high is None else read.high
+            if (
+                read is None
+                or start > end + GAP_NBYTES
+                or max(end, stop) - read.low > MERGED_NBYTES
+            ):
+                end = stop
+                read = PlannedRead(key, equal, other, start, end)
+                reads.append(read)
+            read.high = max(end, stop)
+            read.rows.append(row)
+    return reads
+
+
 class _Begin:
     """Reads the head of a response and takes memory for what follows."""
 
     __slots__ = ("_read", "_reader", "_request")
 
-    def __init__(self, reader: RemoteReader, read: _Read, request: ReadRequest) -> None:
+    def __init__(self, reader: RemoteReader, read: PlannedRead, request: ReadRequest) -> None:
         self._reader = reader
         self._read = read
         self._request = request
@@ -358,7 +366,7 @@ class _Begin:
             ) from error
 
 
-def _part(read: _Read, row: int, request: ReadRequest) -> Buffer:
+def part_of(read: PlannedRead, row: int, request: ReadRequest) -> Buffer:
     """What a row wants of what was received."""
     start = 0 if request.start is None else int(request.start[row])
     wanted = None if request.stop is None else request.stop[row]

@@ -149,7 +149,7 @@ class HttpServer:
             if fault is not None:
                 fault.done += 1
         try:
-            answer = HttpServer.serve if fault is None else fault.answer
+            answer = type(self).serve if fault is None else fault.answer
             return answer(self, connection, request)
         finally:
             self._leave(request)

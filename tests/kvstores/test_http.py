@@ -233,42 +233,39 @@ def test_close_ranges_are_one_request_and_many_are_under_way_at_once(server):
     assert MERGED_NBYTES > 4400
 
 
-def test_no_more_requests_are_under_way_than_the_limit(server):
-    server.values.update({f"k{i}": bytes([i]) for i in range(40)})
+def test_no_more_requests_are_under_way_than_the_limit():
     gate = threading.Barrier(3)
 
     def meet(server, connection, request):
         gate.wait(30)  # Only three at the same time come past this.
         return server.serve(connection, request)
 
-    server.faults = [Fault(meet, times=39)]
-    server.most = 0
-    store = open_store(server, http_request_concurrency={"limit": 3})
-    keys = [f"k{i}" for i in range(39)]
-    columns = store.read_many(gpustore.kvstore.ReadRequest(keys))
-    columns.raise_first()
-    assert [bytes(value) for value in columns.value] == [bytes([i]) for i in range(39)]
-    assert server.most == 3
+    with HttpServer({f"k{i}": bytes([i]) for i in range(39)}) as alone:
+        alone.faults = [Fault(meet)]
+        store = open_store(alone, http_request_concurrency={"limit": 3})
+        columns = store.read_many(gpustore.kvstore.ReadRequest([f"k{i}" for i in range(39)]))
+        columns.raise_first()
+        assert [bytes(value) for value in columns.value] == [bytes([i]) for i in range(39)]
+        assert alone.most == 3
 
 
-def test_two_threads_share_a_limit_of_one(server):
-    server.values.update({f"k{i}": bytes([i]) for i in range(20)})
-    server.most = 0
+def test_two_threads_share_a_limit_of_one():
     context = Context({"http_request_concurrency": {"limit": 1}})
-    store = KvStore.open(f"{server.url}/", context=context).result()
     keys = [f"k{i}" for i in range(20)]
     found = []
+    with HttpServer({f"k{i}": bytes([i]) for i in range(20)}) as alone:
+        store = KvStore.open(f"{alone.url}/", context=context).result()
 
-    def read():
-        found.append(store.read_many(gpustore.kvstore.ReadRequest(keys)).value)
+        def read():
+            found.append(store.read_many(gpustore.kvstore.ReadRequest(keys)).value)
 
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [b"".join(map(bytes, values)) for values in found] == [bytes(range(20))] * 3
-    assert server.most == 1
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [b"".join(map(bytes, values)) for values in found] == [bytes(range(20))] * 3
+        assert alone.most == 1
 
 
 def test_connections_are_used_again_also_after_the_server_closed_them(server):

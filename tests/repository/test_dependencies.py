@@ -56,6 +56,7 @@ def test_every_import_is_declared():
     declared = (
         CORE
         | EXTRAS["cli"]
+        | EXTRAS["cloud"]
         | EXTRAS["libdeflate"]
         | EXTRAS["pcodec"]
         | EXTRAS["snappy"]
@@ -66,7 +67,7 @@ def test_every_import_is_declared():
     assert {name: place for name, place in IMPORTED.items() if name not in declared} == {}
 
 
-@pytest.mark.parametrize("name", sorted(CORE | EXTRAS["cli"]))
+@pytest.mark.parametrize("name", sorted(CORE | EXTRAS["cli"] | EXTRAS["cloud"]))
 def test_every_dependency_is_used(name):
     assert name in IMPORTED
 

@@ -80,6 +80,7 @@ CONFINED = {
     "kvikio": "gpustore.backends._gds",
     "nvidia": "gpustore.backends._nvcomp",
     "importlib": "gpustore.registry",
+    "obstore": "gpustore.kvstores._bucket",
     "rich": "gpustore.cli",
     "PIL": "gpustore.cli",
 }

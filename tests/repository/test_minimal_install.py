@@ -9,7 +9,18 @@ import sys
 
 import pytest
 
-OPTIONAL = ("cupy", "nvidia", "kvikio", "torch", "zarr", "rich", "PIL", "tensorstore", "pytest")
+OPTIONAL = (
+    "cupy",
+    "nvidia",
+    "kvikio",
+    "torch",
+    "zarr",
+    "rich",
+    "PIL",
+    "obstore",
+    "tensorstore",
+    "pytest",
+)
 
 # Measured: 321 with Python 3.11 and NumPy 2.4, of which gpustore 68.
 MOST_MODULES = 420

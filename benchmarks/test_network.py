@@ -1,0 +1,96 @@
+"""Many small reads over HTTP and S3 on loopback (gpustore, TensorStore).
+
+4 000 ranges of 4 KiB of 100 keys, so far apart that none are merged: gpustore reads them in one
+call, TensorStore as Futures. And 1 000 crops of 8 x 8 x 8 of the sharded volume, which gpustore
+reads with ``read_many`` and TensorStore in one ``Batch``.
+"""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.conftest import random_boxes
+from benchmarks.formats import READ_FORMATS
+from benchmarks.test_batch import read_crops
+from gpustore.kvstore import ReadRequest
+
+KEYS, RANGES, RANGE_NBYTES = 100, 40, 4096
+SHARDED = next(one for one in READ_FORMATS if str(one) == "zarr3-raw-64KiB-sharded")
+
+
+@pytest.fixture(scope="module")
+def values():
+    return np.random.default_rng(0).bytes(KEYS * RANGES * 2 * RANGE_NBYTES)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, stored, values):
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "bucket").mkdir()
+    nbytes = len(values) // KEYS
+    for i in range(KEYS):
+        (folder / "bucket" / f"k{i}").write_bytes(values[i * nbytes : (i + 1) * nbytes])
+    (folder / "bucket" / "volume.zarr").symlink_to(stored(SHARDED))
+    command = [sys.executable, "-m", "benchmarks.range_server", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.terminate()
+
+
+@pytest.fixture
+def kvstore(protocol, address, monkeypatch):
+    if protocol == "http":
+        return {"driver": "http", "base_url": f"{address}/bucket/"}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    json = {"driver": "s3", "bucket": "bucket", "endpoint": address}
+    return {**json, "aws_region": "us-east-1"}
+
+
+@pytest.fixture
+def module(peer):
+    if peer.name not in ("gpustore", "tensorstore"):
+        pytest.skip("only what has kvstores")
+    return peer.module
+
+
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+def test_4000_ranges(measure, peer, module, kvstore, protocol, values):
+    store = module.KvStore.open(kvstore).result()
+    keys = [f"k{i}" for i in range(KEYS)] * RANGES
+    starts = [j * 2 * RANGE_NBYTES for j in range(RANGES) for _ in range(KEYS)]
+    pairs = list(zip(keys, starts, strict=True))
+
+    def read():
+        if peer.name == "gpustore":
+            stops = [start + RANGE_NBYTES for start in starts]
+            columns = store.read_many(ReadRequest(keys, starts, stops))
+            columns.raise_first()
+            return columns.value
+        futures = [
+            store.read(key, byte_range=slice(start, start + RANGE_NBYTES)) for key, start in pairs
+        ]
+        return [future.result().value for future in futures]
+
+    found = measure(read, nbytes=len(keys) * RANGE_NBYTES, rounds=5)
+    nbytes = len(values) // KEYS
+    for part, (key, start) in zip(found, pairs, strict=True):
+        at = int(key[1:]) * nbytes + start
+        assert part == values[at : at + RANGE_NBYTES]
+
+
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+def test_1000_crops_of_shards(measure, peer, module, kvstore, protocol, volume):
+    name = "path" if kvstore["driver"] == "s3" else "base_url"
+    there = {**kvstore, name: kvstore.get(name, "") + "volume.zarr/"}
+    handle = module.open({"driver": "zarr3", "kvstore": there}).result()
+    boxes = random_boxes(volume.shape, (8, 8, 8), 1000)
+    expected = [volume[box] for box in boxes]
+    result = measure(
+        lambda: read_crops(peer, handle, boxes),
+        nbytes=sum(crop.nbytes for crop in expected),
+        rounds=3,
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))

@@ -1,0 +1,213 @@
+"""The ``gcs`` kvstore: objects of a bucket of Google Cloud Storage.
+
+JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``. It works
+through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`), which finds credentials: those
+of ``GOOGLE_APPLICATION_CREDENTIALS``, of ``gcloud auth application-default login``, or of the
+machine; ``GOOGLE_SKIP_SIGNATURE=true`` reads without any, as from a public bucket.
+``STORAGE_EMULATOR_HOST`` is another server, which gets none. The context resource
+``gcs_user_project`` says which project pays.
+
+The generation is that of the object. Google compares and writes in one step; the condition of a
+deletion is looked at before, which does not exclude other writers.
+
+Source: TensorStore ``kvstore/gcs/index.rst``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from gpustore._json import quote
+from gpustore.errors import InvalidKeyError, MetadataError
+from gpustore.kvstores._bucket import (
+    Bucket,
+    check_object_key,
+    check_object_path,
+    client_options,
+    require_obstore,
+)
+from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores.base import (
+    KvStoreDriver,
+    ReadColumns,
+    ReadRequest,
+    WriteColumns,
+    WriteRequest,
+    references_json,
+    require_slashes,
+    take_references,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Hashable, Mapping
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.url import UrlComponent
+
+__all__ = ["DRIVER", "GcsKvStore", "GcsSpec"]
+
+_RESOURCES: Final = (
+    "data_copy_concurrency",
+    "gcs_request_concurrency",
+    "gcs_request_retries",
+    "gcs_user_project",
+    "http_request_timeouts",
+)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+class GcsKvStore(KvStoreDriver):
+    """An opened gcs kvstore.
+
+    Parameters
+    ----------
+    spec : GcsSpec
+    resources : mapping
+        Its context resources.
+    """
+
+    id = "gcs"
+    batch_nbytes = 32 << 20
+
+    def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
+        self._spec = spec
+        self._resources = resources
+        self.executor = resources["data_copy_concurrency"].value
+        obstore = require_obstore()
+        options = client_options(resources["http_request_timeouts"].value)
+        project = resources["gcs_user_project"].value
+        if project is not None:
+            options["default_headers"] = {"x-goog-user-project": project}
+        config: dict[str, Any] = {}
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        if emulator:
+            url = emulator if "://" in emulator else f"http://{emulator}"
+            parts = urlsplit(url)
+            origin = Origin.parse(parts.scheme, parts.netloc)
+            # Unsigned writes do not exist in obstore; an emulator takes any token.
+            config |= {"base_url": str(origin), "bearer_token": "emulator"}
+            options["allow_http"] = origin.scheme == "http"
+        self._identity = "gcs", emulator, spec.bucket, project
+        self._bucket = Bucket(
+            store=obstore.store.GCSStore(
+                spec.bucket, config=config, client_options=options, retry_config={"max_retries": 0}
+            ),
+            permits=resources["gcs_request_concurrency"].value,
+            retries=resources["gcs_request_retries"].value,
+            timeouts=resources["http_request_timeouts"].value,
+            version="version",
+            describe=self.describe,
+        )
+
+    @property
+    def spec(self) -> GcsSpec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    @property
+    def identity(self) -> Hashable:
+        return self._identity
+
+    def describe(self, key: str) -> str:
+        return quote(f"gs://{self._spec.bucket}/{key}")
+
+    def check_key(self, key: str) -> None:
+        check_object_key(key)
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        return self._bucket.read_many(request)
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        return self._bucket.write_many(request)
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        return self._bucket.list(inclusive_min, exclusive_max)
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        return self._bucket.list_directories(prefix)
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        return self._bucket.delete_range(inclusive_min, exclusive_max)
+
+
+@dataclass(frozen=True, slots=True)
+class GcsSpec:
+    """What a spec says about a gcs kvstore.
+
+    Attributes
+    ----------
+    bucket : str
+    references : mapping
+        Context resources that are not the default ones, by identifier.
+    """
+
+    bucket: str
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id = "gcs"
+    base = None
+
+    def without_references(self) -> GcsSpec:
+        return replace(self, references={})
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        json = references_json(_RESOURCES, self.references, include_defaults=include_defaults)
+        return {**json, "bucket": self.bucket}
+
+    def to_url(self, path: str) -> str:
+        return f"gs://{self.bucket}/{encode_path(path)}"
+
+    def open(self, context: Context, path: str) -> GcsKvStore:
+        del path
+        resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
+        return GcsKvStore(self, resources)
+
+
+def _check_bucket(bucket: str) -> str:
+    parts = bucket.split(".")
+    long = len(parts) == 1 and len(bucket) > 63
+    wrong = long or any(not part or len(part) > 63 for part in parts)
+    if not _BUCKET.fullmatch(bucket) or wrong:
+        raise MetadataError(f"Invalid GCS bucket name: {quote(bucket)}")
+    return bucket
+
+
+class _Kind:
+    """Parses both forms of a gcs spec."""
+
+    id = "gcs"
+    is_adapter: Literal[False] = False
+
+    def from_json(self, members: Members) -> GcsSpec:
+        bucket = members.take_str("bucket")
+        try:
+            _check_bucket(bucket)
+        except MetadataError as error:
+            raise members.error(error, "bucket") from None
+        return GcsSpec(bucket, take_references(members, _RESOURCES))
+
+    def from_url(self, component: UrlComponent) -> tuple[GcsSpec, str]:
+        require_slashes(component)
+        bucket, _, path = component.path.partition("/")
+        try:
+            return GcsSpec(_check_bucket(bucket)), path
+        except MetadataError as error:
+            raise component.error("kvstore", error.text) from None
+
+    def check_path(self, path: str) -> None:
+        if {"\r", "\n"} & set(path) or path in (".", "..") or path.startswith(".well-known/acme-"):
+            raise InvalidKeyError(f"Invalid GCS path: {quote(path)}", key=path)
+        check_object_path(path)
+
+
+DRIVER = _Kind()

@@ -1,0 +1,335 @@
+"""The ``s3`` kvstore: objects of a bucket of Amazon S3, or of what speaks its protocol.
+
+JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
+member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. It works
+through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`). The context resource
+``aws_credentials`` says where the credentials are.
+
+The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
+bytes again does not change it. Amazon compares and writes in one step. Other servers may ignore the
+condition of a write, so there it is looked at before as well; ``use_conditional_write`` says
+otherwise: true, it is only sent; false, only looked at. The condition of a deletion is only looked
+at. What is only looked at does not exclude other writers.
+
+Source: TensorStore ``kvstore/s3/index.rst``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from gpustore._json import quote
+from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
+from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
+from gpustore.kvstores._bucket import (
+    Bucket,
+    check_object_key,
+    check_object_path,
+    client_options,
+    require_obstore,
+)
+from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores.base import (
+    KvStoreDriver,
+    ReadColumns,
+    ReadRequest,
+    WriteColumns,
+    WriteRequest,
+    references_json,
+    require_slashes,
+    take_references,
+)
+from gpustore.url import encode_path
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Hashable, Mapping
+
+    from gpustore._json import JsonValue, Members
+    from gpustore.context import Context
+    from gpustore.resources.aws_credentials import AwsCredentialsSource
+    from gpustore.url import UrlComponent
+
+__all__ = ["DRIVER", "S3KvStore", "S3Spec"]
+
+_RESOURCES: Final = (
+    "aws_credentials",
+    "data_copy_concurrency",
+    "http_request_timeouts",
+    "s3_request_concurrency",
+    "s3_request_retries",
+)
+_USUAL_REGION: Final = "us-east-1"
+
+
+class S3KvStore(KvStoreDriver):
+    """An opened s3 kvstore.
+
+    Parameters
+    ----------
+    spec : S3Spec
+    resources : mapping
+        Its context resources.
+    """
+
+    id = "s3"
+    batch_nbytes = 32 << 20
+
+    def __init__(self, spec: S3Spec, resources: Mapping[str, Context.Resource]) -> None:
+        self._spec = spec
+        self._resources = resources
+        self.executor = resources["data_copy_concurrency"].value
+        obstore = require_obstore()
+        source = resources["aws_credentials"].value
+        endpoint = spec.endpoint or _environment_endpoint()
+        config = _credentials(source)
+        region = spec.aws_region or os.environ.get("AWS_REGION", "")
+        region = region or os.environ.get("AWS_DEFAULT_REGION", "") or region_of(source)
+        config["region"] = region or _USUAL_REGION
+        config["request_payer"] = spec.requester_pays
+        config["disable_bulk_delete"] = True  # Not every server has it.
+        options = client_options(resources["http_request_timeouts"].value)
+        bucket = spec.bucket
+        if endpoint is None:
+            dotted = "." in bucket or bucket != bucket.lower() or "_" in bucket
+            config["virtual_hosted_style_request"] = not dotted
+        else:
+            origin = _parse_endpoint(endpoint)
+            # The second name wins over the environment.
+            config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint.rstrip("/")
+            config["virtual_hosted_style_request"] = False
+            options["allow_http"] = origin.scheme == "http"
+        sends = spec.use_conditional_write
+        self._where = endpoint, bucket, spec.requester_pays, source
+        self._bucket = Bucket(
+            store=obstore.store.S3Store(
+                bucket, config=config, client_options=options, retry_config={"max_retries": 0}
+            ),
+            permits=resources["s3_request_concurrency"].value,
+            retries=resources["s3_request_retries"].value,
+            timeouts=resources["http_request_timeouts"].value,
+            version="e_tag",
+            describe=self.describe,
+            looks=sends is False or (sends is None and endpoint is not None),
+            sends=sends is not False,
+            hint=f'; is the bucket in another region than {config["region"]}? Set "aws_region"',
+        )
+
+    @property
+    def spec(self) -> S3Spec:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    @property
+    def identity(self) -> Hashable:
+        return "s3", *self._where
+
+    def describe(self, key: str) -> str:
+        if self._where[0] is None:
+            return quote(f"s3://{self._spec.bucket}/{key}")
+        return quote(f"{self._where[0].rstrip('/')}/{self._spec.bucket}/{key}")
+
+    def check_key(self, key: str) -> None:
+        check_object_key(key)
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        return self._bucket.read_many(request)
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        return self._bucket.write_many(request)
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        return self._bucket.list(inclusive_min, exclusive_max)
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        return self._bucket.list_directories(prefix)
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        return self._bucket.delete_range(inclusive_min, exclusive_max)
+
+
+def _environment_endpoint() -> str | None:
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _parse_endpoint(endpoint: str) -> Origin:
+    """The origin of an endpoint."""
+    try:
+        parts = urlsplit(endpoint)
+        origin = Origin.parse(parts.scheme, parts.netloc)
+    except (MetadataError, ValueError) as error:
+        text = error.text if isinstance(error, MetadataError) else str(error)
+        raise MetadataError(f'Invalid "endpoint": {text}') from error
+    if parts.query or parts.fragment:
+        raise MetadataError('Invalid "endpoint": a query or fragment is not supported')
+    return origin
+
+
+def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
+    """What obstore is told about credentials: to find them itself, unless there is more to say."""
+    in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
+    match source.type:
+        case "anonymous":
+            return {"skip_signature": True}
+        case "environment":
+            if not in_environment or not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+                raise NotFoundError(
+                    "aws_credentials: there are none in the environment variables "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                )
+            return {}
+        case "profile":
+            keys = profile_keys(source)
+            if not keys:
+                raise NotFoundError(
+                    f"aws_credentials: there are no keys in profile {quote(profile_name(source))}"
+                )
+            return keys
+        case "ecs" | "imds":
+            if in_environment:
+                raise UnsupportedError(
+                    f'aws_credentials: obstore prefers AWS_ACCESS_KEY_ID to "{source.type}"; unset '
+                    f"that environment variable"
+                )
+            named = {
+                "container_credentials_full_uri": source.endpoint,
+                "container_authorization_token_file": source.auth_token_file,
+            }
+            return {name: value for name, value in named.items() if value}
+    if in_environment:
+        return {}
+    keys = profile_keys(source)
+    services = ("AWS_CONTAINER_CREDENTIALS_", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    elsewhere = any(name.startswith(services) for name in os.environ)
+    no_machine = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    return keys or ({"skip_signature": True} if no_machine and not elsewhere else {})
+
+
+# The older rule of us-east-1, which contains the newer one.
+_BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{3,255}")
+_ADDRESS: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
+
+
+def _check_bucket(bucket: str) -> str:
+    wrong = not _BUCKET.fullmatch(bucket) or ".." in bucket or _ADDRESS.fullmatch(bucket)
+    if wrong or ".-" in bucket or "-." in bucket:
+        raise MetadataError(f"Invalid S3 bucket name: {quote(bucket)}")
+    return bucket
+
+
+@dataclass(frozen=True, slots=True)
+class S3Spec:
+    """What a spec says about an s3 kvstore.
+
+    Attributes
+    ----------
+    bucket : str
+        Empty if the endpoint is that of the bucket.
+    requester_pays : bool
+    aws_region : str
+        Empty: as the environment or the bucket says.
+    endpoint : str or None
+        URL of another server.
+    host_header : str
+        Sent instead of the host of `endpoint`; empty for that.
+    use_conditional_write : bool or None
+        See above.
+    references : mapping
+        Context resources that are not the default ones, by identifier.
+    """
+
+    bucket: str
+    requester_pays: bool = False
+    aws_region: str = ""
+    endpoint: str | None = None
+    host_header: str = ""
+    use_conditional_write: bool | None = None
+    references: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    id = "s3"
+    base = None
+
+    def without_references(self) -> S3Spec:
+        return replace(self, references={})
+
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        json = references_json(_RESOURCES, self.references, include_defaults=include_defaults)
+        if include_defaults or self.bucket:
+            json["bucket"] = self.bucket
+        for name in ("requester_pays", "aws_region"):
+            if include_defaults or getattr(self, name):
+                json[name] = getattr(self, name)
+        if self.endpoint is not None:
+            json["endpoint"] = self.endpoint
+        if self.host_header:
+            json["host_header"] = self.host_header
+        if self.use_conditional_write is not None:
+            json["use_conditional_write"] = self.use_conditional_write
+        return json
+
+    def to_url(self, path: str) -> str:
+        if self.endpoint is not None:
+            raise UnsupportedError("S3 URL syntax not supported with explicit endpoint")
+        return f"s3://{self.bucket}/{encode_path(path)}"
+
+    def open(self, context: Context, path: str) -> S3KvStore:
+        del path
+        if self.host_header:
+            raise UnsupportedError('"host_header" is not supported: obstore sends its own')
+        if not self.bucket:
+            raise UnsupportedError('an endpoint without "bucket" is not supported: name the bucket')
+        resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
+        return S3KvStore(self, resources)
+
+
+class _Kind:
+    """Parses both forms of an s3 spec."""
+
+    id = "s3"
+    is_adapter: Literal[False] = False
+
+    def from_json(self, members: Members) -> S3Spec:
+        endpoint = members.take_str("endpoint", None)
+        bucket = members.take_str("bucket", "")
+        if endpoint is None and not bucket:
+            raise MetadataError('"bucket" must be specified when "endpoint" is not set')
+        if bucket:
+            _check_bucket(bucket)
+        if endpoint is not None and "@" in urlsplit(endpoint).netloc:
+            raise members.error("a user name and password are not allowed in it", "endpoint")
+        host_header = members.take_str("host_header", "")
+        if host_header and endpoint is None:
+            raise MetadataError('"host_header" cannot be set without also setting "endpoint"')
+        if host_header and not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", host_header):
+            raise members.error(f"expected a host, but received: {host_header!r}", "host_header")
+        return S3Spec(
+            bucket,
+            members.take_bool("requester_pays", False),
+            members.take_str("aws_region", ""),
+            endpoint,
+            host_header,
+            members.take_bool("use_conditional_write", None),
+            take_references(members, _RESOURCES),
+        )
+
+    def from_url(self, component: UrlComponent) -> tuple[S3Spec, str]:
+        require_slashes(component)
+        bucket, _, path = component.path.partition("/")
+        try:
+            return S3Spec(_check_bucket(bucket)), path
+        except MetadataError as error:
+            raise component.error("kvstore", error.text) from None
+
+    def check_path(self, path: str) -> None:
+        check_object_path(path)
+
+
+DRIVER = _Kind()

@@ -1,0 +1,113 @@
+"""A double of S3 on loopback, as fast as the tests of every day want it; it can also do wrong.
+
+How S3 answers was taken from its documentation; moto, another double, is asked the same questions
+in the long tests (test_s3_moto.py).
+"""
+
+import hashlib
+from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
+
+from tests.kvstores.http_server import HttpServer, head
+
+__all__ = ["DATE", "S3Server", "refuse"]
+
+DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
+DATE_XML = "2026-01-01T00:00:00.000Z"
+
+
+def refuse(connection, status, code, fields=()):
+    """Answer with an error as S3 does."""
+    body = f"<Error><Code>{code}</Code><Message>about it</Message><Key>SECRET</Key></Error>"
+    found = {"Content-Length": len(body), "Content-Type": "application/xml", **dict(fields)}
+    connection.sendall(head(status, found.items()) + body.encode())
+
+
+class S3Server(HttpServer):
+    """Values are by bucket and key: ``"bucket/a/b"``. `buckets` are those that there are."""
+
+    def __init__(self, buckets=("bucket",)):
+        self.buckets = set(buckets)
+        self.page_keys = 1000
+        super().__init__()
+
+    def serve(self, connection, request, **different):
+        path = request.path.removeprefix("/")
+        bucket, _, key = path.partition("/")
+        if bucket not in self.buckets:
+            if request.method == "HEAD":
+                connection.sendall(head(404, [("Content-Length", 0)]))
+                return
+            refuse(connection, 404, "NoSuchBucket")
+        elif request.method == "GET" and not key:
+            self._list(connection, request, bucket)
+        elif request.method in ("PUT", "DELETE"):
+            self._change(connection, request, path, **different)
+        elif request.method == "GET" and path not in self.values and "body" not in different:
+            refuse(connection, 404, "NoSuchKey")
+        else:
+            fields = {"Last-Modified": DATE, **dict(different.pop("fields", ()))}
+            super().serve(connection, request, fields=fields, **different)
+
+    def _change(self, connection, request, path, **different):
+        with self._lock:
+            stored = self.values.get(path)
+            tag = None if stored is None else f'"{hashlib.md5(stored).hexdigest()}"'
+            wanted = request.headers.get("if-match")
+            new = None
+            if request.headers.get("if-none-match") == "*" and tag is not None:
+                wrong = 412, "PreconditionFailed"
+            elif wanted is not None and tag is None:
+                wrong = 404, "NoSuchKey"
+            elif wanted is not None and tag != wanted:
+                wrong = 412, "PreconditionFailed"
+            else:
+                wrong = None
+                if request.method == "PUT":
+                    self.values[path] = request.body
+                    new = f'"{hashlib.md5(request.body).hexdigest()}"'
+                else:
+                    self.values.pop(path, None)
+        if wrong:
+            refuse(connection, *wrong)
+        else:
+            fields = [("Content-Length", 0)] + ([("ETag", new)] if new else [])
+            status = different.get("status") or (200 if new else 204)
+            connection.sendall(head(status, fields))
+
+    def _about(self, kind):
+        if kind != "Contents":
+            return ""
+        return f"<Size>1</Size><LastModified>{DATE_XML}</LastModified><ETag>&quot;x&quot;</ETag>"
+
+    def _list(self, connection, request, bucket):
+        query = {name: values[0] for name, values in parse_qs(request.query).items()}
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        after = query.get("continuation-token", after)
+        names = []
+        for path in sorted(self.values):
+            key = path.removeprefix(f"{bucket}/")
+            if key == path or not key.startswith(prefix):
+                continue
+            if query.get("delimiter") and query["delimiter"] in key[len(prefix) :]:
+                key = prefix + key[len(prefix) :].partition("/")[0] + "/"
+                name = "CommonPrefixes", key
+            else:
+                name = "Contents", key
+            if key > after and name not in names:
+                names.append(name)
+        page, rest = names[: self.page_keys], names[self.page_keys :]
+        inner = {"Contents": "Key", "CommonPrefixes": "Prefix"}
+        body = "".join(
+            f"<{kind}><{inner[kind]}>{escape(name)}</{inner[kind]}>{self._about(kind)}</{kind}>"
+            for kind, name in page
+        )
+        if rest:
+            body += f"<NextContinuationToken>{escape(page[-1][1])}</NextContinuationToken>"
+        body = (
+            '<?xml version="1.0" encoding="utf-8"?>\n'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<IsTruncated>{str(bool(rest)).lower()}</IsTruncated>"
+            f"{body}</ListBucketResult>"
+        ).encode()
+        connection.sendall(head(200, [("Content-Length", len(body))]) + body)

@@ -1,0 +1,520 @@
+"""The s3 kvstore, against a double on loopback."""
+
+# ruff: noqa: F403, F405  the shared suite is taken over by name
+
+import itertools
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorstore
+
+import gpustore
+from gpustore.errors import (
+    InvalidKeyError,
+    LimitError,
+    MetadataError,
+    NotFoundError,
+    StoreIOError,
+    UnsupportedError,
+)
+from gpustore.kvstore import KvStore
+from gpustore.kvstores.base import ABSENT, ReadState
+from tests.kvstores.contract import *
+from tests.kvstores.http_server import Fault, head
+from tests.kvstores.s3_server import DATE, S3Server, refuse
+from tests.on_device import emulated, on_host
+
+SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+    yield shared_server
+    shared_server.values.clear()
+    shared_server.faults.clear()
+    shared_server.requests.clear()
+    shared_server.page_keys = 1000
+
+
+def open_store(server, path="", **members):
+    json = {"driver": "s3", "bucket": "bucket", "endpoint": server.url, "path": path}
+    return KvStore.open({"s3_request_retries": SOON, **json, **members}).result()
+
+
+@pytest.fixture
+def make_store(server):
+    numbers = itertools.count()
+    server.page_keys = 3
+    return lambda: open_store(server, f"{next(numbers)} é/")
+
+
+@pytest.fixture
+def generations_tell_writes_apart():
+    return False
+
+
+@pytest.fixture
+def model_examples():
+    return 10
+
+
+# ------------------------------------------------------------------------- specs and URLs
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("s3://bucket/p/q", "s3://bucket", "s3://bucket/", "s3://bucket/a%20b"),
+        *("s3://my.bucket/x", "s3://bucket/a b"),
+        {"driver": "s3", "bucket": "bucket"},
+        {"driver": "s3", "bucket": "Bucket"},
+        {"driver": "s3", "bucket": "buck_et", "path": "a/b"},
+        {"driver": "s3", "endpoint": "http://h"},
+        {"driver": "s3", "bucket": "", "endpoint": "http://h"},
+        {
+            "driver": "s3",
+            "bucket": "bucket",
+            "endpoint": "http://localhost:9000",
+            "host_header": "x",
+        },
+        {
+            "driver": "s3",
+            "bucket": "bucket",
+            "requester_pays": True,
+            "aws_region": "eu-west-1",
+            "use_conditional_write": False,
+        },
+        {"driver": "s3", "bucket": "bucket", "aws_region": ""},
+        {"driver": "s3", "bucket": "bucket", "aws_credentials": {"type": "anonymous"}},
+        {"driver": "s3", "bucket": "bucket", "s3_request_retries": {"max_retries": 1}},
+    ],
+    ids=str,
+)
+def test_spec_is_what_tensorstore_makes_of_it(spec):
+    ours, theirs = KvStore.Spec(spec), tensorstore.KvStore.Spec(spec)
+    assert ours.to_json() == theirs.to_json()
+    everything = ours.to_json(include_defaults=True)
+    assert everything.pop("http_request_timeouts") == "http_request_timeouts"
+    assert everything == theirs.to_json(include_defaults=True)
+    assert KvStore.Spec(ours.to_json()) == ours == pickle.loads(pickle.dumps(ours))
+    if "endpoint" in ours.to_json():
+        with pytest.raises(NotImplementedError) as caught:
+            theirs.url  # noqa: B018
+        with pytest.raises(UnsupportedError, match=re.escape(str(caught.value))):
+            ours.url  # noqa: B018
+    else:
+        assert ours.url == theirs.url
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("s3://B/p", "s3://bu/p", "s3:bucket/p", "s3://bucket/p?x", "s3://bucket/p#x", "s3://"),
+        *("s3:///x", "s3://1.2.3.4/x"),
+        {"driver": "s3"},
+        {"driver": "s3", "bucket": "b"},
+        {"driver": "s3", "bucket": "a..b"},
+        {"driver": "s3", "bucket": ""},
+        {"driver": "s3", "bucket": "bucket", "host_header": "x"},
+        {"driver": "s3", "bucket": "bucket", "requester_pays": 1},
+        {"driver": "s3", "bucket": "bucket", "zz": 1},
+    ],
+    ids=str,
+)
+def test_wrong_spec_is_refused_in_tensorstores_words(spec):
+    with pytest.raises(ValueError) as theirs:  # noqa: PT011  the text is what is compared
+        tensorstore.KvStore.Spec(spec)
+    with pytest.raises(MetadataError) as ours:
+        KvStore.Spec(spec)
+    assert str(ours.value).startswith(str(theirs.value))
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost", "ftp://h/", "http://h/?x", "http://h/#x", "http://a b", "http://h:0"]
+)
+def test_wrong_endpoint_is_refused_when_it_is_opened(endpoint):
+    with pytest.raises(MetadataError, match='Invalid "endpoint"'):
+        KvStore.open({"driver": "s3", "bucket": "bucket", "endpoint": endpoint}).result()
+
+
+@pytest.mark.parametrize(
+    "key", ["", "a/../b", "./a", "nul\0", "x" * 1025, "a//b", "/a", "a/", "tab\t", b"\xff"], ids=str
+)
+def test_key_that_is_not_legal_is_refused(server, key):
+    store = open_store(server)
+    for call in (lambda: store.read(key).result(), lambda: store.write(key, b"1").result()):
+        with pytest.raises(InvalidKeyError, match="Invalid key"):
+            call()
+    assert server.requests == []
+
+
+# ------------------------------------------------------------------------- requests
+
+
+def test_requests_are_signed_unless_they_are_anonymous(server, monkeypatch):
+    store = open_store(server, requester_pays=True, aws_region="eu-north-1")
+    store["a b"] = b"value"
+    sent = server.requests[-1]
+    assert (sent.method, sent.path) == ("PUT", "/bucket/a b")
+    assert "KEY/" in sent.headers["authorization"]
+    assert "/eu-north-1/s3/aws4_request, SignedHeaders=" in sent.headers["authorization"]
+    assert sent.headers["x-amz-request-payer"] == "requester"
+    open_store(server, aws_credentials={"type": "anonymous"}).read("a b").result()
+    assert "authorization" not in server.requests[-1].headers
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
+    monkeypatch.setenv("AWS_REGION", "ap-south-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")  # The spec goes first.
+    open_store(server).read("a b").result()
+    sent = server.requests[-1]
+    assert sent.headers["x-amz-security-token"] == "TOKEN"
+    assert "/ap-south-1/s3/" in sent.headers["authorization"]
+
+
+def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    open_store(server).read("a").result()
+    assert "authorization" not in server.requests[-1].headers
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id=D\naws_secret_access_key=S%x\n"
+        "[work]\naws_access_key_id=W\naws_secret_access_key=W2\naws_session_token=W3\n"
+    )
+    (tmp_path / "config").write_text(
+        "[default]\nregion=eu-west-1\n[profile work]\nregion=eu-west-2"
+    )
+    open_store(server).read("a").result()
+    assert "Credential=D/" in server.requests[-1].headers["authorization"]
+    assert "/eu-west-1/s3/" in server.requests[-1].headers["authorization"]
+    work = {"type": "profile", "profile": "work"}
+    open_store(server, aws_credentials=work).read("a").result()
+    assert "Credential=W/" in server.requests[-1].headers["authorization"]
+    assert "/eu-west-2/s3/" in server.requests[-1].headers["authorization"]
+    assert server.requests[-1].headers["x-amz-security-token"] == "W3"
+    with pytest.raises(NotFoundError, match='no keys in profile "none"'):
+        open_store(server, aws_credentials={"type": "profile", "profile": "none"})
+    with pytest.raises(NotFoundError, match="none in the environment variables"):
+        open_store(server, aws_credentials={"type": "environment"})
+    (tmp_path / "credentials").write_text("[a\nSECRET")
+    with pytest.raises(NotFoundError, match="cannot be read as profiles") as caught:
+        open_store(server)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"host_header": "x"}, {"bucket": ""}, {"aws_credentials": {"type": "imds"}}],
+    ids=str,
+)
+def test_what_obstore_cannot_do_is_refused(server, members):
+    with pytest.raises(UnsupportedError):
+        open_store(server, **members)
+
+
+def test_other_region_is_an_error_that_says_so(server):
+    wrong = [("x-amz-bucket-region", "eu-west-3")]
+    server.faults = [Fault(lambda s, c, r: refuse(c, 301, "PermanentRedirect", wrong))]
+    with pytest.raises(StoreIOError, match='in another region than us-east-1\\? Set "aws_region"'):
+        open_store(server).read("a").result()
+
+
+def test_missing_bucket_is_an_error_and_not_missing_data(server):
+    store = open_store(server, bucket="other")
+    for call in (
+        lambda: store.read("a").result(),
+        lambda: "a" in store,
+        lambda: store.write("a", b"1").result(),
+        lambda: store.write("a", None).result(),
+        lambda: store.list().result(),
+    ):
+        with pytest.raises(StoreIOError, match="NoSuchBucket"):
+            call()
+    assert "a" not in open_store(server)
+
+
+def test_error_names_code_and_message_and_no_secret(server):
+    server.faults = [Fault(lambda s, c, r: refuse(c, 403, "SignatureDoesNotMatch"))]
+    store = open_store(server)
+    calls = {
+        "reading": lambda: store.read("a").result(),
+        "writing": lambda: store.write("a", b"1").result(),
+        "deleting": lambda: store.write("a", None).result(),
+        "listing": lambda: store.list().result(),
+    }
+    for what, call in calls.items():
+        with pytest.raises(StoreIOError) as caught:
+            call()
+        text = str(caught.value)
+        assert f'PERMISSION_DENIED: Error {what} "{server.url}/bucket/' in text
+        assert text.endswith("Forbidden [HTTP code 403]: SignatureDoesNotMatch")
+    spec = store.spec(unbind_context=True)
+    shown = [text, repr(store), repr(spec), str(pickle.dumps(store)), repr(store.driver._bucket)]
+    assert not [one for one in shown if "SECRET" in one]
+
+
+def test_what_passes_is_repeated_and_counted(server):
+    store = open_store(server)
+    slow = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
+    server.faults = [slow]
+    store["a"] = b"1"
+    slow.done = 0
+    assert store.list().result() == [b"a"]
+    slow.times = 1 << 30
+    with pytest.raises(StoreIOError, match=r"All 3 retry attempts failed.*503\]: SlowDown"):
+        store.write("a", b"2").result()
+
+
+def test_lost_answer_to_a_conditional_write_is_found_out(server):
+    def obey_and_hang_up(server, connection, request):
+        first, second = socket.socketpair()
+        with first, second:
+            server.serve(first, request)
+        return False
+
+    store = open_store(server, use_conditional_write=True)
+    server.faults = [Fault(obey_and_hang_up, times=1)]
+    first = put(store, "a", b"1", ABSENT)
+    assert get(store, "a") == (ReadState.VALUE, b"1", first)
+    server.faults = [Fault(obey_and_hang_up, times=1)]
+    second = put(store, "a", b"2", first)
+    assert second not in (b"", first)
+    assert put(store, "a", b"3", first) == b""
+    server.faults = [Fault(obey_and_hang_up, times=1)]
+    assert put(store, "a", None, second) == ABSENT
+    # What another writer has stored is not ours.
+    server.faults = [Fault(lambda s, c, r: False, times=1)]
+    server.values["bucket/a"] = b"other"
+    assert put(store, "a", b"2", ABSENT) == b""
+    assert store["a"] == b"other"
+
+
+def test_conflict_is_repeated(server):
+    store = open_store(server, use_conditional_write=True)
+    answer = Fault(lambda s, c, r: refuse(c, 409, "ConditionalRequestConflict"), times=1)
+    server.faults = [answer]
+    assert put(store, "a", b"1", ABSENT) != b""
+    assert answer.done == 1
+
+
+def test_server_that_ignores_conditions_is_not_trusted_with_them(server):
+    def ignore(server, connection, request):
+        for name in ("if-match", "if-none-match"):
+            request.headers.pop(name, None)
+        return server.serve(connection, request)
+
+    server.faults = [Fault(ignore)]
+    for members in ({}, {"use_conditional_write": False}):
+        store = open_store(server, **members)
+        assert not store.driver.atomic_single_key
+        store["a"] = b"1"
+        assert put(store, "a", b"2", ABSENT) == b""
+        assert put(store, "a", None, b'"other"') == b""
+        assert store["a"] == b"1"
+
+
+def test_list_that_never_ends_is_an_error(server):
+    server.values.update({f"bucket/{i:03}": b"" for i in range(10)})
+    server.page_keys = 4
+    store = open_store(server)
+    assert len(store.list().result()) == 10
+    assert len(server.requests) == 3
+
+    def again(server, connection, request):
+        request.target = request.target.partition("?")[0] + "?list-type=2"
+        return server.serve(connection, request)
+
+    server.faults = [Fault(again)]
+    with pytest.raises(StoreIOError, match="does not get on"):
+        store.list().result()
+
+
+@pytest.mark.parametrize("body", [b"", b"<a>", b"\xff"], ids=str)
+def test_malformed_list_is_an_error(server, body):
+    def answer(server, connection, request):
+        connection.sendall(head(200, [("Content-Length", len(body))]) + body)
+
+    server.faults = [Fault(answer)]
+    with pytest.raises(StoreIOError, match=r"Error listing .*obstore: Generic S3 error"):
+        open_store(server).list().result()
+
+
+# ------------------------------------------------------------------------- what goes wrong
+
+
+def test_server_that_hangs_is_given_up(server):
+    server.faults = [Fault(lambda s, c, r: s.stopped.wait(60) and False)]
+    store = open_store(server, http_request_timeouts={"idle": "50ms"})
+    with pytest.raises(StoreIOError, match=r"All 3 retry attempts failed, .*: no answer in time"):
+        store.read("a").result()
+
+
+def test_lost_connections_are_repeated(server):
+    server.values["bucket/a"] = b"value"
+    lost = Fault(lambda s, c, r: False, times=2)
+    server.faults = [lost]
+    assert open_store(server)["a"] == b"value"
+    lost.times = 1 << 30
+    with pytest.raises(StoreIOError, match="All 3 retry attempts failed"):
+        open_store(server).read("a").result()
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ([("Content-Range", "bytes 1-5/100")], None),
+        ([("Content-Range", "bytes 0-98/100")], None),
+        ([("Content-Range", None)], None),
+        ([], b"short"),
+        ([], bytes(99)),
+    ],
+    ids=str,
+)
+def test_wrong_range_is_an_error(server, fields, body):
+    server.values["bucket/a"] = bytes(100)
+    different = {"fields": fields} | ({} if body is None else {"body": body})
+    server.faults = [Fault(lambda s, c, r: s.serve(c, r, **different))]
+    with pytest.raises((StoreIOError, LimitError), match="Error reading"):
+        open_store(server).read("a", byte_range=slice(0, 7)).result()
+
+
+def test_endless_body_is_an_error_and_takes_no_memory(server):
+    server.values["bucket/a"] = bytes(100)
+    sent = []
+
+    def endless(server, connection, request):
+        fields = {"Content-Range": "bytes 0-9/100", "Last-Modified": DATE, "ETag": '"x"'}
+        fields |= {"Transfer-Encoding": "chunked"}
+        connection.sendall(head(206, fields.items()))
+        block = b"10000\r\n" + bytes(65536) + b"\r\n"
+        while not server.stopped.is_set():
+            connection.sendall(block)
+            sent.append(len(block))
+
+    server.faults = [Fault(endless)]
+    with pytest.raises((StoreIOError, LimitError)):
+        open_store(server).read("a", byte_range=slice(0, 10)).result()
+    assert sum(sent) < 64 << 20
+
+
+def test_value_of_another_length_than_announced_is_refused_before_it_is_read(server):
+    server.values["bucket/a"] = bytes(100_000)
+    with pytest.raises(LimitError, match="has 100000 bytes, at most 10 are expected"):
+        get(open_store(server), "a", max_nbytes=10)
+
+
+def test_no_more_requests_are_under_way_than_the_limit(server):
+    gate = threading.Barrier(3)
+
+    def meet(server, connection, request):
+        gate.wait(30)  # Only three at the same time come past this.
+        return server.serve(connection, request)
+
+    with S3Server() as alone:
+        alone.values.update({f"bucket/k{i}": bytes([i]) for i in range(30)})
+        alone.faults = [Fault(meet)]
+        store = open_store(alone, s3_request_concurrency={"limit": 3})
+        columns = store.read_many(gpustore.kvstore.ReadRequest([f"k{i}" for i in range(30)]))
+        columns.raise_first()
+        assert [bytes(value) for value in columns.value] == [bytes([i]) for i in range(30)]
+        assert alone.most == 3
+
+
+# ------------------------------------------------------------------------- processes
+
+FORK = """
+import os
+import gpustore
+spec = {{"driver": "s3", "bucket": "bucket", "endpoint": "{url}"}}
+if {used}:
+    store = gpustore.KvStore.open(spec).result()
+    store["a"] = b"1"
+child = os.fork()
+if not child:
+    code = 1
+    try:
+        code = 10 * int(gpustore.KvStore.open(spec).result()["a"])
+    except gpustore.errors.ForkError as error:
+        code = 20 + ('"spawn"' in str(error))
+    finally:
+        os._exit(code)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if {used}:
+    print(store["a"])
+"""
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used before", "not used before"])
+def test_forked_child_never_waits_for_ever(server, used):
+    server.values["bucket/a"] = b"1"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORK.format(url=server.url, used=used)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert done.stdout == ("21\nb'1'\n" if used else "10\n")
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("gpustore.registry.is_installed", lambda module: False)
+    for url in ("s3://bucket/x", "gs://bucket/x"):
+        with pytest.raises(UnsupportedError, match=r"pip install 'gpustore\[cloud\]'"):
+            KvStore.open(url).result()
+
+
+# ------------------------------------------------------------------------- arrays
+
+
+@pytest.mark.parametrize("version", ["zarr2", "zarr3"])
+def test_array_is_written_and_read_by_url(server, monkeypatch, version):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    volume = np.arange(100, dtype="uint16").reshape(10, 10)
+    url = f"s3://bucket/x.zarr|{version}:"
+    layout = gpustore.ChunkLayout(chunk_shape=[4, 4])
+    made = gpustore.open(url, create=True, dtype="uint16", shape=[10, 10], chunk_layout=layout)
+    made.result().write(volume).result()
+    store = gpustore.open(url).result()
+    store[2:3].write(7).result()
+    volume[2:3] = 7
+    assert np.array_equal(store.read().result(), volume)
+    assert np.array_equal(store.read_many([[0, 0], [5, 6]], [3, 3]).result()[1], volume[5:8, 6:9])
+    again = pickle.loads(pickle.dumps(store))
+    assert np.array_equal(again[3:7].read().result(), volume[3:7])
+    with emulated() as device:
+        found = gpustore.open(url, device=device.name).result().read().result()
+        assert np.array_equal(on_host(device, found), volume)
+        del found
+    store.resize(exclusive_max=[4, 4]).result()
+    assert sum("x.zarr/" in key for key in server.values) == 2
+
+
+def test_group_of_shards_is_read(server, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+    group = gpustore.open_group("s3://bucket/group.zarr|zarr3:", create=True).result()
+    layout = gpustore.ChunkLayout(read_chunk_shape=[5, 5], write_chunk_shape=[20, 20])
+    array = group.create_array("a/b", dtype="float32", shape=[40, 40], chunk_layout=layout).result()
+    volume = np.random.default_rng(0).random((40, 40), "float32")
+    array.write(volume).result()
+    assert list(group.members(max_depth=None).result()) == ["a", "a/b"]
+    array = gpustore.open("s3://bucket/group.zarr/a/b|zarr3:").result()
+    server.requests.clear()
+    assert np.array_equal(array[7:12, 3:30].read().result(), volume[7:12, 3:30])
+    assert all("range" in request.headers for request in server.requests)

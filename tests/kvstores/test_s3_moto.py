@@ -1,0 +1,93 @@
+"""The s3 kvstore against moto, which is neither ours nor Amazon's, and against TensorStore."""
+
+# ruff: noqa: F403  the shared suite is taken over by name
+
+import itertools
+import logging
+import urllib.request
+
+import numpy as np
+import pytest
+import tensorstore
+
+import gpustore
+from gpustore.kvstore import KvStore
+from tests.kvstores.contract import *
+
+pytestmark = pytest.mark.long
+"""Each request takes moto five milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _bucket(endpoint, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
+    with urllib.request.urlopen(request) as response:
+        assert response.status == 200
+
+
+@pytest.fixture
+def make_store(endpoint):
+    numbers = itertools.count()
+    json = {"driver": "s3", "bucket": "bucket", "endpoint": endpoint}
+
+    def make():
+        store = KvStore.open({**json, "path": f"{next(numbers)} é+&/"}).result()
+        store.delete_range(KvStore.KeyRange()).result()
+        return store
+
+    return make
+
+
+@pytest.fixture
+def generations_tell_writes_apart():
+    return False
+
+
+@pytest.fixture
+def model_examples():
+    return 10
+
+
+def test_keys_of_all_kinds_are_listed(make_store):
+    store = make_store()
+    names = ["a b", "a+b", "a%20b", "é/ü", "x&y<z>", "\U0001f600", "q'\"q", "a%2Fb"]
+    for name in names:
+        store[name] = name.encode()
+    assert sorted(store.list().result()) == sorted(name.encode() for name in names)
+    assert [store[name] for name in names] == [name.encode() for name in names]
+
+
+def test_more_keys_than_a_page_holds(make_store):
+    store = make_store()
+    names = [f"k{i:04}" for i in range(1100)]
+    store.write_many(gpustore.kvstore.WriteRequest(names, [b""] * 1100)).raise_first()
+    assert store.list().result() == [name.encode() for name in names]
+    assert store.list(KvStore.KeyRange("k0500", "k0503")).result() == [b"k0500", b"k0501", b"k0502"]
+    store.delete_range(KvStore.KeyRange("k0001")).result()
+    assert store.list().result() == [b"k0000"]
+
+
+def test_tensorstore_reads_what_is_written_and_the_other_way_round(endpoint):
+    volume = np.arange(300, dtype="uint16").reshape(15, 20)
+    kvstore = {"driver": "s3", "bucket": "bucket", "endpoint": endpoint, "path": "both.zarr/"}
+    spec = {"driver": "zarr3", "kvstore": kvstore}
+    ours = gpustore.open(spec, create=True, delete_existing=True, dtype="uint16", shape=[15, 20])
+    ours.result().write(volume).result()
+    theirs = tensorstore.open(spec).result()
+    assert np.array_equal(theirs.read().result(), volume)
+    theirs[3:5].write(9).result()
+    volume[3:5] = 9
+    assert np.array_equal(gpustore.open(spec).result().read().result(), volume)
