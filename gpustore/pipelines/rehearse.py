@@ -230,16 +230,20 @@ class _Store(KvStoreDriver):
         count = len(request.keys)
         nothing = replace(request, start=[0] * count, stop=[0] * count, into=None)
         found = self._inner.read_many(nothing)
+        placed = [True] * count
+        if self._may_be_direct and self._inner.base is not None:
+            # Values that an adapter compresses lie in no file as they are.
+            placed = [path is not None for path in self._inner.locate_many(request.keys).path]
         for i, state in enumerate(found.state):
             if state is ReadState.VALUE:
                 try:
-                    found.value[i] = self._value(i, request, found.total[i])
+                    found.value[i] = self._value(i, request, found.total[i], placed=placed[i])
                 except GpustoreError as error:
                     found.state[i], found.value[i] = ReadState.UNSPECIFIED, None
                     found.error[i] = error
         return found
 
-    def _value(self, i: int, request: ReadRequest, total: int) -> Buffer:
+    def _value(self, i: int, request: ReadRequest, total: int, *, placed: bool) -> Buffer:
         key = request.keys[i]
         start = 0 if request.start is None else request.start[i]
         stop = None if request.stop is None else request.stop[i]
@@ -253,7 +257,7 @@ class _Store(KvStoreDriver):
         # An adapter's values are parts of files, of which this knows no length.
         file_nbytes = total if self._inner.base is None else None
         if self._may_be_direct and not direct_refusal(
-            needs_bytes=False, nbytes=nbytes, file_nbytes=file_nbytes, is_direct=True
+            needs_bytes=False, nbytes=nbytes, file_nbytes=file_nbytes, is_direct=placed
         ):
             self.direct_nbytes += nbytes
         # Files are read into the memory given, other stores have the bytes already.

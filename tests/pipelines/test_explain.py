@@ -198,3 +198,25 @@ def test_bounds_are_those_that_are_stored_if_they_are_to_be_rechecked(tmp_path):
     assert store.explain().chunks == 5
     with pytest.raises(gpustore.OutOfBoundsError):
         store[:20].explain()
+
+
+ADAPTERS = {
+    "deflate": {"driver": "zip", "compression": "deflate"},
+    "store": {"driver": "zip", "compression": "store"},
+    "database": {"driver": "ocdbt"},
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_values_that_lie_in_files_of_adapters_go_straight_to_the_device(tmp_path, name):
+    """What is compressed there does not, and both is known beforehand."""
+    kvstore = {**ADAPTERS[name], "base": f"file://{tmp_path}/x{'/' * (name == 'database')}"}
+    spec = {"driver": "zarr3", "kvstore": kvstore, "dtype": "uint8"}
+    gpustore.open(spec, create=True, shape=[1 << 20]).result().write(7).result()
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name).result()
+        explanation, read = there.explain(), there.read()
+        read.result()
+        assert explanation.direct_nbytes == (0 if name == "deflate" else 1 << 20)
+        assert read.statistics["bytes_direct"] == explanation.direct_nbytes
+        del there, read
