@@ -126,11 +126,7 @@ class ZipKvStore(AdapterKvStore):
                 except Changed:
                     self._archive.current()
                 result = ReadColumns.blank(len(request.keys))
-            raise ConflictError(
-                f"Error reading {self._archive.where}: it was replaced {_ATTEMPTS} times while "
-                f"being read; retry when its writer is done",
-                key=self.base.path,
-            )
+            raise self._always_replaced()
         except GpustoreError as error:
             result = ReadColumns.blank(len(request.keys))
             result.error.update(dict.fromkeys(range(len(request.keys)), error))
@@ -383,7 +379,7 @@ class ZipKvStore(AdapterKvStore):
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Where stored members lie; compressed ones have a size, but no place."""
-        while True:
+        for _ in range(_ATTEMPTS):
             directory = self._archive.current()
             try:
                 result = self._locate(directory, keys)
@@ -391,6 +387,14 @@ class ZipKvStore(AdapterKvStore):
                 continue
             if self._archive.current() is directory:
                 return result
+        raise self._always_replaced()
+
+    def _always_replaced(self) -> ConflictError:
+        return ConflictError(
+            f"Error reading {self._archive.where}: it was replaced {_ATTEMPTS} times while being "
+            f"read; retry when its writer is done",
+            key=self.base.path,
+        )
 
     def _locate(self, directory: Directory, keys: Sequence[str]) -> LocateColumns:
         result = LocateColumns.blank(len(keys))

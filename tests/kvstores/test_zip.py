@@ -3,6 +3,7 @@
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
 import io
+import itertools
 import os
 import pickle
 import re
@@ -17,6 +18,7 @@ import tensorstore
 
 from gpustore.context import Context
 from gpustore.errors import (
+    ConflictError,
     CorruptChunkError,
     InvalidKeyError,
     LimitError,
@@ -210,6 +212,28 @@ def test_archive_that_is_replaced_is_read_anew():
     assert store["b"] == b"3"
     store.base[""] = None
     assert "b" not in store
+
+
+def test_archive_that_is_replaced_again_and_again_is_a_conflict():
+    store = opened(made([("a", bytes(100_000))]))
+    base = store.driver.base
+    versions = itertools.count(1)
+
+    def read_many(request):
+        """Somebody writes before each read of the base."""
+        base.driver.write_many(
+            WriteRequest([base.path], [made([("a", bytes(100_000 + next(versions)))])])
+        )
+        return type(base.driver).read_many(base.driver, request)
+
+    driver = FaultyKvStore(base.driver, [])
+    driver.read_many = read_many
+    store.driver.base = store.driver._archive._base = Base(driver, base.path)
+    columns = store.read_many(ReadRequest(["a"]))
+    with pytest.raises(ConflictError, match="was replaced 20 times while"):
+        columns.raise_first()
+    with pytest.raises(ConflictError, match="was replaced 20 times while"):
+        store.locate_many(["a"])
 
 
 def test_directory_need_not_be_current_before_the_staleness_bound():
