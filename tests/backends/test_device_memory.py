@@ -23,7 +23,7 @@ def spec(tmp_path_factory):
         "chunks": [8, 6],
         "dtype": "<u4",
         "compressor": {"id": "zlib", "level": 1},
-        "filters": [{"id": "shuffle", "elementsize": 4}],
+        "filters": [{"id": "delta", "dtype": "<u4"}, {"id": "shuffle", "elementsize": 4}],
     }
     made = {"driver": "zarr", "kvstore": f"file://{path}", "metadata": metadata}
     store = gpustore.open(made, create=True).result()
