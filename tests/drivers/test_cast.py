@@ -24,9 +24,10 @@ VALUES = np.arange(24, dtype=np.float32).reshape(4, 6) + np.float32(0.5)
 
 def opened(library, folder=None):
     """An array of float32 with labels, units and a fill value."""
+    file = {"driver": "file", "path": f"{folder}/a/", "file_io_sync": False}
     spec = {
         "driver": "zarr3",
-        "kvstore": "memory://a/" if folder is None else f"file://{folder}/a/",
+        "kvstore": "memory://a/" if folder is None else file,
         "schema": {
             "domain": {"shape": [4, 6], "labels": ["x", "y"]},
             "dimension_units": ["4 nm", None],
