@@ -41,7 +41,7 @@ _OBJECT = {
 # Modules of those folders that are machinery, not registered things.
 _NOT_REGISTERED = {
     "kvstores": {"base"},
-    "codecs": {"base", "chain", "compressor", "filter", "merge", "value"},
+    "codecs": {"base", "chain", "chain_spec", "compressor", "filter", "merge", "resolve", "value"},
     "backends": {"base", "decoders", "rehearsal", "selection"},
     "pipelines": {
         "cached",

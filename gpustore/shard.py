@@ -19,8 +19,9 @@ import numpy as np
 
 from gpustore._json import JsonValue, in_member
 from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain, resolve_chain, resolve_v3
-from gpustore.codecs.merge import ChainSpec, ValueChoice, composed_order, parse_chain
+from gpustore.codecs.chain import CodecChain
+from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
+from gpustore.codecs.resolve import resolve_chain, resolve_v3
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
@@ -208,8 +209,8 @@ def resolve_codecs(
     Raises
     ------
     MetadataError, UnsupportedError, LimitError
-        As :func:`gpustore.codecs.chain.resolve_v3`; also if inner chunks do not divide a shard, or
-        an index has no fixed size.
+        As :func:`gpustore.codecs.resolve.resolve_v3`; also if inner chunks do not divide a shard,
+        or an index has no fixed size.
     """
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     given = _Given(component, limits, missing or (lambda dtype: bytes(dtype.itemsize)))

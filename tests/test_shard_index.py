@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.chain import resolve_v3
+from gpustore.codecs.resolve import resolve_v3
 from gpustore.dtype import uint64
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.named_configuration import NamedConfiguration

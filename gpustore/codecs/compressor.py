@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import StageChoice, ValueChoice, face_v2, of_codec, unknown_codec
+from gpustore.codecs.chain_spec import StageChoice, ValueChoice, face_v2, of_codec, unknown_codec
 from gpustore.codecs.value import ValueFace
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal

@@ -15,13 +15,7 @@ from gpustore import registry
 from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import Codec
-from gpustore.codecs.merge import (
-    LayoutChoice,
-    StageChoice,
-    ValueChoice,
-    face_v2,
-    of_codec,
-)
+from gpustore.codecs.chain_spec import LayoutChoice, StageChoice, ValueChoice, face_v2, of_codec
 from gpustore.codecs.value import ValueFace
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal

@@ -41,7 +41,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.codecs.merge import ArrayChoice, ChainSpec, parse_codecs
+from gpustore.codecs.chain_spec import ArrayChoice, ChainSpec, parse_codecs
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer

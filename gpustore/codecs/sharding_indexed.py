@@ -34,7 +34,8 @@ from typing import Final
 
 from gpustore._json import JsonValue, at_position, expect_int, expect_list
 from gpustore.codecs.base import ABSENT, Option, Options, ShardCodec, choice
-from gpustore.codecs.merge import complete_v3, merge_v3, parse_codecs
+from gpustore.codecs.chain_spec import parse_codecs
+from gpustore.codecs.merge import complete_v3, merge_v3
 from gpustore.dtype import uint64
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -17,13 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from gpustore._json import JsonValue, Members, expect_list, in_member
+from gpustore.codecs.chain_spec import parse_chain, parse_v3, passed_over
 from gpustore.codecs.merge import (
     complete_v3,
     inner_order_v3,
     merge_v3,
-    parse_chain,
-    parse_v3,
-    passed_over,
     read_chunk_shape_v3,
     shard_v3,
 )

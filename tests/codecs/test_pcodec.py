@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import gpustore
 from gpustore.codecs import pcodec
-from gpustore.codecs.chain import resolve_v2, resolve_v3
+from gpustore.codecs.resolve import resolve_v2, resolve_v3
 from gpustore.dtype import dtype
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.codecs.chain import resolve_v3
+from gpustore.codecs.resolve import resolve_v3
 from gpustore.dtype import uint16
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration

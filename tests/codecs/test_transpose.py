@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore._json import text
-from gpustore.codecs.chain import resolve_v2, resolve_v3
-from gpustore.codecs.merge import complete_v3, inner_order_v3, merge_v3, parse_v3
+from gpustore.codecs.chain_spec import parse_v3
+from gpustore.codecs.merge import complete_v3, inner_order_v3, merge_v3
+from gpustore.codecs.resolve import resolve_v2, resolve_v3
 from gpustore.dtype import DTYPES, uint8, uint16
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.component import select

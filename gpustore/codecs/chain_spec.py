@@ -1,0 +1,356 @@
+"""Chains of codecs as they are written down: names and options, parsed and sorted by kind.
+
+They arrive from stored metadata, which must say everything, or as constraints in a spec, which may
+leave options, and the array -> bytes codec, to be chosen. The order of the kinds is array -> array,
+array -> bytes, bytes -> bytes.
+
+Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from gpustore import registry
+from gpustore._json import Members, at_position, in_member, text
+from gpustore.codecs._vlen import VlenCodec
+from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
+from gpustore.codecs.value import ValueFace
+from gpustore.errors import (
+    MetadataError,
+    prefixing,
+)
+from gpustore.metadata.named_configuration import NamedConfiguration
+
+__all__ = [
+    "ArrayChoice",
+    "ChainSpec",
+    "Choice",
+    "LayoutChoice",
+    "StageChoice",
+    "ValueChoice",
+    "composed_order",
+    "face_v2",
+    "of_codec",
+    "parse_chain",
+    "parse_codecs",
+    "parse_v3",
+    "passed_over",
+    "resolving",
+    "unknown_codec",
+]
+
+_V3_SHARDING: Final = "sharding_indexed"
+_NUMCODECS: Final = "numcodecs."
+"""What zarr-python puts before the ids of Zarr v2 for which Zarr v3 has no name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChoice:
+    """An array -> array codec and the options chosen for it."""
+
+    codec: ArrayCodec
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.codec.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.codec.name, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """An array -> bytes codec and the options chosen for it."""
+
+    codec: LayoutCodec | ShardCodec | VlenCodec
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.codec.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.codec.name, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """A bytes -> bytes codec, its face in one version of the format, and the options chosen.
+
+    `name` is the one it has in that version.
+    """
+
+    name: str
+    codec: Codec
+    face: Face
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.face.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.name, self.options)
+
+    def completed(self, itemsize: int | None) -> StageChoice:
+        """With every option chosen, for elements of `itemsize` bytes (None: no elements)."""
+        return replace(self, options=self.face.complete(self.face, self.options, itemsize))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChoice:
+    """A codec of elements, its face in one version of the format, and the options chosen.
+
+    `name` is the one it has in that version.
+    """
+
+    name: str
+    codec: Codec
+    face: ValueFace
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.face.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.name, self.options)
+
+    def completed(self, dtype: np.dtype[Any] | None) -> ValueChoice:
+        """With every option chosen, for elements of `dtype` if that is known."""
+        return replace(self, options=self.face.complete(self.options, dtype))
+
+
+Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice | ValueChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSpec:
+    """The codecs of a Zarr v3 chain by kind.
+
+    Attributes
+    ----------
+    arrays : tuple of ArrayChoice or ValueChoice
+        The array -> array codecs in the order of encoding.
+    layout : LayoutChoice, ValueChoice or None
+        The array -> bytes codec, None if that is left to be chosen.
+    stages : tuple of StageChoice
+        The bytes -> bytes codecs in the order of encoding.
+    """
+
+    arrays: tuple[ArrayChoice | ValueChoice, ...]
+    layout: LayoutChoice | ValueChoice | None
+    stages: tuple[StageChoice, ...]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the array -> bytes codec is ``sharding_indexed``."""
+        return self.layout is not None and isinstance(self.layout.codec, ShardCodec)
+
+    @property
+    def named(self) -> tuple[NamedConfiguration, ...]:
+        """As it stands in metadata."""
+        first: tuple[Choice, ...] = () if self.layout is None else (self.layout,)
+        return tuple(choice.named for choice in (*self.arrays, *first, *self.stages))
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether its codecs take chunks of any shape."""
+        return all(one.face.keeps_shape for one in self.arrays if isinstance(one, ValueChoice))
+
+
+def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> prefixing:
+    """Prefix errors of the block with the codec they are about."""
+    return prefixing(lambda: f"Error {what} through codec {named}")
+
+
+def of_codec(name: str) -> prefixing:
+    """Prefix errors of the block with the codec of Zarr v2 they are about."""
+    return prefixing(lambda: f"Codec {text(name)}")
+
+
+def unknown_codec(name: str, version: str) -> MetadataError:
+    """The error for a name without a codec in that version of the format; lists those there are."""
+    known: list[str] = []
+    prefixed: list[str] = []
+    for candidate in registry.ids("codecs"):
+        codec = registry.find("codecs", candidate)
+        if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
+            has_face = version == "v3"
+        elif version == "v2":
+            has_face = face_v2(codec) is not None
+        else:
+            has_face = codec.v3 is not None
+            if face_v2(codec) is not None:
+                prefixed.append(_NUMCODECS + candidate)
+        if has_face:
+            known.append(candidate)
+    known += prefixed
+    return MetadataError(f"{text(name)} is not registered; registered are: {', '.join(known)}")
+
+
+def face_v2(codec: Codec, *, first: bool = False) -> Face | ValueFace | None:
+    """How a codec is written in Zarr v2, None if not at all; `first` prefers that of filters."""
+    face: Face | ValueFace | None = codec.filter if first else codec.v2
+    return face or codec.v2 or codec.filter
+
+
+# --------------------------------------------------------------------------- Zarr v3
+
+
+def parse_v3(
+    codecs: Sequence[NamedConfiguration], *, stored: bool
+) -> tuple[NamedConfiguration, ...]:
+    """Validate the codecs of an array or of a spec.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+    stored : bool
+        Whether they are stored metadata, which must be whole, or constraints. Options that may
+        be missing from stored metadata get the value that means.
+
+    Raises
+    ------
+    MetadataError
+        ``Error parsing object member "codecs": ...``.
+    UnsupportedError
+        For codecs of the format that are not built yet.
+    """
+    return parse_chain(codecs, stored=stored).named
+
+
+def parse_chain(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
+    """Validate codecs as :func:`parse_v3` does, and sort them by kind."""
+    with in_member("codecs"):
+        return parse_codecs(codecs, stored=stored)
+
+
+def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
+    """As :func:`parse_chain`, for codecs that are not the member ``codecs`` of metadata."""
+    choices = []
+    for index, named in enumerate(codecs):
+        if stored and _is_passed_over(named):
+            continue
+        with at_position(index):
+            choices.append(_choose_v3(named, stored=stored))
+    return _by_kind(choices, stored=stored)
+
+
+def _is_passed_over(named: NamedConfiguration) -> bool:
+    """Whether a stored codec is not known, and need not be."""
+    return not named.must_understand and _find_v3(named.name) == (None, None)
+
+
+def passed_over(codecs: Sequence[NamedConfiguration]) -> tuple[str, ...]:
+    """Names of the stored codecs that are not known and need not be, also inside shards.
+
+    Specification 3.1 lets a reader ignore the presence of such a codec, so values are decoded as if
+    it were not listed. What those make of values written without it who know it is not said:
+    such arrays are not written.
+
+    >>> passed_over([NamedConfiguration("bytes"), NamedConfiguration("new", must_understand=False)])
+    ('new',)
+    """
+    names: list[str] = []
+    for named in codecs:
+        if _is_passed_over(named):
+            names.append(named.name)
+        elif named.name == _V3_SHARDING:
+            for member in ("codecs", "index_codecs"):
+                inner = named.configuration.get(member) or []
+                names += passed_over(NamedConfiguration.list_from_json(inner))
+    return tuple(names)
+
+
+def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
+    arrays: list[ArrayChoice | ValueChoice] = []
+    layout: LayoutChoice | ValueChoice | None = None
+    stages: list[StageChoice] = []
+    for choice in choices:
+        if isinstance(choice, StageChoice):
+            stages.append(choice)
+        elif layout is not None or stages:
+            raise MetadataError(f"Expected bytes -> bytes codec, but received: {choice.named}")
+        elif isinstance(choice, LayoutChoice) or (
+            isinstance(choice, ValueChoice) and choice.face.kind != ArrayCodec.kind
+        ):
+            layout = choice
+        else:
+            arrays.append(choice)
+        if stages and stored and layout is None:
+            break
+    if stored and layout is None:
+        raise MetadataError("array -> bytes codec must be specified")
+    return ChainSpec(tuple(arrays), layout, tuple(stages))
+
+
+def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
+    codec, face = _find_v3(named.name)
+    if codec is None:
+        with in_member("name"):
+            raise unknown_codec(named.name, "v3")
+    with in_member("configuration"):
+        members = Members(dict(named.configuration))
+        if isinstance(codec, ArrayCodec):
+            return ArrayChoice(codec, codec.parse(members, stored=stored))
+        if isinstance(codec, LayoutCodec | ShardCodec | VlenCodec):
+            return LayoutChoice(codec, codec.parse(members, stored=stored))
+        if isinstance(face, ValueFace):
+            options = face.parse(members, stored=stored, typed=False)
+            return ValueChoice(named.name, codec, face, options)
+        assert face is not None
+        return StageChoice(named.name, codec, face, face.parse(members, stored=stored))
+
+
+def _find_v3(name: str) -> tuple[Any, Face | ValueFace | None]:
+    """The codec of that name, and how it is written there if it may be written in several ways."""
+    codec = registry.find("codecs", name)
+    if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
+        return codec, None
+    face = codec.v3 if isinstance(codec, Codec) else None
+    if name.startswith(_NUMCODECS):
+        codec = registry.find("codecs", name.removeprefix(_NUMCODECS))
+        if isinstance(codec, VlenCodec):
+            return codec, None  # Read like the others; written under the registered name.
+        face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
+    return (None, None) if face is None else (codec, face)
+
+
+def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tuple[int, ...]:
+    """The one permutation that array -> array codecs come to, and so the inner order.
+
+    What follows a codec that needs the elements in order does not count: it moves what that made.
+
+    >>> transpose = registry.find("codecs", "transpose")
+    >>> composed_order([ArrayChoice(transpose, {"order": o}) for o in ([2, 0, 1], [1, 0, 2])], 3)
+    (0, 2, 1)
+    """
+    composed = tuple(range(rank))
+    for array in arrays:
+        if isinstance(array, ValueChoice):
+            if not array.face.is_elementwise:
+                break
+            continue
+        with resolving(array.named, what="propagating data type and shape"):
+            order = array.codec.order(array.options, rank)
+        composed = tuple(composed[dim] for dim in order)
+    return composed

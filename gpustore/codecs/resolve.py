@@ -1,0 +1,326 @@
+"""From the codecs of stored metadata to a chain: :func:`resolve_v3` and :func:`resolve_v2`.
+
+1. Validate the codecs strictly (:mod:`gpustore.codecs.chain_spec`).
+2. Lay out the elements of a chunk, in Python integers, under the limits.
+3. Prepare the stages. The chain works out how many bytes each may see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpustore._json import JsonValue, at_position, in_member, text
+from gpustore.codecs._vlen import VlenCodec
+from gpustore.codecs.base import (
+    BytesCodec,
+    ChunkBytes,
+    LayoutCodec,
+    ShardCodec,
+)
+from gpustore.codecs.chain import CodecChain
+from gpustore.codecs.chain_spec import (
+    ArrayChoice,
+    ChainSpec,
+    Choice,
+    LayoutChoice,
+    StageChoice,
+    ValueChoice,
+    composed_order,
+    of_codec,
+    parse_chain,
+    resolving,
+)
+from gpustore.codecs.compressor import choose_v2
+from gpustore.codecs.filter import choose_filters
+from gpustore.codecs.value import Elements, PermuteStage, SwapStage, ValueStage
+from gpustore.dtype import dtype as DataType
+from gpustore.errors import (
+    MetadataError,
+    UnsupportedError,
+)
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.component import Component, is_opaque
+from gpustore.metadata.named_configuration import NamedConfiguration
+
+__all__ = ["resolve_chain", "resolve_v2", "resolve_v3", "v2_inner_order"]
+
+
+def resolve_v3(
+    codecs: Sequence[NamedConfiguration],
+    dtype: DataType | Component,
+    chunk_shape: Sequence[int],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CodecChain:
+    """The chain of a Zarr v3 array.
+
+    Parameters
+    ----------
+    codecs : sequence of NamedConfiguration
+        As stored: everything must be said.
+    dtype : dtype or Component
+        Of the stored elements.
+    chunk_shape : sequence of int
+        Stored elements of a chunk along each dimension.
+    limits : Limits, optional
+        ``codecs`` and ``chunk_nbytes`` count.
+
+    Raises
+    ------
+    MetadataError
+        If a codec is not known, or its options are not as they must be.
+    UnsupportedError
+        If a codec is known but not built yet.
+    LimitError
+        If there are too many codecs, or a chunk is too large.
+    """
+    limits.check("codecs", len(codecs), "codecs")
+    return resolve_chain(parse_chain(codecs, stored=True), dtype, chunk_shape, limits=limits)
+
+
+def resolve_chain(
+    spec: ChainSpec, dtype: DataType | Component, chunk_shape: Sequence[int], *, limits: Limits
+) -> CodecChain:
+    """As :func:`resolve_v3`, for codecs that are parsed already."""
+    component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
+    assert spec.layout is not None  # Stored chains have one.
+    if isinstance(spec.layout.codec, ShardCodec):
+        # Only the index of a shard comes here so: it must have a fixed size.
+        raise MetadataError(f"Expected no sharding, but received: {spec.layout.named}")
+    if any(isinstance(array, ValueChoice) for array in (*spec.arrays, spec.layout)):
+        # The byte order is that of what the codecs make of the elements.
+        component = replace(component, stored=component.stored.newbyteorder("="))
+    rank = len(chunk_shape)
+    before = _ValueStages(component, chunk_shape)
+    for array in spec.arrays:
+        before.add(array)
+    inner_order = composed_order(spec.arrays, rank)
+    stored_shape = tuple(chunk_shape[dim] for dim in inner_order)
+    stages: list[BytesCodec] = before.stages
+    objects = None
+    if isinstance(spec.layout, ValueChoice):
+        before.add(spec.layout)
+        stored = ChunkBytes.of_component(component, stored_shape)
+    else:
+        with resolving(spec.layout.named):
+            options, encoded = spec.layout.options, before.component
+            _check_elements(spec.layout, encoded)
+            if isinstance(spec.layout.codec, VlenCodec):
+                objects = spec.layout.codec
+                stored = objects.layout(stored_shape)
+            else:
+                assert isinstance(spec.layout.codec, LayoutCodec)
+                stored = spec.layout.codec.layout(options, encoded, stored_shape)
+            if encoded is not component:
+                if not stored.dtype.isnative:
+                    stages.append(SwapStage.of(encoded.stored))
+                stored = ChunkBytes.of_component(component, stored_shape)
+    inner_order += tuple(range(rank, rank + component.rank))
+    layout = stored.transposed(inner_order)
+    limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    itemsize: int | None = before.elements.dtype.itemsize if before.typed else component.nbytes
+    if objects is not None:
+        itemsize = None
+    for stage in spec.stages:
+        stages.append(stage.face.prepare(stage.options, itemsize))
+        itemsize = None
+    json = {"codecs": [named.to_json() for named in spec.named]}
+    return CodecChain(
+        layout,
+        stages,
+        json,
+        inner_order=inner_order,
+        objects=objects,
+        objects_max=limits.chunk_nbytes,
+    )
+
+
+def _check_elements(choice: LayoutChoice, component: Component) -> None:
+    """Raise MetadataError unless the array -> bytes codec is for such elements."""
+    codec = choice.codec
+    if isinstance(codec, VlenCodec):
+        fits, wanted = component.dtype == codec.dtype, codec.dtype.name
+    else:
+        fits, wanted = not component.stored.hasobject, "a fixed size"
+    if not fits:
+        raise MetadataError(
+            f"{text(codec.name)} codec is for elements of {wanted}, but the data type is "
+            f"{component.dtype.name}"
+        )
+
+
+class _ValueStages:
+    """The stages that array -> array codecs come to, added one after the other.
+
+    Attributes
+    ----------
+    stages : list of BytesCodec
+    elements : Elements
+        What the codecs so far have made.
+    typed : bool
+        Whether one of them was a codec of values.
+    """
+
+    def __init__(self, component: Component, shape: Sequence[int]) -> None:
+        self.stages: list[BytesCodec] = []
+        self.elements = Elements(component.stored, tuple(shape))
+        self.typed = False
+        self._component = component
+        self._is_ordered = False
+
+    @property
+    def component(self) -> Component:
+        """What the array -> bytes codec sees of each element."""
+        if not self.typed:
+            return self._component
+        return Component.whole(DataType(self.elements.dtype.name))
+
+    def add(self, choice: Choice) -> None:
+        """Add an array -> array codec, or an array -> bytes codec of values."""
+        with resolving(choice.named):
+            if isinstance(choice, ArrayChoice):
+                self._transpose(choice.codec.order(choice.options, len(self.elements.shape)))
+            elif isinstance(choice, ValueChoice):
+                self._add_value(choice)
+
+    def _transpose(self, order: tuple[int, ...]) -> None:
+        shape = self.elements.shape
+        if self._is_ordered:
+            itemsize = self.elements.dtype.itemsize if self.typed else self._component.nbytes
+            self.stages.append(PermuteStage(shape, order, itemsize))
+        self.elements = Elements(self.elements.dtype, tuple(shape[dim] for dim in order))
+
+    def _add_value(self, choice: ValueChoice) -> None:
+        face = choice.face
+        stored = self._component.stored
+        if (
+            not self._component.is_element
+            or is_opaque(stored)
+            or stored.subdtype is not None
+            or stored.hasobject
+        ):
+            raise UnsupportedError(
+                "codecs of elements are not supported for records, strings and raw bytes"
+            )
+        decoded, encoded = face.given(choice.options, self.elements)
+        stage = face.prepare(choice.options, decoded, encoded)
+        if stage is not None:
+            if face.keeps_fill and isinstance(stage, ValueStage):
+                stage = replace(stage, keeps_fill=True)
+            self.stages.append(stage)
+        self.typed |= stage is not None
+        self._is_ordered |= not face.is_elementwise
+        self.elements = encoded
+
+
+def v2_inner_order(rank: int, inner_rank: int, order: str) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest: `rank` chunked ones, then the inner ones."""
+    dims = tuple(range(rank))
+    return (dims[::-1] if order == "F" else dims) + tuple(range(rank, rank + inner_rank))
+
+
+def resolve_v2(
+    compressor: Mapping[str, JsonValue] | None,
+    filters: Sequence[Mapping[str, JsonValue]] | None,
+    component: Component,
+    chunk_shape: Sequence[int],
+    order: str,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> CodecChain:
+    """The chain of a Zarr v2 array.
+
+    Parameters
+    ----------
+    compressor : mapping or None
+        As stored.
+    filters : sequence of mapping or None
+        As stored, the first one first to encode.
+    component : Component
+        Of the stored elements.
+    chunk_shape : sequence of int
+        Stored elements of a chunk along each chunked dimension.
+    order : str
+        ``"C"``, or ``"F"`` if the first dimension is innermost; not of the inner dimensions.
+    limits : Limits, optional
+        ``chunk_nbytes`` counts.
+
+    Raises
+    ------
+    MetadataError, UnsupportedError, LimitError
+        As :func:`resolve_v3`.
+    """
+    layout = ChunkBytes.of_component(component, tuple(chunk_shape), order=order)
+    inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
+    limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
+    stored = component.stored if component.is_element else np.dtype(f"V{component.nbytes}")
+    shape = tuple(reversed(chunk_shape)) if order == "F" else tuple(chunk_shape)
+    given = _Given(Elements(stored, shape), component.nbytes)
+    stages: list[BytesCodec] = []
+    chosen = choose_filters(filters, stored=True)
+    objects = None
+    for index, one in enumerate(chosen):
+        if isinstance(one, LayoutChoice):
+            assert isinstance(one.codec, VlenCodec)
+            with in_member("filters"), at_position(index):
+                _check_elements(one, component)
+                one.codec.layout(tuple(chunk_shape))  # Raises.
+            objects, given = one.codec, _Given(None, None)
+            continue
+        with in_member("filters"), at_position(index):
+            given = _add_v2(stages, one, given)
+    choice = choose_v2(compressor, stored=True)
+    if choice is not None:
+        with in_member("compressor"):
+            _add_v2(stages, choice, given)
+    json: JsonValue = {
+        "compressor": None if choice is None else {"id": choice.name, **choice.options},
+        "filters": [{"id": one.named.name, **one.options} for one in chosen] or None,
+    }
+    return CodecChain(
+        layout,
+        stages,
+        json,
+        inner_order=inner_order,
+        objects=objects,
+        objects_max=limits.chunk_nbytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a codec of Zarr v2 is given: elements, None if not even their number is known.
+
+    `itemsize` is None for bytes.
+    """
+
+    elements: Elements | None
+    itemsize: int | None
+
+
+def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: _Given) -> _Given:
+    """Prepare a filter or a compressor; returns what the next one is given."""
+    if isinstance(choice, StageChoice):
+        stage = choice.face.prepare(choice.options, given.itemsize)
+        stages.append(stage)
+        if given.elements is None or not stage.is_exact:
+            return _Given(None, None)
+        nbytes = given.elements.count * given.elements.dtype.itemsize
+        nbytes = stage.encoded_bound(nbytes)  # Raises.
+        return _Given(Elements(np.dtype(np.uint8), (nbytes,)), None)
+    with of_codec(choice.name):
+        if given.elements is None:
+            raise MetadataError(
+                "It is for elements, and follows a codec whose encoding may have any number of "
+                "bytes"
+            )
+        decoded, encoded = choice.face.viewed(choice.options, given.elements)
+        prepared = choice.face.prepare(choice.options, decoded, encoded)
+    if prepared is not None:
+        stages.append(prepared)
+    if not choice.face.has_fixed_size:
+        return _Given(None, None)
+    return _Given(encoded, encoded.dtype.itemsize)
