@@ -131,7 +131,13 @@ def detect(store: KvStore) -> Found:
     found = None
     if store.path and not store.path.endswith("/"):
         found = _detect_file(store)
-    return found or _detect_directory(store)
+    if found is None:
+        return _detect_directory(store)
+    if not found.formats and not store.driver.can_list:
+        # Such a server answers for a directory too, with a page about it.
+        below = _detect_directory(store)
+        return below if below.formats else found
+    return found
 
 
 def one_of(found: Found, store: KvStore) -> _Format:

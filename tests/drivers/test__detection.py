@@ -149,6 +149,17 @@ def test_requests_are_few():
         assert driver.requests == requests, path
 
 
+def test_a_page_about_a_directory_hides_nothing():
+    """Web servers answer for directories too; other stores have a file of no format there."""
+    driver = counting({"f": b"<!DOCTYPE html>", "f/zarr.json": b"{}", "g": b"<!DOCTYPE html>"})
+    assert detect(KvStore(driver, "f")).formats == ()
+    driver.can_list = False
+    assert [format_.name for format_ in detect(KvStore(driver, "f")).formats] == ["zarr3"]
+    found = detect(KvStore(driver, "g"))
+    assert found.formats == ()
+    assert "it begins with 3c 21" in found.looked_for
+
+
 @pytest.mark.parametrize("key", ["f", "f/zarr.json", "f/info", "f/.zgroup"])
 def test_what_cannot_be_read_is_no_missing_format(key):
     driver = counting({"f/zarr.json": b"{}"}, [Rule(Fault.ERROR, key=key)])
