@@ -34,6 +34,7 @@ def hierarchy(tmp_path_factory):
     return path_of
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 @pytest.mark.parametrize("consolidated", [True, False], ids=["consolidated", "listed"])
 @pytest.mark.parametrize("version", [2, 3], ids=["zarr2", "zarr3"])
 def test_members(measure, peer, version, consolidated, hierarchy):
