@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -130,10 +131,8 @@ class Handle:
 
     def close(self, device: Device) -> None:
         """Close it. No read of it may be on its way."""
-        try:
+        with suppress(DeviceError):  # A lost device has lost its files too.
             device.close_file(self.file)
-        except DeviceError:
-            pass  # The device is lost, and its files with it.
         os.close(self._descriptor)
 
 

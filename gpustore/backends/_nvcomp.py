@@ -16,6 +16,7 @@ Streams and memory are given by address. Only ``backends/cuda`` uses this module
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,8 @@ class Bindings:
     def results(self, batch: CodecBatch, stream: int) -> NDArray[np.uint8]:
         """Decode, wait for it, and return what belongs at ``batch.result``."""
         sizes, status = [0] * len(batch), _CANNOT_DECOMPRESS
-        try:
+        # Which stream cannot be decoded is not said: the host decodes all of them then.
+        with suppress(RuntimeError, ValueError):
             codec = nvcomp.Codec(
                 algorithm=FORMATS[batch.codec],
                 bitstream_kind=nvcomp.BitstreamKind.RAW,
@@ -184,8 +186,6 @@ class Bindings:
             )
             src, dst = (_batch_array(spans, stream) for spans in (batch.src, batch.dst))
             sizes, status = list(codec.decode(src, out=dst).buffer_sizes), 0
-        except (RuntimeError, ValueError):
-            pass  # Which stream it was is not said: all are decoded by the host.
         statuses = np.full(len(batch), status, np.int32)
         return np.concatenate([np.array(sizes, np.uint64).view(np.uint8), statuses.view(np.uint8)])
 

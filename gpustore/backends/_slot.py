@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -80,11 +81,10 @@ class _Read:
             return
         self.is_done = failed = True
         try:
-            enough = self._read.result() >= self._wanted
-            failed = False
-            self.succeeded = enough and self._handle.is_unchanged()
-        except OSError:
-            pass  # The host reads it again, and says what is wrong.
+            with suppress(OSError):  # The host reads it again, and says what is wrong.
+                enough = self._read.result() >= self._wanted
+                failed = False
+                self.succeeded = enough and self._handle.is_unchanged()
         finally:
             self._files.put(self._handle, failed=failed)
 
@@ -339,10 +339,8 @@ class Slots:
 
     def put(self, slot: Slot) -> None:
         """Give a slot back. All that was asked of its stream has run."""
-        try:
+        with suppress(DeviceError):  # Whoever asks a lost device for anything is told.
             slot.forget()
-        except DeviceError:
-            pass  # Everybody is told who asks the device for anything.
         with self._changed:
             self._idle.append(slot)
             self._changed.notify()

@@ -14,6 +14,7 @@ short, halves are run one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -332,12 +333,10 @@ class SubBatch:
         """Wait until nothing of it runs any more, and free what it has. May be called again."""
         if self._batch is None:
             return
-        try:
+        with suppress(DeviceError):  # Lost with all its memory; the cause is on its way already.
             self._batch.release()
             self._device.synchronize(self._device.record(self._slot.stream))
             self._free_own()
-        except DeviceError:
-            pass  # The device is lost, with all its memory; the cause is on its way already.
         self._batch = None
 
     def _free_own(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -155,10 +156,9 @@ class Flight:
             self._next = slot
         self._next.files = self._files
         self._next.arena.reset()
-        try:
+        # Else values go to ordinary memory, and to the device in smaller parts.
+        with suppress(MemoryError):
             self._next.resize(self._slab_nbytes)
-        except MemoryError:
-            pass  # Values go to ordinary memory then, and to the device in smaller parts.
         return self._next.arena
 
     def scatter(
