@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from gpustore.backends._conversion import conversion_of
 from gpustore.backends._files import Files, direct_refusal, pages_nbytes
+from gpustore.backends._host_memory import HostMemory
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
-from gpustore.backends.host import HostMemory
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream

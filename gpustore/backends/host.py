@@ -6,12 +6,9 @@ still in the processor's cache. A chunk that lands contiguously is decoded where
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -19,11 +16,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends._host_memory import (
+    PHYSICAL_NBYTES,
+    HostMemory,
+    broadcast,
+    converted,
+    memory_of,
+    object_view,
+    too_large,
+    viewed,
+)
+from gpustore.backends._host_points import (
+    elements_of,
+    gather_points,
+    is_record,
+    of_record,
+    scatter_points,
+)
 from gpustore.backends._stack import STACK_NBYTES, stacks
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
-from gpustore.errors import GpustoreError, LimitError, MismatchError
+from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
@@ -31,75 +45,11 @@ from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
 
-__all__ = ["BACKEND", "HostBackend", "HostMemory"]
-
-
-def _physical_nbytes() -> int:
-    """Memory of this machine, or no limit where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 62
-
-
-_PHYSICAL_NBYTES = _physical_nbytes()
-"""No array read into new memory can be larger."""
+__all__ = ["BACKEND", "HostBackend"]
 
 
 _PIECES_LISTED = 4096
 """Pieces of a block turned into Python numbers at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """A NumPy array and a flat view of the bytes between its first and its last element.
-
-    Attributes
-    ----------
-    array : ndarray
-    flat : ndarray of uint8
-        All bytes of the array, whatever its strides; of objects, all references.
-    offset : int
-        Byte in `flat` at which the element of index zero starts.
-    strides : tuple of int
-        Bytes between neighbours.
-    """
-
-    array: NDArray[Any]
-    flat: NDArray[np.uint8]
-    offset: int
-    strides: tuple[int, ...]
-
-
-def _memory(array: NDArray[Any]) -> HostMemory:
-    # The address range is used because NumPy makes views from a buffer, offset and strides in
-    # 0.2 us, several times faster than slicing, but only over contiguous buffers.
-    low, high = np.lib.array_utils.byte_bounds(array)
-    if array.dtype.hasobject:
-        return _object_memory(array, low, high)
-    flat = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), np.uint8)
-    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
-
-
-def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
-    """The same of objects, which NumPy makes no views of from bytes."""
-    itemsize = array.dtype.itemsize
-    if any(stride % itemsize for stride in array.strides):
-        raise TypeError("references to objects must be whole steps apart, not a field of records")
-    if not array.size:
-        return HostMemory(array, np.empty(0, object), 0, array.strides)
-    first = array[(*(slice(0, 1) if s >= 0 else slice(-1, None) for s in array.strides), ...)]
-    flat = _view(first.reshape(-1), ((high - low) // itemsize,), 0, (itemsize,))
-    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
-
-
-def _view(
-    flat: NDArray[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
-) -> NDArray[Any]:
-    """A view of references, from a byte offset and byte strides."""
-    first = flat[start // flat.itemsize :]
-    view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, shape, strides)
-    return view
 
 
 _GAP_NBYTES = 64
@@ -157,12 +107,12 @@ class HostBackend:
         try:
             array = np.empty(shape, dtype, order="F" if order == "F" else "C")
         except (MemoryError, ValueError) as error:
-            raise _too_large(shape, dtype) from error
-        if array.nbytes > _PHYSICAL_NBYTES:
+            raise too_large(shape, dtype) from error
+        if array.nbytes > PHYSICAL_NBYTES:
             # A kernel that overcommits promises any size and kills whoever fills it.
-            raise _too_large(shape, dtype)
+            raise too_large(shape, dtype)
         if dtype.hasobject:
-            return _memory(array)  # NumPy makes no bytes of references.
+            return memory_of(array)  # NumPy makes no bytes of references.
         return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
 
     def destination(
@@ -177,14 +127,14 @@ class HostBackend:
                 "out is in device memory, but this store reads into host memory; open the store "
                 "with device='cuda', or pass a NumPy array"
             )
-        array = out if isinstance(out, np.ndarray) else _view_of(out)
+        array = out if isinstance(out, np.ndarray) else viewed(out)
         if array.shape != shape:
             raise MismatchError(f"out has shape {array.shape}, expected {shape}")
         if array.dtype != dtype:
             raise MismatchError(f"out has dtype {array.dtype}, expected {dtype}")
         if not array.flags.writeable:
             raise TypeError("out is read-only, expected writable memory")
-        return _memory(array)
+        return memory_of(array)
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
         """Memory of `array`, cast to `dtype` under NumPy's rule "safe", broadcast to `domain`."""
@@ -193,10 +143,10 @@ class HostBackend:
                 "the source is in device memory, but this store is on the host; open it with "
                 "device='cuda', or pass array.get()"
             )
-        converted = _converted(array, dtype)
-        if any(stride % dtype.itemsize for stride in converted.strides):
-            converted = converted.copy()  # A field of records; see `_gather_points`.
-        return _memory(_broadcast(converted, domain))
+        elements = converted(array, dtype)
+        if any(stride % dtype.itemsize for stride in elements.strides):
+            elements = elements.copy()  # A field of records; see `gather_points`.
+        return memory_of(broadcast(elements, domain))
 
     def convert(self, elements: NDArray[Any], convert: Converter, out: HostMemory) -> None:
         """Convert an array into `out`, in parts that stay in cache."""
@@ -262,7 +212,7 @@ class HostBackend:
             try:
                 scratch = self._scratch.take(nbytes)
             except MemoryError:
-                return {0: _too_large(chain.layout.shape, stored)}
+                return {0: too_large(chain.layout.shape, stored)}
         pitch = (
             0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
         )
@@ -294,12 +244,12 @@ class HostBackend:
             try:
                 if rows.points is not None:
                     decoded = None if value is None else chain.decode(value, scratch)
-                    _scatter_points(rows, i, decoded, chain.layout, fill_value, out)
+                    scatter_points(rows, i, decoded, chain.layout, fill_value, out)
                     continue
                 if value is None:
                     np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = (
-                        _of_record(fill_value, chain.layout, first, shapes[i], src_stride)
-                        if _is_record(fill_value, chain.layout)
+                        of_record(fill_value, chain.layout, first, shapes[i], src_stride)
+                        if is_record(fill_value, chain.layout)
                         else fill_value
                     )
                     continue
@@ -329,7 +279,7 @@ class HostBackend:
             except GpustoreError as error:
                 errors[i] = error
             except MemoryError:
-                errors[i] = _too_large(chain.layout.shape, stored)
+                errors[i] = too_large(chain.layout.shape, stored)
         return errors
 
     def _scatter_objects(
@@ -347,20 +297,20 @@ class HostBackend:
             try:
                 elements = None if value is None else chain.decode_objects(value)
                 if rows.points is not None:
-                    src, dst = _elements(rows, i, base=out.offset)
+                    src, dst = elements_of(rows, i, base=out.offset)
                     found = fill_value if elements is None else elements[src // elements.itemsize]
                     out.flat[dst // out.flat.itemsize] = found
                     continue
-                view = _view(out.flat, shapes[i], out.offset + dst_start[i], rows.dst_stride)
+                view = object_view(out.flat, shapes[i], out.offset + dst_start[i], rows.dst_stride)
                 view[...] = (
                     fill_value
                     if elements is None
-                    else _view(elements, shapes[i], src_start[i], rows.src_stride)
+                    else object_view(elements, shapes[i], src_start[i], rows.src_stride)
                 )
             except GpustoreError as error:
                 errors[i] = error
             except MemoryError:
-                errors[i] = _too_large(chain.layout.shape, chain.layout.dtype)
+                errors[i] = too_large(chain.layout.shape, chain.layout.dtype)
         if self._is_fallback:
             STATISTICS.add(host_fallbacks=len(values) - values.count(None))
         return errors
@@ -387,11 +337,11 @@ class HostBackend:
                     chunk = chain.decode_objects(present)
                 doing = "writing"
                 if rows.points is not None:
-                    src, dst = _elements(rows, i, base=source.offset)
+                    src, dst = elements_of(rows, i, base=source.offset)
                     chunk[src // chunk.itemsize] = source.flat[dst // chunk.itemsize]
                 else:
                     there = source.offset + dst_start[i]
-                    _view(chunk, shapes[i], src_start[i], rows.src_stride)[...] = _view(
+                    object_view(chunk, shapes[i], src_start[i], rows.src_stride)[...] = object_view(
                         source.flat, shapes[i], there, rows.dst_stride
                     )
                 is_fill = not keep_fill and bool((chunk == fill_value).all())
@@ -399,8 +349,8 @@ class HostBackend:
             except GpustoreError as error:
                 raise error.prefixed(f'Error {doing} "{key}"', key=key) from error
             except MemoryError as error:
-                too_large = _too_large(chain.layout.shape, chain.layout.dtype)
-                raise too_large.prefixed(f'Error {doing} "{key}"', key=key) from error
+                limit = too_large(chain.layout.shape, chain.layout.dtype)
+                raise limit.prefixed(f'Error {doing} "{key}"', key=key) from error
         return encoded
 
     def _decode_stack(self, values: Sequence[Any], chain: CodecChain) -> memoryview | None:
@@ -464,7 +414,7 @@ class HostBackend:
             try:
                 chunk = np.empty(layout.nbytes, np.uint8)
             except MemoryError as error:
-                raise _too_large(layout.shape, element).prefixed(
+                raise too_large(layout.shape, element).prefixed(
                     f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
                 ) from error
             if present is not None:
@@ -477,7 +427,7 @@ class HostBackend:
             elif shapes[i] != layout.shape or not layout.is_dense:
                 chunk.view(element)[...] = fill_value
             if rows.points is not None:
-                _gather_points(rows, i, chunk, layout, source)
+                gather_points(rows, i, chunk, layout, source)
             else:
                 there, first = source.offset + dst_start[i], src_start[i] + layout.offset
                 np.ndarray(shapes[i], layout.dtype, chunk, first, rows.src_stride)[...] = (
@@ -509,7 +459,7 @@ def _cut_some(
         memory = out[target]
         there = memory.offset + dst
         if dtype.hasobject:
-            _view(memory.flat, shape, there, dst_stride[target])[...] = _view(
+            object_view(memory.flat, shape, there, dst_stride[target])[...] = object_view(
                 flat, shape, base + src, src_stride[target]
             )
             continue
@@ -543,163 +493,6 @@ def _spread_offset(offset: int, pitch: int) -> int:
     lines, rest = divmod(abs(offset), pitch)
     spread = lines * (pitch + _GAP_NBYTES) + rest
     return spread if offset >= 0 else -spread
-
-
-def _offsets(
-    start: int, strides: tuple[int, ...], shape: tuple[int, ...], points: list[NDArray[np.int64]]
-) -> NDArray[np.int64]:
-    """Byte offsets of all elements of a row, in the order of the request where it matters."""
-    offsets = np.array(start, np.int64)
-    for added in points:
-        offsets = np.add.outer(offsets, added)
-    for stride, count in zip(strides, shape):
-        if count != 1:
-            offsets = np.add.outer(offsets, stride * np.arange(count))
-    return offsets.ravel()
-
-
-def _elements(rows: PlanWindow, i: int, *, base: int) -> tuple[Any, Any]:
-    """Byte offsets of the elements of row `i` in the decoded chunk, and in the flat array."""
-    assert rows.points is not None
-    src_start, dst_start, shapes = rows.part(i, i + 1).rows()
-    pairs = rows.points[i]
-    src = _offsets(src_start[0], rows.src_stride, shapes[0], [pair[0] for pair in pairs])
-    dst = _offsets(base + dst_start[0], rows.dst_stride, shapes[0], [pair[1] for pair in pairs])
-    return src, dst
-
-
-def _scatter_points(
-    rows: PlanWindow,
-    i: int,
-    decoded: Buffer | None,
-    layout: ChunkBytes,
-    fill_value: Any,
-    out: HostMemory,
-) -> None:
-    """Place the elements that an index array selects, one by one."""
-    src, dst = _elements(rows, i, base=out.offset)
-    src += layout.offset
-    dtype = out.array.dtype
-    if decoded is None and _is_record(fill_value, layout):
-        decoded = fill_value.tobytes()
-        src %= layout.record
-    if decoded is None:
-        values = np.broadcast_to(np.asarray(fill_value, dtype), src.shape)
-    else:
-        values = _taken(np.frombuffer(decoded, np.uint8), src, layout).astype(dtype, copy=False)
-    if all(stride % dtype.itemsize == 0 for stride in out.strides):
-        out.flat.view(dtype)[dst // dtype.itemsize] = values
-    else:  # A field of records: its elements are no whole steps apart.
-        steps = np.arange(dtype.itemsize)
-        out.flat[dst[:, None] + steps] = values[:, None].view(np.uint8)
-
-
-def _taken(chunk: NDArray[np.uint8], src: NDArray[np.int64], layout: ChunkBytes) -> NDArray[Any]:
-    """The elements at these byte offsets."""
-    itemsize = layout.dtype.itemsize
-    if not layout.record:
-        return chunk.view(layout.dtype)[src // itemsize]
-    # Inside records elements are no whole steps apart.
-    taken: NDArray[Any] = chunk[src[:, None] + np.arange(itemsize)].view(layout.dtype)
-    return taken.reshape(len(src))
-
-
-def _is_record(fill_value: NDArray[Any], layout: ChunkBytes) -> bool:
-    """Whether a fill value is the bytes of a stored element, and not one of the elements shown."""
-    return fill_value.dtype.type is np.void and fill_value.dtype.itemsize == layout.record
-
-
-def _of_record(
-    record: NDArray[Any],
-    layout: ChunkBytes,
-    first: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> NDArray[Any]:
-    """What the elements of a row are if every stored element is `record`."""
-    nbytes = layout.record
-    inside = tuple([stride % nbytes if stride >= 0 else -(-stride % nbytes) for stride in strides])
-    part: NDArray[Any] = np.ndarray(shape, layout.dtype, record.tobytes(), first % nbytes, inside)
-    return part
-
-
-def _gather_points(
-    rows: PlanWindow, i: int, chunk: NDArray[np.uint8], layout: ChunkBytes, source: HostMemory
-) -> None:
-    """Lay the elements over a chunk one by one; of those for one place the last one stays."""
-    src, dst = _elements(rows, i, base=source.offset)
-    src += layout.offset
-    itemsize = source.array.dtype.itemsize
-    values = source.flat.view(source.array.dtype)[dst // itemsize]
-    if not layout.record:
-        chunk.view(layout.dtype)[src // itemsize] = values
-        return
-    stored = values.astype(layout.dtype)[:, None].view(np.uint8)
-    chunk[src[:, None] + np.arange(itemsize)] = stored
-
-
-def _too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
-    nbytes = math.prod(shape) * dtype.itemsize
-    return LimitError(
-        f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read it in "
-        f"parts"
-    )
-
-
-def _view_of(out: Any) -> NDArray[Any]:
-    if hasattr(out, "__array_interface__"):
-        return np.asarray(out)
-    try:
-        return np.asarray(memoryview(out))
-    except TypeError:
-        if hasattr(out, "__dlpack__"):
-            return np.from_dlpack(out)
-    raise TypeError(
-        f"out must be a NumPy array or offer the buffer protocol, __array_interface__ or DLPack, "
-        f"got {type(out).__name__}"
-    )
-
-
-def _converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
-    if isinstance(array, np.generic) and by_value:
-        array = array.item()  # Converts by value, like the Python number it stands for.
-    if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
-        if dtype.kind != "U":
-            return np.asarray(array, dtype)  # Python scalars and lists convert by value.
-        array = np.asarray(array)  # Strings that are too long would be cut.
-    found = np.asarray(array)
-    if found.dtype.newbyteorder("=") != dtype and not np.can_cast(found.dtype, dtype, "safe"):
-        raise TypeError(
-            f"Cannot cast array data from {found.dtype!r} to {dtype!r} according to the rule 'safe'"
-        )
-    return found.astype(dtype, copy=False)
-
-
-def _broadcast(array: NDArray[Any], domain: IndexDomain) -> NDArray[Any]:
-    shape = tuple(domain.shape)
-    if array.shape == shape:
-        return array
-    extra = array.ndim - len(shape)
-    wrong = []
-    for i, size in enumerate(array.shape):
-        if i < extra:
-            if size != 1:
-                wrong.append(f"source dimension {i} [0, {size}) has no target dimension")
-        elif size not in (1, shape[i - extra]):
-            low, high = domain.inclusive_min[i - extra], domain.exclusive_max[i - extra]
-            wrong.append(
-                f"source dimension {i} [0, {size}) mismatch with target dimension {i - extra} "
-                f"[{low}, {high})"
-            )
-    if wrong:
-        raise MismatchError("Error aligning dimensions: " + ", ".join(wrong), status="")
-    try:
-        return np.broadcast_to(array.reshape(array.shape[max(extra, 0) :]), shape)
-    except ValueError as error:
-        raise LimitError(
-            f"A source cannot be broadcast to {domain.size} elements; write in parts"
-        ) from error
 
 
 def _copy_bytes(chunk: NDArray[np.uint8], decoded: Buffer) -> None:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from gpustore import registry
 from gpustore._json import JsonValue, Members, in_member
-from gpustore.backends.host import HostBackend, HostMemory
+from gpustore.backends._host_memory import HostMemory
+from gpustore.backends.host import HostBackend
 from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
 from gpustore.context import Context

@@ -1,0 +1,161 @@
+"""Host memory as the host backend sees it: :class:`HostMemory`, and what becomes one.
+
+NumPy makes views from a buffer, an offset and strides several times faster than by slicing, but
+only over contiguous buffers: so an array goes together with the flat bytes that it lies in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.errors import LimitError, MismatchError
+from gpustore.index_space import IndexDomain
+
+__all__ = [
+    "PHYSICAL_NBYTES",
+    "HostMemory",
+    "broadcast",
+    "converted",
+    "memory_of",
+    "object_view",
+    "too_large",
+    "viewed",
+]
+
+
+def _physical_nbytes() -> int:
+    """Memory of this machine, or no limit where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
+
+
+PHYSICAL_NBYTES = _physical_nbytes()
+"""No array read into new memory can be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """A NumPy array and a flat view of the bytes between its first and its last element.
+
+    Attributes
+    ----------
+    array : ndarray
+    flat : ndarray of uint8
+        All bytes of the array, whatever its strides; of objects, all references.
+    offset : int
+        Byte in `flat` at which the element of index zero starts.
+    strides : tuple of int
+        Bytes between neighbours.
+    """
+
+    array: NDArray[Any]
+    flat: NDArray[np.uint8]
+    offset: int
+    strides: tuple[int, ...]
+
+
+def memory_of(array: NDArray[Any]) -> HostMemory:
+    """An array, of any strides, and the bytes that it lies in."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    if array.dtype.hasobject:
+        return _object_memory(array, low, high)
+    flat = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), np.uint8)
+    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+
+
+def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
+    """The same of objects, which NumPy makes no views of from bytes."""
+    itemsize = array.dtype.itemsize
+    if any(stride % itemsize for stride in array.strides):
+        raise TypeError("references to objects must be whole steps apart, not a field of records")
+    if not array.size:
+        return HostMemory(array, np.empty(0, object), 0, array.strides)
+    first = array[(*(slice(0, 1) if s >= 0 else slice(-1, None) for s in array.strides), ...)]
+    flat = object_view(first.reshape(-1), ((high - low) // itemsize,), 0, (itemsize,))
+    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+
+
+def object_view(
+    flat: NDArray[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
+) -> NDArray[Any]:
+    """A view of references, from a byte offset and byte strides."""
+    first = flat[start // flat.itemsize :]
+    view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, shape, strides)
+    return view
+
+
+def too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
+    """The error for an array that cannot be had."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return LimitError(
+        f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read it in "
+        f"parts"
+    )
+
+
+def viewed(out: Any) -> NDArray[Any]:
+    """The host memory that an object offers, as an array; TypeError if it offers none."""
+    if hasattr(out, "__array_interface__"):
+        return np.asarray(out)
+    try:
+        return np.asarray(memoryview(out))
+    except TypeError:
+        if hasattr(out, "__dlpack__"):
+            return np.from_dlpack(out)
+    raise TypeError(
+        f"out must be a NumPy array or offer the buffer protocol, __array_interface__ or DLPack, "
+        f"got {type(out).__name__}"
+    )
+
+
+def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array of `dtype`, cast under NumPy's rule "safe"; Python numbers convert by value."""
+    by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
+    if isinstance(array, np.generic) and by_value:
+        array = array.item()  # Converts by value, like the Python number it stands for.
+    if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
+        if dtype.kind != "U":
+            return np.asarray(array, dtype)  # Python scalars and lists convert by value.
+        array = np.asarray(array)  # Strings that are too long would be cut.
+    found = np.asarray(array)
+    if found.dtype.newbyteorder("=") != dtype and not np.can_cast(found.dtype, dtype, "safe"):
+        raise TypeError(
+            f"Cannot cast array data from {found.dtype!r} to {dtype!r} according to the rule 'safe'"
+        )
+    return found.astype(dtype, copy=False)
+
+
+def broadcast(array: NDArray[Any], domain: IndexDomain) -> NDArray[Any]:
+    """A view of the shape of `domain`; MismatchError if there is none."""
+    shape = tuple(domain.shape)
+    if array.shape == shape:
+        return array
+    extra = array.ndim - len(shape)
+    wrong = []
+    for i, size in enumerate(array.shape):
+        if i < extra:
+            if size != 1:
+                wrong.append(f"source dimension {i} [0, {size}) has no target dimension")
+        elif size not in (1, shape[i - extra]):
+            low, high = domain.inclusive_min[i - extra], domain.exclusive_max[i - extra]
+            wrong.append(
+                f"source dimension {i} [0, {size}) mismatch with target dimension {i - extra} "
+                f"[{low}, {high})"
+            )
+    if wrong:
+        raise MismatchError("Error aligning dimensions: " + ", ".join(wrong), status="")
+    try:
+        return np.broadcast_to(array.reshape(array.shape[max(extra, 0) :]), shape)
+    except ValueError as error:
+        raise LimitError(
+            f"A source cannot be broadcast to {domain.size} elements; write in parts"
+        ) from error
