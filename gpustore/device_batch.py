@@ -16,8 +16,7 @@ See ``docs/design/003-device.md``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,9 @@ from gpustore.device import (
     Spans,
     Stream,
 )
+from gpustore.device_checksum import CHECKSUMS, Verdict, differing
 from gpustore.device_guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
+from gpustore.device_table import Result, Table, TableLaunch, aligned
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
@@ -40,43 +41,12 @@ __all__ = [
     "UNWRITTEN",
     "Check",
     "DeviceBatch",
-    "Result",
-    "Table",
-    "TableLaunch",
     "can_decompress",
     "checks_bounds",
 ]
 
 UNWRITTEN = 0xFF
 """Every byte of the results before the steps run: no status, no likely size or checksum."""
-
-_PART_ALIGNMENT = 16
-"""Tables and results begin at multiples of this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table that will be in device memory: an argument of a kernel, as its address."""
-
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Device memory that a step fills and the host gets: an argument too, as its address."""
-
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """A checksum of each of some rows, and what it must be."""
-
-    result: Result
-    rows: NDArray[np.int64]
-    expected: NDArray[np.uint32]
-
 
 _WARPS_PER_BLOCK = 8
 _SEGMENT_NBYTES = 64 << 10
@@ -100,40 +70,6 @@ def checks_bounds(device: Decoders, codec: str) -> bool:
     """Whether damaged streams of this codec do no harm on this device."""
     known = device.codec(codec)
     return codec in _KERNELS if known is None else known.detects_damage
-
-
-class TableLaunch(Protocol):
-    """A launch whose first arguments are the address and the length of a table of descriptors.
-
-    Attributes
-    ----------
-    family, expression, blocks
-        As for :meth:`DeviceBatch.launch`.
-    table : ndarray, shape (n,)
-        Its address and n, a uint32, are the first two arguments.
-    arguments : tuple
-        Those behind them.
-    offsets : ndarray of int64, optional
-        A second table: its address is the last argument.
-    """
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def expression(self) -> str: ...
-
-    @property
-    def blocks(self) -> int: ...
-
-    @property
-    def table(self) -> NDArray[Any]: ...
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]: ...
-
-    @property
-    def offsets(self) -> NDArray[np.int64] | None: ...
 
 
 class DeviceBatch:
@@ -209,7 +145,7 @@ class DeviceBatch:
         self._checks: list[tuple[Result, Check]] = []
         self._scratch: list[Allocation] = []
         self._guards = Guards()
-        self._verdicts: list[_Verdict] = []
+        self._verdicts: list[Verdict] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -269,14 +205,14 @@ class DeviceBatch:
 
         It is read when the tables are written, so it may be completed until then.
         """
-        part = Table(_aligned(self._table_nbytes))
+        part = Table(aligned(self._table_nbytes))
         self._tables.append(content)
         self._table_nbytes = part.offset + content.nbytes
         return part
 
     def result(self, nbytes: int, check: Check) -> Result:
         """Memory for a step to write, and how to read it afterwards."""
-        part = Result(_aligned(self._result_nbytes), nbytes)
+        part = Result(aligned(self._result_nbytes), nbytes)
         self._result_nbytes = part.offset + nbytes
         self._checks.append((part, check))
         return part
@@ -403,15 +339,15 @@ class DeviceBatch:
         if not count:
             return
         owners = self.rows if rows is None else rows
-        family, words, read = _CHECKSUMS[name]
+        family, words, read = CHECKSUMS[name]
 
         def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
-            return _differing(name, read(found.view(np.uint32), src.nbytes), owners, expected)
+            return differing(name, read(found.view(np.uint32), src.nbytes), owners, expected)
 
         # The kernels add to what is there: all bits set, as all results are before the steps.
         result = self.result(4 * words * count, check)
         if rows is None and words == 1:
-            self._verdicts.append(_Verdict(result, owners, expected))
+            self._verdicts.append(Verdict(result, owners, expected))
         self._launch_segments(family, name, src, [result])
 
     def check_bits(self, illegal: bytes) -> None:
@@ -492,18 +428,18 @@ class DeviceBatch:
     @property
     def _guard_table(self) -> Table:
         """Behind all others, as there is one of all guards."""
-        return Table(_aligned(self._table_nbytes) if len(self._guards) else self._table_nbytes)
+        return Table(aligned(self._table_nbytes) if len(self._guards) else self._table_nbytes)
 
     @property
     def _guard_result(self) -> Result:
         count = len(self._guards)
-        return Result(_aligned(self._result_nbytes) if count else self._result_nbytes, 4 * count)
+        return Result(aligned(self._result_nbytes) if count else self._result_nbytes, 4 * count)
 
     def write_tables(self, into: memoryview) -> None:
         """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded."""
         end = 0
         for content in (*self._tables, *([self._guards.columns] if len(self._guards) else [])):
-            start = _aligned(end)
+            start = aligned(end)
             end = start + content.nbytes
             into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
 
@@ -550,10 +486,6 @@ class DeviceBatch:
         return failed
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // _PART_ALIGNMENT) * _PART_ALIGNMENT
-
-
 def _wrong(
     found: NDArray[np.uint8],
     rows: NDArray[np.int64],
@@ -568,37 +500,3 @@ def _wrong(
         else:
             reason = f"{codec}: decodes to {sizes[i]} bytes, expected {expected[i]}"
         yield int(rows[i]), reason
-
-
-def _differing(
-    name: str,
-    computed: NDArray[np.uint32],
-    rows: NDArray[np.int64],
-    expected: NDArray[np.uint32],
-) -> Iterator[tuple[int, str]]:
-    for i in np.flatnonzero(computed != expected):
-        yield (
-            int(rows[i]),
-            f"{name}: checksum is 0x{computed[i]:08x}, expected 0x{expected[i]:08x}",
-        )
-
-
-def _crc(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    del nbytes
-    return found
-
-
-def _adler32(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """From the two sums of each piece, which began at -1 (RFC 1950 8.2)."""
-    sums = (found + np.uint32(1)).reshape(-1, 2).astype(np.uint64)
-    low = (1 + sums[:, 0]) % 65521
-    high = (nbytes + sums[:, 1]) % 65521
-    return (high << 16 | low).astype(np.uint32)
-
-
-_CHECKSUMS = {
-    "crc32c": ("crc32c", 1, _crc),
-    "crc32": ("crc32c", 1, _crc),
-    "adler32": ("adler32", 2, _adler32),
-}
-"""Family of the kernel, words of a result, and what makes checksums of them."""

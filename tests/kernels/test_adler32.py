@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gpustore.device_batch import _adler32
+from gpustore.device_checksum import adler32
 from tests.emulator import host_build
 from tests.kernels import execution
 from tests.kernels.test_crc32c import random_pieces
@@ -32,7 +32,7 @@ def checksums(pieces, order="forward", segment_nbytes=None):
         ],
         order=order,
     )
-    return _adler32(result, sizes).tolist()
+    return adler32(result, sizes).tolist()
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
