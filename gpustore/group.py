@@ -7,15 +7,13 @@ Everything that does I/O is a Future; operators (``group["a/b"]``, ``in``, ``len
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpustore import registry
 from gpustore._json import JsonValue
 from gpustore._json_repr import pretty
 from gpustore.attributes import Attributes, json_attributes
 from gpustore.context import Context
-from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
+from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
     MetadataError,
     MismatchError,
@@ -25,11 +23,12 @@ from gpustore.errors import (
 )
 from gpustore.future import Future, failed
 from gpustore.group_access import GroupAccess, hierarchy_at
+from gpustore.group_array import MemberArray
 from gpustore.hierarchy import Hierarchy, exists_error
+from gpustore.hierarchy_tree import tree_text
 from gpustore.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
-from gpustore.metadata.node import Node, describe
-from gpustore.spec import Spec
+from gpustore.metadata.node import Node
 from gpustore.store import TensorStore
 
 __all__ = ["Group", "create_node", "open_node"]
@@ -154,7 +153,8 @@ class Group:
         MetadataError, UnsupportedError, StoreIOError
             Through the Future.
         """
-        whole = self._whole(path)
+        array = self._array(path)
+        whole = array.path
 
         def run() -> TensorStore | Group:
             node = self._hierarchy.read(whole)
@@ -164,7 +164,7 @@ class Group:
                 raise node.error
             if node.is_group:
                 return Group._of(self._hierarchy, self._access, node)
-            return self._opened(self._spec(whole, OpenMode(), {}), node)
+            return array.opened(array.spec(OpenMode(), {}), node)
 
         return self._reading(run)
 
@@ -215,26 +215,7 @@ class Group:
         max_depth : int or None
             As for :meth:`members`.
         """
-        below: dict[str, list[tuple[str, Node]]] = {}
-        for path, node in self._walk(max_depth):
-            parent, _, name = path.rpartition("/")
-            below.setdefault(parent, []).append((name, node))
-        lines = [self.name]
-
-        def add(parent: str, indent: str) -> None:
-            members = below.get(parent, [])
-            for i, (name, node) in enumerate(members):
-                last = i + 1 == len(members)
-                text = name
-                if node.error is not None:
-                    text += f" (unreadable: {node.error.text})"
-                elif node.is_array:
-                    text += f" {describe(node)}"
-                lines.append(f"{indent}{'└── ' if last else '├── '}{text}")
-                add(join(parent, name), indent + ("    " if last else "│   "))
-
-        add("", "")
-        return "\n".join(lines)
+        return tree_text(self.name, self._walk(max_depth))
 
     def __getitem__(self, path: str) -> Any:
         """The member at a path, a :class:`TensorStore` or a Group; waits, see :meth:`open`."""
@@ -357,7 +338,8 @@ class Group:
             "dimension_units": dimension_units,
             "schema": schema,
         }
-        return self._make_array(path, mode, attributes, metadata, constraints)
+        make = self._array(path).making(mode, attributes, metadata, constraints)
+        return self._writing(make)
 
     def require_array(
         self,
@@ -384,71 +366,8 @@ class Group:
             :meth:`create_array`.
         """
         mode = OpenMode(open=True, create=True)
-        return self._make_array(path, mode, attributes, metadata, constraints)
-
-    def _make_array(
-        self,
-        path: str,
-        mode: OpenMode,
-        attributes: Mapping[str, Any] | None,
-        metadata: Any,
-        constraints: Mapping[str, Any],
-    ) -> Future[TensorStore]:
-        whole = self._whole(path)
-        if not whole:
-            raise MetadataError("an array needs a path below the root of its hierarchy")
-        check_node_names(whole, self.zarr_format)
-        given = json_attributes(attributes or {})
-        spec = self._spec(whole, mode, constraints, metadata)  # Raises on contradictions.
-        made = spec
-        if given and self.zarr_format == 3:
-            stored = {**(metadata or {}).get("attributes", {}), **given}
-            made = self._spec(whole, mode, constraints, {**(metadata or {}), "attributes": stored})
-
-        def run() -> TensorStore:
-            node = None if mode.delete_existing else self._hierarchy.read(whole)
-            if node is None:
-                self._hierarchy.invalidate(ancestors(whole))
-                # What consolidated metadata did not tell.
-                node = None if mode.delete_existing else self._hierarchy.read(whole)
-            if node is not None and not mode.open:
-                raise exists_error(self._hierarchy, whole)
-            if node is not None and node.is_group:
-                raise MismatchError(f"{node.where} is a group, not an array", key=whole)
-            if node is not None:
-                return self._opened(spec, node)
-            store = self._opened(made)
-            if given and self.zarr_format == 2:
-                file = self._hierarchy.file(whole, ".zattrs")
-                file.change(lambda stored: {**(stored or {}), **given})
-            return store
-
-        return self._writing(run)
-
-    def _spec(
-        self, whole: str, mode: OpenMode, constraints: Mapping[str, Any], metadata: Any = None
-    ) -> Spec:
-        kind = registry.find("drivers", self._driver_id)
-        driver: DriverSpec = kind.from_url(self._base, whole)
-        if metadata is not None:
-            driver = replace(driver, metadata=kind.format.constraints(metadata))  # type: ignore[type-var]
-        spec = Spec._make(driver, None, mode, None)
-        given = {name: value for name, value in constraints.items() if value is not None}
-        spec.update(**given, device=self._access.device)
-        return spec
-
-    def _opened(self, spec: Spec, node: Node | None = None) -> TensorStore:
-        access = self._access
-        request = OpenRequest(
-            spec._mode,
-            access.context,
-            access.readable,
-            access.writable,
-            spec._transform,
-            self._hierarchy,
-            node,
-        )
-        return TensorStore._of(*spec._driver.open(request).run())
+        make = self._array(path).making(mode, attributes, metadata, constraints)
+        return self._writing(make)
 
     # ---- deleting and consolidating
 
@@ -493,6 +412,9 @@ class Group:
         return self._writing(run)
 
     # ---- machinery
+
+    def _array(self, path: str) -> MemberArray:
+        return MemberArray(self._hierarchy, self._access, self._base, self._whole(path))
 
     def _whole(self, path: str) -> str:
         return join(self._path, logical_path(path))

@@ -1,0 +1,119 @@
+"""Arrays in a hierarchy: :class:`MemberArray`, opened and made with what a group has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpustore import registry
+from gpustore.attributes import json_attributes
+from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
+from gpustore.errors import MetadataError, MismatchError
+from gpustore.group_access import GroupAccess
+from gpustore.hierarchy import Hierarchy, exists_error
+from gpustore.kvstore import KvStore
+from gpustore.metadata.logical_path import ancestors, check_node_names
+from gpustore.metadata.node import Node
+from gpustore.spec import Spec
+from gpustore.store import TensorStore
+
+__all__ = ["MemberArray"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberArray:
+    """An array at a path of a hierarchy, which need not be there.
+
+    Attributes
+    ----------
+    hierarchy : Hierarchy
+    access : GroupAccess
+    base : KvStore.Spec
+        Of the root.
+    path : str
+        Normalised, from the root.
+    """
+
+    hierarchy: Hierarchy
+    access: GroupAccess
+    base: KvStore.Spec
+    path: str
+
+    def spec(self, mode: OpenMode, constraints: Mapping[str, Any], metadata: Any = None) -> Spec:
+        """What opens it, or makes it under these constraints.
+
+        Raises
+        ------
+        MetadataError, MismatchError, TypeError
+            If they contradict each other.
+        """
+        kind = registry.find("drivers", f"zarr{self.hierarchy.zarr_format}")
+        driver: DriverSpec = kind.from_url(self.base, self.path)
+        if metadata is not None:
+            driver = replace(driver, metadata=kind.format.constraints(metadata))  # type: ignore[type-var]
+        spec = Spec._make(driver, None, mode, None)
+        given = {name: value for name, value in constraints.items() if value is not None}
+        spec.update(**given, device=self.access.device)
+        return spec
+
+    def opened(self, spec: Spec, node: Node | None = None) -> TensorStore:
+        """Open or make it. Blocks; a `node` that was read already is not read again."""
+        access = self.access
+        request = OpenRequest(
+            spec._mode,
+            access.context,
+            access.readable,
+            access.writable,
+            spec._transform,
+            self.hierarchy,
+            node,
+        )
+        return TensorStore._of(*spec._driver.open(request).run())
+
+    def making(
+        self,
+        mode: OpenMode,
+        attributes: Mapping[str, Any] | None,
+        metadata: Any,
+        constraints: Mapping[str, Any],
+    ) -> Callable[[], TensorStore]:
+        """What makes it, and the groups above it, or opens it if `mode` allows that.
+
+        Raises
+        ------
+        MetadataError, MismatchError, TypeError
+            At once, if the arguments make no sense.
+        AlreadyExistsError, MismatchError, MetadataError, StoreIOError
+            When it is called.
+        """
+        path, hierarchy = self.path, self.hierarchy
+        if not path:
+            raise MetadataError("an array needs a path below the root of its hierarchy")
+        check_node_names(path, hierarchy.zarr_format)
+        given = json_attributes(attributes or {})
+        spec = self.spec(mode, constraints, metadata)
+        made = spec
+        if given and hierarchy.zarr_format == 3:
+            stored = {**(metadata or {}).get("attributes", {}), **given}
+            made = self.spec(mode, constraints, {**(metadata or {}), "attributes": stored})
+
+        def run() -> TensorStore:
+            node = None if mode.delete_existing else hierarchy.read(path)
+            if node is None:
+                hierarchy.invalidate(ancestors(path))
+                # What consolidated metadata did not tell.
+                node = None if mode.delete_existing else hierarchy.read(path)
+            if node is not None and not mode.open:
+                raise exists_error(hierarchy, path)
+            if node is not None and node.is_group:
+                raise MismatchError(f"{node.where} is a group, not an array", key=path)
+            if node is not None:
+                return self.opened(spec, node)
+            store = self.opened(made)
+            if given and hierarchy.zarr_format == 2:
+                file = hierarchy.file(path, ".zattrs")
+                file.change(lambda stored: {**(stored or {}), **given})
+            return store
+
+        return run

@@ -1,0 +1,42 @@
+"""A hierarchy as text: :func:`tree_text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpustore.metadata.logical_path import join
+from gpustore.metadata.node import Node, describe
+
+__all__ = ["tree_text"]
+
+
+def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:
+    """A line for each node, drawn below the group it is in; arrays with their shape and type.
+
+    Parameters
+    ----------
+    name : str
+        Of the group at the top.
+    members : iterable of (str, Node)
+        By path relative to it; groups may come in any order, the nodes of one in theirs.
+    """
+    below: dict[str, list[tuple[str, Node]]] = {}
+    for path, node in members:
+        parent, _, last = path.rpartition("/")
+        below.setdefault(parent, []).append((last, node))
+    lines = [name]
+
+    def add(parent: str, indent: str) -> None:
+        nodes = below.get(parent, [])
+        for i, (name, node) in enumerate(nodes):
+            last = i + 1 == len(nodes)
+            text = name
+            if node.error is not None:
+                text += f" (unreadable: {node.error.text})"
+            elif node.is_array:
+                text += f" {describe(node)}"
+            lines.append(f"{indent}{'└── ' if last else '├── '}{text}")
+            add(join(parent, name), indent + ("    " if last else "│   "))
+
+    add("", "")
+    return "\n".join(lines)
