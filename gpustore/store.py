@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import JsonValue
 from gpustore._json_repr import pretty
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch, check_batch
-from gpustore.context import Context
 from gpustore.crop_plan import crop_shape
-from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec, OpenMode
+from gpustore.drivers.base import Driver, OpenMode
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.future import Future, Promise
+from gpustore.future import Future
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.accessor import Accessor
-from gpustore.index_space.alignment import align
+from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstore import KvStore
+from gpustore.opened_spec import opened_spec
 from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
-from gpustore.statistics import CURRENT, Operation, attributed, operation
+from gpustore.statistics import CURRENT, Operation, operation
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
+from gpustore.write_futures import WriteFutures, write_after
 
 __all__ = ["TensorStore"]
 
@@ -445,55 +443,23 @@ class TensorStore(IndexedView):
 
     def _write(self, source: Any, batch: Batch | None) -> WriteFutures:
         if isinstance(source, TensorStore):
-            arrange = self._arrangement(source)
+            if not np.can_cast(source.dtype.array_dtype, self.dtype.array_dtype, "safe"):
+                raise MetadataError(
+                    f"Explicit data type conversion required to convert {source.dtype.name} -> "
+                    f"{self.dtype.name}"
+                )
+            arrange = arrangement(source.domain, self.domain)
             if batch is not None and not batch._submitted:
-                return self._write_later(source.read(batch=batch), arrange)
+                return write_after(
+                    source.read(batch=batch),
+                    lambda elements: self._driver.write(self._transform, arrange(elements)),
+                )
             source = arrange(source.read().result())
         elif batch is not None:
             raise MetadataError(
                 "Invalid batch: batch can only be specified when copying from a TensorStore source"
             )
         return self._driver.write(self._transform, source)
-
-    def _write_later(self, source: Future[Any], arrange: Callable[[Any], Any]) -> WriteFutures:
-        """Write the result of a read, arranged, once it is there."""
-        copied: Promise[None]
-        committed: Promise[None]
-        (copied, copy), (committed, commit) = Promise.new(), Promise.new()
-        statistics = CURRENT.operation
-
-        def begin(read: Future[Any]) -> None:
-            try:
-                elements = arrange(read.result())
-                futures = attributed(
-                    statistics, lambda: self._driver.write(self._transform, elements)
-                )
-            except BaseException as error:
-                copied.set_exception(error)
-                committed.set_exception(error)
-            else:
-                copied.follow(futures.copy)
-                committed.follow(futures.commit)
-
-        source.add_done_callback(begin)
-        return WriteFutures(copy, commit)
-
-    def _arrangement(self, source: TensorStore) -> Callable[[Any], Any]:
-        """What puts the elements of another store in the order of this one's dimensions."""
-        if not np.can_cast(source.dtype.array_dtype, self.dtype.array_dtype, "safe"):
-            raise MetadataError(
-                f"Explicit data type conversion required to convert {source.dtype.name} -> "
-                f"{self.dtype.name}"
-            )
-        matches = align(source.domain, self.domain)
-        # Those without a match are of size one; the others go where they match.
-        unmatched = tuple(i for i, j in enumerate(matches) if j is None)
-        order = sorted((j, i) for i, j in enumerate(matches) if j is not None)
-        shape = [1] * self.rank
-        for j, i in order:
-            shape[j] = source.shape[i]
-        axes = [*unmatched, *(i for _, i in order)]
-        return lambda elements: elements.transpose(axes).reshape(shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Read it whole into a NumPy array; only for stores in host memory."""
@@ -629,15 +595,13 @@ class TensorStore(IndexedView):
         recheck_cached_metadata, recheck_cached_data, recheck_cached
             As for :func:`gpustore.open`.
         """
-        driver = self._driver.spec(minimal=bool(minimal_spec))
-        if retain_context and self.kvstore is not None:
-            kvstore = self.kvstore.spec().retaining(self.kvstore.driver)
-            driver = _retaining(driver, kvstore)
-        pool = self._driver.resources.get(METADATA_POOL)
-        if pool is not None and (retain_context or unbind_context):
-            driver = driver.updated(**{METADATA_POOL: pool.to_json()})
-        context = Context.Spec(self._context_json()) if retain_context or unbind_context else None
-        spec = Spec._make(driver, self._transform, self._driver.open_mode, context)
+        spec = opened_spec(
+            self._driver,
+            self._transform,
+            minimal=bool(minimal_spec),
+            retain_context=bool(retain_context),
+            unbind_context=bool(unbind_context),
+        )
         spec.update(
             open_mode=open_mode,
             open=open,
@@ -651,18 +615,6 @@ class TensorStore(IndexedView):
         )
         return spec
 
-    def _context_json(self) -> dict[str, JsonValue]:
-        context = {
-            name: value.to_json()
-            for name, value in self._driver.resources.items()
-            if name != METADATA_POOL  # No type of resource; a member of the spec itself.
-        }
-        # Not TensorStore's: shown only if they say something.
-        for name, default in (("device", "auto"), ("gpu_decode_trust", "auto"), ("limits", {})):
-            if context.get(name) == default:
-                del context[name]
-        return context
-
     def __repr__(self) -> str:
         json = self.spec(unbind_context=True).to_json()
         return pretty("TensorStore", json)
@@ -672,16 +624,6 @@ class TensorStore(IndexedView):
         if kvstore is not None and kvstore.driver.id == "memory":
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
         return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))
-
-
-def _retaining(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:
-    """A driver's spec with another kvstore."""
-    spec: Any = driver
-    if spec.base is not None:
-        kept: DriverSpec = dataclasses.replace(spec, base=_retaining(spec.base, kvstore))
-    else:
-        kept = dataclasses.replace(spec, kvstore=kvstore)
-    return kept
 
 
 def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:

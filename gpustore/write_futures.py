@@ -1,14 +1,14 @@
-"""What a write returns: :class:`WriteFutures`."""
+"""What a write returns: :class:`WriteFutures`; and writes that wait for a read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from typing import Any
 
-from gpustore.future import Future
-from gpustore.statistics import Statistics
+from gpustore.future import Future, Promise
+from gpustore.statistics import CURRENT, Statistics, attributed
 
-__all__ = ["WriteFutures"]
+__all__ = ["WriteFutures", "write_after"]
 
 
 class WriteFutures:
@@ -72,3 +72,32 @@ class WriteFutures:
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.commit.__await__()
+
+
+def write_after(read: Future[Any], write: Callable[[Any], WriteFutures]) -> WriteFutures:
+    """Write what a read brings, once it is there: a part of the operation that is running now.
+
+    Parameters
+    ----------
+    read : Future
+    write : callable
+        From the result to the futures of its write; its errors are those of the write returned.
+    """
+    copied: Promise[None]
+    committed: Promise[None]
+    (copied, copy), (committed, commit) = Promise.new(), Promise.new()
+    statistics = CURRENT.operation
+
+    def begin(read: Future[Any]) -> None:
+        try:
+            elements = read.result()
+            futures = attributed(statistics, lambda: write(elements))
+        except BaseException as error:
+            copied.set_exception(error)
+            committed.set_exception(error)
+        else:
+            copied.follow(futures.copy)
+            committed.follow(futures.commit)
+
+    read.add_done_callback(begin)
+    return WriteFutures(copy, commit)

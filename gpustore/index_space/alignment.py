@@ -9,11 +9,14 @@ Source: TensorStore ``index_space/alignment.cc``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from gpustore.errors import MetadataError
 from gpustore.index_space.domain import IndexDomain
 from gpustore.index_space.interval import format_interval, quote
 
-__all__ = ["align"]
+__all__ = ["align", "arrangement"]
 
 
 def align(source: IndexDomain, target: IndexDomain) -> tuple[int | None, ...]:
@@ -47,6 +50,30 @@ def align(source: IndexDomain, target: IndexDomain) -> tuple[int | None, ...]:
     if problems:
         raise MetadataError(f"Error aligning dimensions: {', '.join(problems)}")
     return tuple(matches)
+
+
+def arrangement(source: IndexDomain, target: IndexDomain) -> Callable[[Any], Any]:
+    """What puts elements of one domain in the order of another's dimensions.
+
+    Returns
+    -------
+    callable
+        From an array of the shape of `source` to a view that broadcasts to that of `target`.
+
+    Raises
+    ------
+    MetadataError
+        As :func:`align`.
+    """
+    matches = align(source, target)
+    # Those without a match are of size one; the others go where they match.
+    unmatched = tuple(i for i, j in enumerate(matches) if j is None)
+    order = sorted((j, i) for i, j in enumerate(matches) if j is not None)
+    shape = [1] * target.rank
+    for j, i in order:
+        shape[j] = source.shape[i]
+    axes = [*unmatched, *(i for _, i in order)]
+    return lambda elements: elements.transpose(axes).reshape(shape)
 
 
 def _by_label(source: IndexDomain, target: IndexDomain) -> list[int | None]:

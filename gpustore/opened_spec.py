@@ -1,0 +1,72 @@
+"""What would open a store again: :func:`opened_spec`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gpustore._json import JsonValue
+from gpustore.context import Context
+from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
+from gpustore.index_space import IndexTransform
+from gpustore.kvstore import KvStore
+from gpustore.spec import Spec
+
+__all__ = ["opened_spec"]
+
+
+def opened_spec(
+    driver: Driver,
+    transform: IndexTransform,
+    *,
+    minimal: bool,
+    retain_context: bool,
+    unbind_context: bool,
+) -> Spec:
+    """The spec of an opened driver.
+
+    Parameters
+    ----------
+    driver : Driver
+    transform : IndexTransform
+        Through which it is seen.
+    minimal : bool
+        Leave out the metadata.
+    retain_context : bool
+        Opening it uses the same kvstore, and equal other resources.
+    unbind_context : bool
+        Include the definitions of its context resources.
+    """
+    spec = driver.spec(minimal=minimal)
+    kvstore = driver.kvstore
+    if retain_context and kvstore is not None:
+        spec = _retaining(spec, kvstore.spec().retaining(kvstore.driver))
+    if not (retain_context or unbind_context):
+        return Spec._make(spec, transform, driver.open_mode, None)
+    pool = driver.resources.get(METADATA_POOL)
+    if pool is not None:
+        spec = spec.updated(**{METADATA_POOL: pool.to_json()})
+    return Spec._make(spec, transform, driver.open_mode, Context.Spec(_context_json(driver)))
+
+
+def _context_json(driver: Driver) -> dict[str, JsonValue]:
+    context = {
+        name: value.to_json()
+        for name, value in driver.resources.items()
+        if name != METADATA_POOL  # No type of resource; a member of the spec itself.
+    }
+    # Not TensorStore's: shown only if they say something.
+    for name, default in (("device", "auto"), ("gpu_decode_trust", "auto"), ("limits", {})):
+        if context.get(name) == default:
+            del context[name]
+    return context
+
+
+def _retaining(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:
+    """A driver's spec with another kvstore."""
+    spec: Any = driver
+    if spec.base is not None:
+        kept: DriverSpec = dataclasses.replace(spec, base=_retaining(spec.base, kvstore))
+    else:
+        kept = dataclasses.replace(spec, kvstore=kvstore)
+    return kept
