@@ -66,6 +66,7 @@ LAYERS = {
     "gpustore.pipelines": 5,
     "gpustore.drivers": 6,
     "gpustore.spec": 7,
+    "gpustore.opened_array": 7,
     "gpustore.opened_spec": 7,
     "gpustore.store": 7,
     "gpustore.group": 7,
