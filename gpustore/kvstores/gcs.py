@@ -25,18 +25,13 @@ from gpustore._json import quote
 from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.kvstores._bucket import (
     Bucket,
-    check_object_key,
     check_object_path,
     client_options,
     require_obstore,
 )
+from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import (
-    KvStoreDriver,
-    ReadColumns,
-    ReadRequest,
-    WriteColumns,
-    WriteRequest,
     references_json,
     require_slashes,
     take_references,
@@ -44,7 +39,6 @@ from gpustore.kvstores.base import (
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Hashable, Mapping
 
     from gpustore._json import JsonValue, Members
@@ -63,7 +57,7 @@ _RESOURCES: Final = (
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
-class GcsKvStore(KvStoreDriver):
+class GcsKvStore(BucketKvStore["GcsSpec"]):
     """An opened gcs kvstore.
 
     Parameters
@@ -74,12 +68,9 @@ class GcsKvStore(KvStoreDriver):
     """
 
     id = "gcs"
-    batch_nbytes = 32 << 20
 
     def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
-        self._spec = spec
-        self._resources = resources
-        self.executor = resources["data_copy_concurrency"].value
+        super().__init__(spec, resources)
         obstore = require_obstore()
         options = client_options(resources["http_request_timeouts"].value)
         project = resources["gcs_user_project"].value
@@ -107,37 +98,11 @@ class GcsKvStore(KvStoreDriver):
         )
 
     @property
-    def spec(self) -> GcsSpec:
-        return self._spec
-
-    @property
-    def resources(self) -> Mapping[str, Context.Resource]:
-        return self._resources
-
-    @property
     def identity(self) -> Hashable:
         return self._identity
 
     def describe(self, key: str) -> str:
         return quote(f"gs://{self._spec.bucket}/{key}")
-
-    def check_key(self, key: str) -> None:
-        check_object_key(key)
-
-    def read_many(self, request: ReadRequest) -> ReadColumns:
-        return self._bucket.read_many(request)
-
-    def write_many(self, request: WriteRequest) -> WriteColumns:
-        return self._bucket.write_many(request)
-
-    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
-        return self._bucket.list(inclusive_min, exclusive_max)
-
-    def list_directories(self, prefix: str) -> builtins.list[str]:
-        return self._bucket.list_directories(prefix)
-
-    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
-        return self._bucket.delete_range(inclusive_min, exclusive_max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,13 @@ from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
 from gpustore.kvstores._bucket import (
     Bucket,
-    check_object_key,
     check_object_path,
     client_options,
     require_obstore,
 )
+from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import (
-    KvStoreDriver,
-    ReadColumns,
-    ReadRequest,
-    WriteColumns,
-    WriteRequest,
     references_json,
     require_slashes,
     take_references,
@@ -46,7 +41,6 @@ from gpustore.kvstores.base import (
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Hashable, Mapping
 
     from gpustore._json import JsonValue, Members
@@ -66,7 +60,7 @@ _RESOURCES: Final = (
 _USUAL_REGION: Final = "us-east-1"
 
 
-class S3KvStore(KvStoreDriver):
+class S3KvStore(BucketKvStore["S3Spec"]):
     """An opened s3 kvstore.
 
     Parameters
@@ -77,12 +71,9 @@ class S3KvStore(KvStoreDriver):
     """
 
     id = "s3"
-    batch_nbytes = 32 << 20
 
     def __init__(self, spec: S3Spec, resources: Mapping[str, Context.Resource]) -> None:
-        self._spec = spec
-        self._resources = resources
-        self.executor = resources["data_copy_concurrency"].value
+        super().__init__(spec, resources)
         obstore = require_obstore()
         source = resources["aws_credentials"].value
         endpoint = spec.endpoint or _environment_endpoint()
@@ -120,14 +111,6 @@ class S3KvStore(KvStoreDriver):
         )
 
     @property
-    def spec(self) -> S3Spec:
-        return self._spec
-
-    @property
-    def resources(self) -> Mapping[str, Context.Resource]:
-        return self._resources
-
-    @property
     def identity(self) -> Hashable:
         return "s3", *self._where
 
@@ -135,24 +118,6 @@ class S3KvStore(KvStoreDriver):
         if self._where[0] is None:
             return quote(f"s3://{self._spec.bucket}/{key}")
         return quote(f"{self._where[0].rstrip('/')}/{self._spec.bucket}/{key}")
-
-    def check_key(self, key: str) -> None:
-        check_object_key(key)
-
-    def read_many(self, request: ReadRequest) -> ReadColumns:
-        return self._bucket.read_many(request)
-
-    def write_many(self, request: WriteRequest) -> WriteColumns:
-        return self._bucket.write_many(request)
-
-    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
-        return self._bucket.list(inclusive_min, exclusive_max)
-
-    def list_directories(self, prefix: str) -> builtins.list[str]:
-        return self._bucket.list_directories(prefix)
-
-    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
-        return self._bucket.delete_range(inclusive_min, exclusive_max)
 
 
 def _environment_endpoint() -> str | None:

@@ -1,0 +1,71 @@
+"""What the kvstores of buckets share: all but how the bucket is opened and named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gpustore.kvstores._bucket import Bucket, check_object_key
+from gpustore.kvstores.base import (
+    DriverSpec,
+    KvStoreDriver,
+    ReadColumns,
+    ReadRequest,
+    WriteColumns,
+    WriteRequest,
+)
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Mapping
+
+    from gpustore.context import Context
+
+__all__ = ["BucketKvStore"]
+
+S = TypeVar("S", bound=DriverSpec)
+
+
+class BucketKvStore(KvStoreDriver, Generic[S]):
+    """An opened bucket. Whoever derives from it sets :attr:`_bucket`.
+
+    Parameters
+    ----------
+    spec : DriverSpec
+    resources : mapping
+        Its context resources.
+    """
+
+    batch_nbytes = 32 << 20
+
+    _bucket: Bucket
+
+    def __init__(self, spec: S, resources: Mapping[str, Context.Resource]) -> None:
+        self._spec = spec
+        self._resources = resources
+        self.executor = resources["data_copy_concurrency"].value
+
+    @property
+    def spec(self) -> S:
+        return self._spec
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self._resources
+
+    def check_key(self, key: str) -> None:
+        check_object_key(key)
+
+    def read_many(self, request: ReadRequest) -> ReadColumns:
+        return self._bucket.read_many(request)
+
+    def write_many(self, request: WriteRequest) -> WriteColumns:
+        return self._bucket.write_many(request)
+
+    def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
+        return self._bucket.list(inclusive_min, exclusive_max)
+
+    def list_directories(self, prefix: str) -> builtins.list[str]:
+        return self._bucket.list_directories(prefix)
+
+    def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        return self._bucket.delete_range(inclusive_min, exclusive_max)
