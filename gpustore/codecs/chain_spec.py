@@ -50,51 +50,47 @@ _NUMCODECS: Final = "numcodecs."
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayChoice:
+class _OfCodec:
+    """A codec that is written in one way, and the options chosen for it."""
+
+    codec: ArrayCodec | LayoutCodec | ShardCodec | VlenCodec
+    options: Options
+
+    @property
+    def known(self) -> tuple[Option, ...]:
+        """The options it has."""
+        return self.codec.options
+
+    @property
+    def named(self) -> NamedConfiguration:
+        """As it stands in Zarr v3 metadata."""
+        return NamedConfiguration(self.codec.name, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChoice(_OfCodec):
     """An array -> array codec and the options chosen for it."""
 
     codec: ArrayCodec
-    options: Options
-
-    @property
-    def known(self) -> tuple[Option, ...]:
-        """The options it has."""
-        return self.codec.options
-
-    @property
-    def named(self) -> NamedConfiguration:
-        """As it stands in Zarr v3 metadata."""
-        return NamedConfiguration(self.codec.name, self.options)
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutChoice:
+class LayoutChoice(_OfCodec):
     """An array -> bytes codec and the options chosen for it."""
 
     codec: LayoutCodec | ShardCodec | VlenCodec
-    options: Options
-
-    @property
-    def known(self) -> tuple[Option, ...]:
-        """The options it has."""
-        return self.codec.options
-
-    @property
-    def named(self) -> NamedConfiguration:
-        """As it stands in Zarr v3 metadata."""
-        return NamedConfiguration(self.codec.name, self.options)
 
 
 @dataclass(frozen=True, slots=True)
-class StageChoice:
-    """A bytes -> bytes codec, its face in one version of the format, and the options chosen.
+class _OfFace:
+    """A codec, its face in one version of the format, and the options chosen.
 
     `name` is the one it has in that version.
     """
 
     name: str
     codec: Codec
-    face: Face
+    face: Face | ValueFace
     options: Options
 
     @property
@@ -106,6 +102,13 @@ class StageChoice:
     def named(self) -> NamedConfiguration:
         """As it stands in Zarr v3 metadata."""
         return NamedConfiguration(self.name, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice(_OfFace):
+    """A bytes -> bytes codec, and the options chosen."""
+
+    face: Face
 
     def completed(self, itemsize: int | None) -> StageChoice:
         """With every option chosen, for elements of `itemsize` bytes (None: no elements)."""
@@ -113,26 +116,10 @@ class StageChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueChoice:
-    """A codec of elements, its face in one version of the format, and the options chosen.
+class ValueChoice(_OfFace):
+    """A codec of elements, and the options chosen."""
 
-    `name` is the one it has in that version.
-    """
-
-    name: str
-    codec: Codec
     face: ValueFace
-    options: Options
-
-    @property
-    def known(self) -> tuple[Option, ...]:
-        """The options it has."""
-        return self.face.options
-
-    @property
-    def named(self) -> NamedConfiguration:
-        """As it stands in Zarr v3 metadata."""
-        return NamedConfiguration(self.name, self.options)
 
     def completed(self, dtype: np.dtype[Any] | None) -> ValueChoice:
         """With every option chosen, for elements of `dtype` if that is known."""

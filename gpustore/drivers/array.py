@@ -33,6 +33,7 @@ from gpustore.drivers.base import (
     Opening,
     OpenMode,
     OpenRequest,
+    Unexplained,
     schema_members,
 )
 from gpustore.dtype import dtype as dtype_
@@ -48,7 +49,6 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
-from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.unit import Unit
@@ -58,7 +58,7 @@ __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 
 
 @dataclass(frozen=True)
-class ArrayDriver:
+class ArrayDriver(Unexplained):
     """A wrapped array."""
 
     array: NDArray[Any]
@@ -71,6 +71,7 @@ class ArrayDriver:
     writable: bool
 
     id = "array"
+    unexplained = 'explain is not supported by the "array" driver: its elements are in memory'
     base = None
     kvstore = None
     codec = None
@@ -164,19 +165,6 @@ class ArrayDriver:
             return memory.array if out is None else out
 
         return Future.deferred(run, self.executor)
-
-    def explain(self, transform: IndexTransform) -> Explanation:
-        """Not possible."""
-        raise UnsupportedError(
-            'explain is not supported by the "array" driver: its elements are in memory'
-        )
-
-    def explain_many(
-        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
-    ) -> Explanation:
-        """Not possible."""
-        del starts, shape
-        return self.explain(transform)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the domain of `transform`."""

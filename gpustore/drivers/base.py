@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from gpustore._json import JsonValue, Members
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import MetadataError
+from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.executor import Executor
 from gpustore.future import Future
 from gpustore.hierarchy import Hierarchy
@@ -40,6 +40,7 @@ __all__ = [
     "OpenMode",
     "OpenRequest",
     "Opening",
+    "Unexplained",
     "schema_members",
 ]
 
@@ -298,6 +299,23 @@ class Driver(Protocol):
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """The array with other bounds, which are those of the domain of `transform`. Blocks."""
+
+
+class Unexplained:
+    """Part of a driver without chunks, whose reads there is nothing to explain of."""
+
+    unexplained: ClassVar[str]
+    """What the error says."""
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Not possible."""
+        raise UnsupportedError(self.unexplained)
+
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Not possible."""
+        raise UnsupportedError(self.unexplained)
 
 
 class DriverSpec(Protocol):

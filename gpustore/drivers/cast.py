@@ -28,16 +28,23 @@ from gpustore.backends.base import Backend
 from gpustore.batch import Batch
 from gpustore.context import Context
 from gpustore.conversion import Converter, converter
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, schema_members
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    Unexplained,
+    schema_members,
+)
 from gpustore.dtype import dtype as dtype_
-from gpustore.errors import GpustoreError, MetadataError, UnsupportedError, prefixing
+from gpustore.errors import GpustoreError, MetadataError, prefixing
 from gpustore.executor import Executor
 from gpustore.future import Future, Promise
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
 from gpustore.kvstore import KvStore
-from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -49,7 +56,7 @@ __all__ = ["DRIVER", "CastDriver", "CastSpec", "cast_driver"]
 
 
 @dataclass(frozen=True)
-class CastDriver:
+class CastDriver(Unexplained):
     """An opened cast.
 
     Attributes
@@ -68,6 +75,9 @@ class CastDriver:
     writable: bool
 
     id = "cast"
+    unexplained = (
+        'explain is not supported by the "cast" driver; explain what it reads: store.base.explain()'
+    )
 
     @property
     def domain(self) -> IndexDomain:
@@ -182,20 +192,6 @@ class CastDriver:
             return memory.array if out is None else out
 
         return _then(read(out=None), convert, self.executor)
-
-    def explain(self, transform: IndexTransform) -> Explanation:
-        """Not possible."""
-        raise UnsupportedError(
-            'explain is not supported by the "cast" driver; explain what it reads: '
-            "store.base.explain()"
-        )
-
-    def explain_many(
-        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
-    ) -> Explanation:
-        """Not possible."""
-        del starts, shape
-        return self.explain(transform)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Convert, then write to the base."""

@@ -30,6 +30,7 @@ from gpustore.drivers.base import (
     Opening,
     OpenMode,
     OpenRequest,
+    Unexplained,
     open_kvstore,
     schema_members,
 )
@@ -44,7 +45,6 @@ from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
-from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.url import encode_path
@@ -58,7 +58,7 @@ _JSON = dtype("json")
 
 
 @dataclass(frozen=True)
-class JsonDriver:
+class JsonDriver(Unexplained):
     """An opened JSON value."""
 
     kvstore: KvStore
@@ -70,6 +70,7 @@ class JsonDriver:
     writable: bool
 
     id = "json"
+    unexplained = 'explain is not supported by the "json" driver: it reads one document'
     base = None
     dtype = _JSON
     codec = None
@@ -149,19 +150,6 @@ class JsonDriver:
     ) -> Future[Any]:
         """Not possible: there is one value, which :meth:`read` reads."""
         raise UnsupportedError('read_many is not supported by the "json" driver; read it once')
-
-    def explain(self, transform: IndexTransform) -> Explanation:
-        """Not possible."""
-        raise UnsupportedError(
-            'explain is not supported by the "json" driver: it reads one document'
-        )
-
-    def explain_many(
-        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
-    ) -> Explanation:
-        """Not possible."""
-        del starts, shape
-        return self.explain(transform)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Replace the value by `source`, which has at most as many dimensions as the domain."""
