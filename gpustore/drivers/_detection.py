@@ -2,9 +2,9 @@
 
 A *step* of detection first looks at the path as one file, if it may be one: formats of files are
 told by how the file begins or ends, which is one request. Without a file there, formats of
-directories are told by the names in it, all looked for in one request. What is found is a
-TensorStore driver, an adapter in which the next step is taken, or a format that has a name here but
-no driver.
+directories are told by the names in it, all looked for in one request, which also reads the
+metadata of arrays, so that opening them needs no more. What is found is a TensorStore driver, an
+adapter in which the next step is taken, or a format that has a name here but no driver.
 
 Source: the algorithms of TensorStore's auto driver page.
 """
@@ -12,6 +12,7 @@ Source: the algorithms of TensorStore's auto driver page.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +20,14 @@ from typing import Any, Final
 from gpustore import registry
 from gpustore._json import quote
 from gpustore.context import Context
-from gpustore.errors import GpustoreError, MismatchError, StoreIOError, UnsupportedError
+from gpustore.drivers.base import FoundMetadata
+from gpustore.errors import (
+    GpustoreError,
+    LimitError,
+    MismatchError,
+    StoreIOError,
+    UnsupportedError,
+)
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import adapted
 from gpustore.kvstores.base import ReadRequest, ReadState
@@ -101,7 +109,7 @@ _OF_DIRECTORIES: Final = {
     "zarr.json": _ZARR3,
     "manifest.ocdbt": _Format("ocdbt", "an OCDBT database", "kvstores"),
 }
-_GROUP2: Final = ".zgroup"
+_METADATA: Final = frozenset({".zarray", "zarr.json"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +122,26 @@ class Found:
         The candidates, in the order in which messages name them.
     looked_for : str
         What was looked for and what was found, for the message if there is none.
+    is_directory : bool
+        Whether names were looked for, and not bytes.
+    metadata : FoundMetadata or None
+        Of the only candidate, if it is an array and they were to be read.
     """
 
     formats: tuple[_Format, ...]
     looked_for: str
+    is_directory: bool = False
+    metadata: FoundMetadata | None = None
 
 
-def detect(store: KvStore) -> Found:
+def detect(store: KvStore, max_nbytes: int = 0) -> Found:
     """Take one step of detection at the path of a kvstore. Blocks.
+
+    Parameters
+    ----------
+    store : KvStore
+    max_nbytes : int
+        Metadata of arrays are read if they are no longer than this; 0 to read none.
 
     Raises
     ------
@@ -132,10 +152,10 @@ def detect(store: KvStore) -> Found:
     if store.path and not store.path.endswith("/"):
         found = _detect_file(store)
     if found is None:
-        return _detect_directory(store)
+        return _detect_directory(store, max_nbytes)
     if not found.formats and not store.driver.can_list:
         # Such a server answers for a directory too, with a page about it.
-        below = _detect_directory(store)
+        below = _detect_directory(store, max_nbytes)
         return below if below.formats else found
     return found
 
@@ -153,9 +173,13 @@ def one_of(found: Found, store: KvStore) -> _Format:
     where = store.driver.describe(store.path)
     formats = found.formats
     if not formats:
-        raise MismatchError(
-            f"Failed to detect format for {where}: {found.looked_for}", key=store.path
-        )
+        looked_for = found.looked_for
+        if found.is_directory and _is_group(store):
+            looked_for = (
+                "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group "
+                "with gpustore.open_group"
+            )
+        raise MismatchError(f"Failed to detect format for {where}: {looked_for}", key=store.path)
     usable = [format_ for format_ in formats if _kind(format_) is not None]
     if len(formats) > 1:
         names = ", ".join(format_.name for format_ in formats)
@@ -174,7 +198,7 @@ def one_of(found: Found, store: KvStore) -> _Format:
 
 
 def through_adapters(
-    store: KvStore, spec: KvStore.Spec, context: Context
+    store: KvStore, spec: KvStore.Spec, context: Context, max_nbytes: int = 0
 ) -> tuple[KvStore, KvStore.Spec, Found]:
     """Take steps as long as an adapter is found, and nothing else.
 
@@ -185,6 +209,8 @@ def through_adapters(
         Of `store`.
     context : Context
         Where the adapters find their resources.
+    max_nbytes : int
+        As of :func:`detect`.
 
     Returns
     -------
@@ -193,7 +219,7 @@ def through_adapters(
     """
     spec = spec.retaining(store.driver)
     for _ in range(_MAX_STEPS):
-        found = detect(store)
+        found = detect(store, max_nbytes)
         if len(found.formats) != 1 or found.formats[0].folder != "kvstores":
             return store, spec, found
         kind = _kind(found.formats[0])
@@ -256,29 +282,53 @@ def _is_no_file(error: GpustoreError) -> bool:
     return isinstance(error, StoreIOError) and error.status == "FAILED_PRECONDITION"
 
 
-def _detect_directory(store: KvStore) -> Found:
+def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
     """What the path is as a directory."""
-    path = store.path
-    directory = path if not path or path.endswith("/") else path + "/"
-    names = (*_OF_DIRECTORIES, _GROUP2)
-    keys = [directory + name for name in names]
-    columns = store.driver.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
+    names = list(_OF_DIRECTORIES)
+    keys = [_directory(store) + name for name in names]
+    reads = [max_nbytes > 0 and name in _METADATA for name in names]
+    read_at = time.time()
+    columns = store.driver.read_many(
+        ReadRequest(
+            keys,
+            start=[0] * len(keys),
+            stop=[None if whole else 0 for whole in reads],
+            max_nbytes=max_nbytes,
+        )
+    )
     for error in columns.error.values():
-        if not _is_no_file(error):
+        if not _is_no_file(error) and not isinstance(error, LimitError):
             raise error
-    there = {name for name, state in zip(names, columns.state) if state is ReadState.VALUE}
+    # What is too long is there, and for those who open it to complain about.
+    there = [
+        row
+        for row, state in enumerate(columns.state)
+        if state is ReadState.VALUE or isinstance(columns.error.get(row), LimitError)
+    ]
     for row, name in enumerate(names):
         # Something else than a file in the place of an array's metadata is why nothing is found.
-        if not there and name in (".zarray", "zarr.json") and row in columns.error:
+        if not there and name in _METADATA and row in columns.error:
             raise columns.error[row]
-    if there == {_GROUP2}:
-        looked_for = (
-            "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group with "
-            "gpustore.open_group"
-        )
-    else:
-        listed = ", ".join(quote(name) for name in _OF_DIRECTORIES)
-        looked_for = f"looked for {listed} in it and found none of them"
+    listed = ", ".join(quote(name) for name in names)
+    metadata = None
+    if len(there) == 1 and reads[there[0]]:
+        value = columns.value[there[0]]
+        metadata = None if value is None else FoundMetadata(bytes(value), read_at)
     return Found(
-        tuple(format_ for name, format_ in _OF_DIRECTORIES.items() if name in there), looked_for
+        tuple(_OF_DIRECTORIES[names[row]] for row in there),
+        f"looked for {listed} in it and found none of them",
+        is_directory=True,
+        metadata=metadata,
     )
+
+
+def _is_group(store: KvStore) -> bool:
+    """Whether the path is that of a Zarr v2 group: no format of its own, but worth naming."""
+    request = ReadRequest([_directory(store) + ".zgroup"], start=[0], stop=[0])
+    return store.driver.read_many(request).state[0] is ReadState.VALUE
+
+
+def _directory(store: KvStore) -> str:
+    """The path, with a slash behind it unless it is empty."""
+    path = store.path
+    return path if not path or path.endswith("/") else path + "/"

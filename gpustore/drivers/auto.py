@@ -104,15 +104,17 @@ class AutoSpec:
         if self.references:
             context = Context(dict(self.references), parent=context)
         executor: Executor = context.resource("data_copy_concurrency").value
+        max_nbytes: int = context.resource("limits").value.metadata_nbytes
         spec = self.kvstore
 
         def run() -> tuple[Driver, IndexTransform]:
             with prefixing('Error opening "auto" driver'):
-                store, kvstore, steps = through_adapters(base, spec, context)
+                store, kvstore, steps = through_adapters(base, spec, context, max_nbytes)
                 kind: DriverKind = registry.find("drivers", one_of(steps, store).name)
-                found = kind.from_url(kvstore, "")
-                found = found.updated(schema=self.constraints, **dict(self.options))
-                return found.open(replace(request, context=context)).run()
+                driver = kind.from_url(kvstore, "")
+                driver = driver.updated(schema=self.constraints, **dict(self.options))
+                opening = driver.open(replace(request, context=context, found=steps.metadata))
+                return opening.run()
 
         return Opening(executor, run, may_defer=base.driver.is_local)
 

@@ -37,6 +37,7 @@ __all__ = [
     "Driver",
     "DriverKind",
     "DriverSpec",
+    "FoundMetadata",
     "OpenMode",
     "OpenRequest",
     "Opening",
@@ -127,6 +128,21 @@ class OpenMode:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundMetadata:
+    """The metadata of an array as they were found stored.
+
+    Attributes
+    ----------
+    value : bytes
+    read_at : float
+        Time at which this was begun, in seconds since the epoch.
+    """
+
+    value: bytes
+    read_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRequest:
     """How a spec is to be opened.
 
@@ -145,6 +161,8 @@ class OpenRequest:
         Of the group through which it is opened.
     node : Node or None
         What that knows of it already: its document is not read again.
+    found : FoundMetadata or None
+        What was read when the format was detected: it is not read again.
     """
 
     mode: OpenMode
@@ -154,6 +172,7 @@ class OpenRequest:
     transform: IndexTransform | None
     hierarchy: Hierarchy | None = None
     node: Node | None = None
+    found: FoundMetadata | None = None
 
     @property
     def readable(self) -> bool:

@@ -158,6 +158,10 @@ class MetadataFile:
         """The metadata that a hierarchy has read already; errors as of :meth:`load`."""
         return self._metadata(node.encoded(), node.described)
 
+    def of_value(self, data: bytes) -> Any:
+        """The metadata that were read already; errors as of :meth:`load`."""
+        return self._metadata(data, self.name)
+
     def _metadata(self, data: bytes, where: str) -> Any:
         with self.blamed():
             return self.format.completed(self.constraints, self._decoded(data, where))

@@ -221,7 +221,8 @@ class _Steps:
             )
 
     def run(self) -> tuple[Driver, IndexTransform]:
-        self.read_at = time.time()
+        found = self.request.found
+        self.read_at = time.time() if found is None else found.read_at
         with prefixing(self.name):
             driver = self._driver(*self._metadata())
             transform = IndexTransform(driver.domain)
@@ -243,6 +244,9 @@ class _Steps:
     def _metadata(self) -> tuple[Any, ArrayDescription]:
         if self.request.node is not None:
             found = self.file.of_node(self.request.node)
+            return found, self._checked(found)
+        if self.request.found is not None:
+            found = self.file.of_value(self.request.found.value)
             return found, self._checked(found)
         if self.mode.assumes:
             return self._new_metadata(_CREATE)

@@ -143,7 +143,7 @@ def counting(values, rules=()):
 
 def test_requests_are_few():
     driver = counting({"long": PNG + bytes(100_000), "short": PNG, "d/zarr.json": b"{}"})
-    for path, requests in (("long", [2]), ("short", [2, 1]), ("d", [2, 6]), ("d/", [6]), ("", [6])):
+    for path, requests in (("long", [2]), ("short", [2, 1]), ("d", [2, 5]), ("d/", [5]), ("", [5])):
         driver.requests.clear()
         detect(KvStore(driver, path))
         assert driver.requests == requests, path
@@ -160,7 +160,24 @@ def test_a_page_about_a_directory_hides_nothing():
     assert "it begins with 3c 21" in found.looked_for
 
 
-@pytest.mark.parametrize("key", ["f", "f/zarr.json", "f/info", "f/.zgroup"])
+def test_metadata_are_read_with_the_names():
+    values = {"d/zarr.json": b"{}", "e/.zarray": b"long", "f/.zarray": b"{}", "f/zarr.json": b"{}"}
+    driver = counting({**values, "g/info": b"{}"})
+    found = {path: detect(KvStore(driver, path + "/"), 3) for path in "defg"}
+    assert [[format_.name for format_ in one.formats] for one in found.values()] == [
+        ["zarr3"],
+        ["zarr2"],
+        ["zarr2", "zarr3"],
+        ["neuroglancer-precomputed"],
+    ]
+    assert driver.requests == [5] * 4
+    read = [None if one.metadata is None else one.metadata.value for one in found.values()]
+    # What is too long is for those to judge who open it.
+    assert read == [b"{}", None, None, None]
+    assert detect(KvStore(driver, "d/")).metadata is None
+
+
+@pytest.mark.parametrize("key", ["f", "f/zarr.json", "f/info"])
 def test_what_cannot_be_read_is_no_missing_format(key):
     driver = counting({"f/zarr.json": b"{}"}, [Rule(Fault.ERROR, key=key)])
     with pytest.raises(StoreIOError):

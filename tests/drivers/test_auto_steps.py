@@ -12,6 +12,7 @@ import gpustore
 from gpustore import registry
 from gpustore.errors import MismatchError, UnsupportedError
 from tests.emulator.queue import ORDERS
+from tests.kvstores.http_server import HttpServer
 from tests.on_device import emulated, on_host
 
 METADATA = {
@@ -138,6 +139,71 @@ def test_arrays_are_found_through_adapters(chain, driver):
         assert pickle.loads(pickle.dumps(found)).shape == (4,)
         with pytest.raises(TypeError):
             gpustore.open(begin).result()
+
+
+class _Server(HttpServer):
+    """Serves a directory, and tells what one opening asked for."""
+
+    def __init__(self, folder):
+        files = (path for path in folder.rglob("*") if path.is_file())
+        super().__init__({str(path.relative_to(folder)): path.read_bytes() for path in files})
+
+    def asked(self, library, url):
+        """How many requests it took, and the store or the error."""
+        del self.requests[:]
+        try:
+            found = library.open(url).result()
+        except (ValueError, UnsupportedError) as error:
+            found = error
+        return len(self.requests), found
+
+
+def test_a_server_is_asked_no_more_than_by_tensorstore(tmp_path):
+    for driver, url in (
+        ("zarr2", "a|"),
+        ("zarr3", "b|"),
+        ("zarr3", "x.zip|zip:|"),
+        ("zarr3", "d|ocdbt:|"),
+    ):
+        create(f"file://{tmp_path}/{url}{driver}:")[...] = np.arange(5, dtype=np.int32)
+    gpustore.open_group(f"{tmp_path}/g|zarr3:", create=True).result()
+    gpustore.open_group(f"{tmp_path}/g2|zarr2:", create=True).result()
+    (tmp_path / "image").write_bytes(b"BM" + bytes(60))
+    with _Server(tmp_path) as server:
+        asked = {}
+        for name in ("a", "a/", "b", "b/", "x.zip", "d", "d/", "g", "g/", "image"):
+            asked[name], _ = server.asked(gpustore, f"{server.url}/{name}")
+            assert asked[name] <= server.asked(ts, f"{server.url}/{name}")[0], name
+        # Both ends of a file that is none, five names, and nothing else.
+        assert (asked["a"], asked["a/"]) == (7, 5)
+        # One more where there is nothing: it may be a group.
+        for name in ("missing", "missing/", "g2/"):
+            assert server.asked(gpustore, f"{server.url}/{name}")[0] == 6 + 2 * ("/" not in name)
+
+
+def test_what_was_found_is_opened_again_without_looking(tmp_path):
+    create(f"file://{tmp_path}/a|zarr3:")
+    with _Server(tmp_path) as server:
+        _, store = server.asked(gpustore, f"{server.url}/a")
+        for again in (store.spec(), pickle.loads(pickle.dumps(store.spec())), store.url):
+            assert server.asked(gpustore, again)[0] == 1
+        del server.requests[:]
+        assert pickle.loads(pickle.dumps(store)).shape == (5,)
+        assert len(server.requests) <= 1
+
+
+def test_what_is_wrong_with_metadata_is_said_of_their_file(tmp_path):
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3')
+    messages = []
+    for url in (f"file://{tmp_path}/|zarr3:", f"file://{tmp_path}/"):
+        with pytest.raises(gpustore.MetadataError) as caught:
+            gpustore.open(url).result()
+        messages.append(str(caught.value).replace('Error opening "auto" driver: ', ""))
+        assert caught.value.key == f"{tmp_path}/zarr.json"
+    assert messages[0] == messages[1]
+    limits = gpustore.Context({"limits": {"metadata_nbytes": 5}})
+    with pytest.raises(gpustore.LimitError, match=r"zarr\.json.* has 17 bytes"):
+        gpustore.open(tmp_path, context=limits).result()
 
 
 def test_groups_are_found_through_adapters(chain):
