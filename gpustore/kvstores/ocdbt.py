@@ -132,7 +132,10 @@ class OcdbtKvStore(AdapterKvStore):
         return self._spec if config is None else replace(self._spec, config=config.constraints)
 
     def describe(self, key: str) -> str:
-        return f"{quote(key)} in OCDBT database at {self.base.driver.describe(self.base.path)}"
+        version = self._spec.version
+        which = "" if version is None else f"version {version} of "
+        where = self.base.driver.describe(self.base.path)
+        return f"{quote(key)} in {which}OCDBT database at {where}"
 
     @property
     def identity(self) -> Hashable:

@@ -9,6 +9,7 @@ import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 
+import gpustore
 from gpustore.errors import (
     CorruptChunkError,
     InvalidKeyError,
@@ -315,6 +316,16 @@ def test_versions_that_are_not_there_are_named():
     with pytest.raises(NotFoundError, match=r"Version where commit_time<=2001-01-01T00:00:00\+"):
         ours.open(version="2001-01-01T00:00:00Z")["a"]
     assert "a" not in ours.open(version=1)
+
+
+@pytest.mark.parametrize("version", [2, 99, "2200-01-02T03:04:05.5Z", "2001-01-01T00:00:00Z"])
+def test_what_a_version_has_not_is_described_as_by_tensorstore(tmp_path, version):
+    spec = {"driver": "ocdbt", "base": f"file://{tmp_path}/", "path": "p/"}
+    KvStore.open(spec).result()["a"] = b"1"
+    array = {"driver": "zarr3", "kvstore": {**spec, "version": version}}
+    theirs = outcome(lambda: ts.open(array).result()).partition(" [tensorstore_spec")[0]
+    assert outcome(lambda: gpustore.open(array).result()) == theirs
+    assert "of OCDBT database at local file" in theirs
 
 
 def test_keys_that_are_too_long_are_refused():
