@@ -49,6 +49,8 @@ COUNTERS: Final = MappingProxyType(
         "direct_reads": "reads of files straight into device memory",
         "direct_fallbacks": "such reads that failed or could not begin, and went through the host",
         "direct_unavailable": "such reads that went through the host because this system has none",
+        "unbuffered_reads": "reads of files past the page cache (file_io_mode direct)",
+        "unbuffered_fallbacks": "such reads that the file system refused, and went through it",
         "copies": "copies between host and device memory",
         "launches": "kernel launches and calls of device libraries",
         "waits": "times a thread waited for the device",

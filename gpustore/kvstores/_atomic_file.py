@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpustore.kvstores.base import Buffer
 
-__all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name"]
+__all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name", "write_all"]
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY: Final = re.compile(r".*\.(\d{1,10})-([0-9a-f]{8})[0-9a-f]{8}\.__lock", re.DOTALL)
@@ -138,11 +138,16 @@ class TemporaryFile:
                 pass
 
 
-def _fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+def write_all(fd: int, pieces: Iterable[Buffer]) -> None:
+    """Write bytes into an open file, where it stands."""
     for piece in pieces:
         rest = memoryview(piece).cast("B")
         while rest:
             rest = rest[os.write(fd, rest) :]
+
+
+def _fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+    write_all(fd, pieces)
     # Kernels before 6.13 stamp files with a clock of 1-10 ms; the inode number of a replaced
     # file is used again at once, so only an exact time keeps two versions of a key apart.
     now = time.time_ns()

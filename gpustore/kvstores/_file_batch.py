@@ -2,7 +2,9 @@
 
 Without a condition the value is written first and the lock is held only for the rename. With a
 condition everything happens under the lock, so that a writer which loses a race finds out before
-it has written anything. All directories are synced once, when the batch is closed.
+it has written anything. In mode ``"non_atomic"`` nothing is renamed: the file itself is written
+(:mod:`~gpustore.kvstores._in_place_file`). All directories are synced once, when the batch is
+closed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, tempora
 from gpustore.kvstores._file_directory import Directories, parent_of
 from gpustore.kvstores._file_lock import hold
 from gpustore.kvstores._file_root import io_error
+from gpustore.kvstores._in_place_file import write_in_place
 from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
 
@@ -49,9 +52,10 @@ class WriteBatch:
         their directories, so not if those are to be removed.
     """
 
-    __slots__ = ("_cancel", "_directories", "_linked", "_options")
+    __slots__ = ("_cancel", "_directories", "_linked", "_options", "_root")
 
     def __init__(self, root: Root, options: FileOptions, *, link: bool = False) -> None:
+        self._root = root
         self._options = options
         self._linked = LinkedLock(temporary_name("lock")) if link else None
         self._cancel = CancelToken.current()
@@ -110,13 +114,23 @@ class WriteBatch:
         directory = self._directories.open(parent, index=index, create=True)
         self._directories.clean(parent)
         sync = self._options.sync != "none"
-        if not if_equal:
+        if self._options.locking.mode == "non_atomic":
+            with self._lock(directory, name, key):
+                if if_equal and _generation_at(directory, name) != if_equal:
+                    return b""
+                self._cancel.check()
+                create = if_equal == ABSENT
+                status = write_in_place(self._root, key, value, create=create, sync=sync)
+            if status is None:
+                return b""
+        elif not if_equal:
             with (
                 TemporaryFile(directory, name, (value,), sync=sync) as file,
                 self._lock(directory, name, key),
             ):
                 self._cancel.check()
                 file.rename()
+            status = file.status
         else:
             # Looking before waiting for the lock costs one stat, and often saves the wait.
             if _generation_at(directory, name) != if_equal:
@@ -127,8 +141,9 @@ class WriteBatch:
                 with TemporaryFile(directory, name, (value,), sync=sync) as file:
                     self._cancel.check()
                     file.rename()
+            status = file.status
         self._directories.changed(parent, index)
-        return generation_of(file.status)
+        return generation_of(status)
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
         """Replace one key; as :meth:`KvStoreDriver.replace`. All of it happens under the lock."""

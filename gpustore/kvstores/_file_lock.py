@@ -33,7 +33,7 @@ from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LOCK_SUFFIX", "hold", "remove_abandoned"]
+__all__ = ["LOCK_SUFFIX", "hold", "remove_abandoned", "thread_lock"]
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -48,6 +48,11 @@ def _renew_stripes() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_stripes)
+
+
+def thread_lock(key: str) -> threading.Lock:
+    """The lock that threads of this process hold while they write `key`."""
+    return _STRIPES[hash(key) % len(_STRIPES)]
 
 
 @contextmanager
@@ -72,9 +77,11 @@ def hold(
         Whole path, for messages.
     mode : str
         ``"os"`` for the protocol above, ``"lockfile"`` to use the existence of the lock file
-        (for file systems without locks), ``"none"`` to exclude only threads of this process.
+        (for file systems without locks), ``"none"`` or ``"non_atomic"`` to exclude only threads
+        of this process.
     timeout_s : float
-        How long mode ``"lockfile"`` waits, in seconds.
+        How long mode ``"lockfile"`` waits, in seconds. Mode ``"os"`` waits until the lock is
+        free, as TensorStore does: a lock of the system ends with the process that holds it.
     linked : LinkedLock, optional
         Spares mode ``"os"`` a lock file of its own, unless it would have to wait.
 
@@ -85,8 +92,8 @@ def hold(
     FileNotFoundError
         If the directory has been removed; nothing was done.
     """
-    with _STRIPES[hash(key) % len(_STRIPES)]:
-        if mode == "none":
+    with thread_lock(key):
+        if mode in ("none", "non_atomic"):
             yield
             return
         lock_name = name + LOCK_SUFFIX
@@ -181,7 +188,7 @@ def _create_exclusively(directory: int, lock_name: str, key: str, timeout_s: flo
         except FileExistsError as error:
             if time.monotonic() >= deadline:
                 raise StoreIOError(
-                    f"Failed to acquire lock for {quote(key)}: {quote(lock_name)} has existed for "
+                    f"Failed to open lock file: {quote(key + LOCK_SUFFIX)}: it has existed for "
                     f"{timeout_s:g} s; remove it if no other process is writing",
                     status="DEADLINE_EXCEEDED",
                     key=key,

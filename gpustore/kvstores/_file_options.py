@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gpustore.context import Context
     from gpustore.executor import Executor
     from gpustore.resources.file_io_locking import FileIoLocking
+    from gpustore.resources.file_io_mode import FileIoMode
     from gpustore.resources.file_io_retries import Retries
     from gpustore.resources.file_io_sync import FileIoSync
 
@@ -34,6 +35,8 @@ class FileOptions:
     sync : {"full", "file", "none"}
         What reaches the disk before a write is done: the file and its directory, only the file,
         or nothing.
+    mode : {"default", "memmap", "direct"}
+        How files are read: "direct" past the page cache, the others through it.
     locking : FileIoLocking
     retries : Retries
     executor : Executor
@@ -41,22 +44,17 @@ class FileOptions:
     """
 
     sync: FileIoSync
+    mode: FileIoMode
     locking: FileIoLocking
     retries: Retries
     executor: Executor
 
     @classmethod
     def from_resources(cls, resources: Mapping[str, Context.Resource]) -> FileOptions:
-        """The options that bound context resources stand for.
-
-        Raises
-        ------
-        UnsupportedError
-            If one asks for what gpustore cannot do.
-        """
-        resources["file_io_mode"].value  # noqa: B018  only checked: there is but one mode
+        """The options that bound context resources stand for."""
         return cls(
             sync=resources["file_io_sync"].value,
+            mode=resources["file_io_mode"].value,
             locking=resources["file_io_locking"].value,
             retries=resources["file_io_retries"].value,
             executor=resources["file_io_concurrency"].value,

@@ -21,11 +21,20 @@ from typing import Final
 from gpustore._json import quote
 from gpustore.errors import StoreIOError
 
-__all__ = ["DIRECTORY_FLAGS", "READ_FLAGS", "Root", "io_error"]
+__all__ = [
+    "CREATE_FLAGS",
+    "DIRECTORY_FLAGS",
+    "OVERWRITE_FLAGS",
+    "READ_FLAGS",
+    "Root",
+    "io_error",
+]
 
 # O_NONBLOCK: opening a FIFO returns at once instead of waiting for a writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+OVERWRITE_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+CREATE_FLAGS: Final = OVERWRITE_FLAGS | os.O_EXCL
 
 _AT_FDCWD: Final = -100
 _RESOLVE_NO_SYMLINKS: Final = 0x04
@@ -48,9 +57,10 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _OPENAT2_NUMBER: Final = ctypes.c_long(437)  # the same on every Linux architecture
 _HOW_SIZE: Final = ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+_MODE: Final = 0o666
 _HOW = {
-    (flags, resolve): ctypes.pointer(_OpenHow(flags, 0, resolve))
-    for flags in (READ_FLAGS, DIRECTORY_FLAGS)
+    (flags, resolve): ctypes.pointer(_OpenHow(flags, _MODE if flags & os.O_CREAT else 0, resolve))
+    for flags in (READ_FLAGS, DIRECTORY_FLAGS, OVERWRITE_FLAGS, CREATE_FLAGS)
     for resolve in (_RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH)
 }
 
@@ -73,7 +83,7 @@ def _openat2(directory: int, path: str, flags: int, resolve: int) -> int:
 def _open(path: str, flags: int) -> int:
     """A file descriptor, or a negative errno."""
     try:
-        return os.open(path or ".", flags)
+        return os.open(path or ".", flags, _MODE)
     except OSError as error:
         return -(error.errno or errno.EIO)
 
@@ -123,7 +133,7 @@ class Root:
         key : str
             Path of a file, or of a directory with a trailing slash, without ``..``.
         flags : int
-            READ_FLAGS or DIRECTORY_FLAGS.
+            One of the constants of this module.
 
         Returns
         -------

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +24,12 @@ from gpustore.kvstores._atomic_file import generation_of
 from gpustore.kvstores._file_batch import WriteBatch
 from gpustore.kvstores._file_directory import parent_of
 from gpustore.kvstores._file_key import check_path, check_tail, path_from_url
+from gpustore.kvstores._file_lock import thread_lock
 from gpustore.kvstores._file_options import RESOURCES, FileOptions
-from gpustore.kvstores._file_root import READ_FLAGS, Root, io_error
+from gpustore.kvstores._file_root import Root, io_error
 from gpustore.kvstores._file_walk import scan, walk, within
+from gpustore.kvstores._regular_file import open_regular
+from gpustore.kvstores._unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.kvstores.base import (
     ABSENT,
     KvStoreDriver,
@@ -59,8 +61,6 @@ T = TypeVar("T")
 
 __all__ = ["DRIVER", "FileKvStore", "FileSpec"]
 
-# How often a file is opened anew that an NFS server replaced meanwhile.
-_ATTEMPTS: Final = 10
 # Errors that may be gone a moment later.
 _PASSING: Final = frozenset(
     {
@@ -68,13 +68,6 @@ _PASSING: Final = frozenset(
         *(errno.ENOLCK, errno.ESTALE, errno.ETIMEDOUT),
     }
 )
-_FILE_TYPES: Final = {
-    stat.S_IFDIR: "directory",
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "character device",
-    stat.S_IFBLK: "block device",
-}
 
 
 class FileKvStore(KvStoreDriver):
@@ -110,7 +103,9 @@ class FileKvStore(KvStoreDriver):
         self._options = options
         self._resources = resources
         self.executor = options.executor
-        self.atomic_single_key = options.locking.mode != "none"
+        self.atomic_single_key = options.locking.mode not in ("none", "non_atomic")
+        self._in_place = options.locking.mode == "non_atomic"
+        self.replaces_in_pieces = not self._in_place
 
     @property
     def spec(self) -> FileSpec:
@@ -162,12 +157,16 @@ class FileKvStore(KvStoreDriver):
         *,
         to_host: bool = False,
     ) -> None:
-        read_one = self._read_repeatedly if self._options.retries.max_retries else self._read_one
+        read_one = self._read_alone if self._in_place else self._read_one
+        repeat = self._repeat if self._options.retries.max_retries else None
         for i in rows:
             key = request.keys[i]
             try:
                 self.check_key(key)
-                read_one(i, key, request, result, to_host=to_host)
+                if repeat is None:
+                    read_one(i, key, request, result, to_host=to_host)
+                else:
+                    repeat(read_one, i, key, request, result, to_host=to_host)
             except GpustoreError as error:
                 result.error[i] = error
             except OSError as error:
@@ -189,34 +188,20 @@ class FileKvStore(KvStoreDriver):
 
     def _open(self, key: str) -> tuple[int, os.stat_result] | None:
         """A regular file and its status; None if there is nothing."""
-        for _ in range(_ATTEMPTS):
-            fd = self._root.open(key, READ_FLAGS)
-            # ESTALE: an NFS server replaced the file between two steps of the open.
-            if fd != -errno.ESTALE:
-                break
-        if fd < 0:
-            if fd in (-errno.ENOENT, -errno.ENOTDIR):
-                return None
-            raise io_error(-fd, "open", key)
-        try:
-            status = os.fstat(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        if stat.S_ISREG(status.st_mode):
-            return fd, status
-        os.close(fd)
-        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "special file")
-        raise StoreIOError(
-            f"{self.describe(key)} is not a regular file but a {file_type}",
-            status="FAILED_PRECONDITION",
-            key=key,
-        )
+        opened = open_regular(self._root, key)
+        if not isinstance(opened, int):
+            return opened
+        if opened in (-errno.ENOENT, -errno.ENOTDIR):
+            return None
+        raise io_error(-opened, "open", key)
 
-    def _read_repeatedly(
+    def _read_alone(
         self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
     ) -> None:
-        self._repeat(self._read_one, i, key, request, result, to_host=to_host)
+        """As :meth:`_read_one`, but not while a thread of this process writes the same file."""
+        del to_host  # What is read past the host goes on after the lock is released.
+        with thread_lock(key):
+            self._read_one(i, key, request, result, to_host=True)
 
     def _read_one(
         self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
@@ -248,7 +233,8 @@ class FileKvStore(KvStoreDriver):
             if request.into is not None and not to_host:
                 value = request.into.begin_read(i, fd, status, begin, end - begin)
             if value is None:
-                value = _read_range(fd, begin, end - begin, request.into, key)
+                direct = self._options.mode == "direct" and end > begin and start_unbuffered(fd)
+                value = _read_range(fd, begin, end - begin, request.into, key, direct=direct)
             result.value[i] = value
             result.state[i] = ReadState.VALUE
         finally:
@@ -296,6 +282,9 @@ class FileKvStore(KvStoreDriver):
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
         self.check_key(key)
+        if self._in_place:
+            # The old value cannot be read while the new one takes its place.
+            return super().replace(key, make)
         batch = WriteBatch(self._root, self._options)
         try:
             generation = batch.replace(key, make)
@@ -345,9 +334,16 @@ class FileKvStore(KvStoreDriver):
         return sorted(name for name, is_directory in found if is_directory)
 
 
-def _read_range(fd: int, begin: int, nbytes: int, into: Arena | None, key: str) -> Buffer:
+def _read_range(
+    fd: int, begin: int, nbytes: int, into: Arena | None, key: str, *, direct: bool
+) -> Buffer:
     """Bytes of an open file."""
-    if into is None:
+    done = 0
+    if into is not None:
+        out = into.take(nbytes)
+    elif direct:
+        out = memoryview(bytearray(nbytes))
+    else:
         data = os.pread(fd, nbytes, begin) if nbytes else b""
         if len(data) == nbytes:
             return data
@@ -355,11 +351,11 @@ def _read_range(fd: int, begin: int, nbytes: int, into: Arena | None, key: str) 
         out = memoryview(bytearray(nbytes))
         done = len(data)
         out[:done] = data
-    else:
-        out = into.take(nbytes)
-        done = 0
     while done < nbytes:
-        count = os.preadv(fd, [out[done:]], begin + done)
+        if direct:
+            count = read_unbuffered(fd, out[done:], begin + done)
+        else:
+            count = os.preadv(fd, [out[done:]], begin + done)
         if not count:
             raise StoreIOError(
                 f"local file {quote(key)} became shorter while it was being read: "

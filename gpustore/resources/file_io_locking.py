@@ -3,12 +3,18 @@
 JSON: ``{"mode": "os", "acquire_timeout": "60s"}`` with these modes:
 
 ==============  ================================================================================
-``os``          a lock of the operating system on ``<key>.__lock`` (the default)
+``os``          a lock of the operating system on ``<key>.__lock`` (the default). It ends with the
+                process that holds it, and is waited for without limit, as in TensorStore
 ``lockfile``    the mere existence of ``<key>.__lock``; for file systems without locks. A writer
                 that was killed leaves it behind, and the next one fails after `acquire_timeout`
 ``none``        no lock: of two writers of one chunk, one may lose what the other wrote
-``non_atomic``  TensorStore's mode without renaming: not supported
+``non_atomic``  no lock, and the file itself is written, without a temporary file and a rename; for
+                file systems that cannot rename. Other processes may read half of a value, and a
+                writer that is killed leaves the beginning of one
 ==============  ================================================================================
+
+Threads of one process exclude each other in each mode. In mode ``non_atomic`` those that read a
+key wait for those that write it.
 """
 
 from __future__ import annotations
@@ -18,12 +24,11 @@ from typing import Literal, cast
 
 from gpustore._json import JsonValue, Members
 from gpustore.context import ResourceType
-from gpustore.errors import UnsupportedError
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
 
 __all__ = ["RESOURCE", "FileIoLocking", "LockMode"]
 
-LockMode = Literal["os", "lockfile", "none"]
+LockMode = Literal["os", "lockfile", "none", "non_atomic"]
 
 _MODES = ("os", "lockfile", "none", "non_atomic")
 _DEFAULT_TIMEOUT = parse_duration("60s")
@@ -36,9 +41,9 @@ class FileIoLocking:
     Attributes
     ----------
     mode : str
-        ``"os"``, ``"lockfile"`` or ``"none"``.
+        ``"os"``, ``"lockfile"``, ``"none"`` or ``"non_atomic"``.
     acquire_timeout_s : float
-        How long to wait for a lock, in seconds; may be infinite.
+        How long to wait for a lock file to go, in seconds; may be infinite.
     """
 
     mode: LockMode
@@ -74,11 +79,6 @@ class _FileIoLockingType(ResourceType[_Config, FileIoLocking]):
         return json
 
     def make(self, config: _Config) -> FileIoLocking:
-        if config.mode == "non_atomic":
-            raise UnsupportedError(
-                'file_io_locking: mode "non_atomic" is not supported, because a reader could see '
-                'half of a write; expected one of "os", "lockfile", "none"'
-            )
         timeout = max(0.0, seconds(config.acquire_timeout))
         return FileIoLocking(cast("LockMode", config.mode), timeout)
 

@@ -121,7 +121,9 @@ def test_lockfile_mode_gives_up_after_the_timeout(tmp_path):
     store["a"] = b"1"
     assert os.listdir(tmp_path) == ["a"]
     (tmp_path / "a.__lock").write_bytes(b"")
-    with pytest.raises(StoreIOError, match=r"^DEADLINE_EXCEEDED: Failed to acquire lock"):
+    with pytest.raises(
+        StoreIOError, match=r'^DEADLINE_EXCEEDED: Failed to open lock file: ".*a\.__lock"'
+    ):
         store["a"] = b"2"
     assert store["a"] == b"1"
     assert sorted(os.listdir(tmp_path)) == ["a", "a.__lock"]

@@ -1,7 +1,7 @@
 """What the tests of the file kvstore run in processes of their own.
 
-worker.py increment {gpustore|tensorstore} PATH COUNT
-worker.py overwrite PATH COUNT
+worker.py increment {gpustore|tensorstore} PATH COUNT [LOCKING]
+worker.py overwrite PATH COUNT [LOCKING]
 """
 
 import itertools
@@ -9,11 +9,20 @@ import os
 import sys
 
 
-def increment_gpustore(path, count):
+def spec(path, locking="os"):
+    return {
+        "driver": "file",
+        "path": path,
+        "file_io_sync": False,
+        "file_io_locking": {"mode": locking},
+    }
+
+
+def increment_gpustore(path, count, *locking):
     from gpustore.kvstore import KvStore
     from gpustore.kvstores.base import ReadRequest, WriteRequest
 
-    store = KvStore.open({"driver": "file", "path": path, "file_io_sync": False}).result()
+    store = KvStore.open(spec(path, *locking)).result()
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(count):
@@ -27,11 +36,10 @@ def increment_gpustore(path, count):
                 break
 
 
-def increment_tensorstore(path, count):
+def increment_tensorstore(path, count, *locking):
     import tensorstore
 
-    spec = {"driver": "file", "path": path, "file_io_sync": False}
-    store = tensorstore.KvStore.open(spec).result()
+    store = tensorstore.KvStore.open(spec(path, *locking)).result()
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(count):
@@ -42,14 +50,14 @@ def increment_tensorstore(path, count):
                 break
 
 
-def overwrite(path, count):
+def overwrite(path, count, *locking):
     """Let `count` children, one after the other, write until they are killed."""
     from gpustore.kvstore import KvStore
 
     for _ in range(count):
         pid = os.fork()
         if not pid:
-            store = KvStore.open({"driver": "file", "path": path, "file_io_sync": False}).result()
+            store = KvStore.open(spec(path, *locking)).result()
             print(os.getpid(), flush=True)
             for i in itertools.count():
                 nbytes = (1 << 20) if i % 2 else 1000
@@ -60,8 +68,8 @@ def overwrite(path, count):
 
 if __name__ == "__main__":
     if sys.argv[1] == "overwrite":
-        overwrite(sys.argv[2], int(sys.argv[3]))
+        overwrite(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
     elif sys.argv[2] == "gpustore":
-        increment_gpustore(sys.argv[3], int(sys.argv[4]))
+        increment_gpustore(sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
     else:
-        increment_tensorstore(sys.argv[3], int(sys.argv[4]))
+        increment_tensorstore(sys.argv[3], int(sys.argv[4]), *sys.argv[5:])

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from gpustore.context import Context
-from gpustore.errors import UnsupportedError
 from tests.resources.oracle import compare
 
 
@@ -38,14 +37,9 @@ def test_json_is_what_tensorstore_makes_of_it(json):
         ({"mode": "lockfile", "acquire_timeout": "1.5s"}, "lockfile", 1.5),
         ({"acquire_timeout": "inf"}, "os", math.inf),
         ({"mode": "none", "acquire_timeout": "-5s"}, "none", 0.0),
+        ({"mode": "non_atomic"}, "non_atomic", 60.0),
     ],
 )
 def test_value(json, mode, timeout):
     value = Context({"file_io_locking": json})["file_io_locking"].value
     assert (value.mode, value.acquire_timeout_s) == (mode, timeout)
-
-
-def test_non_atomic_is_legal_but_not_supported():
-    resource = Context({"file_io_locking": {"mode": "non_atomic"}})["file_io_locking"]
-    with pytest.raises(UnsupportedError, match="non_atomic"):
-        _ = resource.value

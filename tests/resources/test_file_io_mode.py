@@ -3,7 +3,6 @@
 import pytest
 
 from gpustore.context import Context
-from gpustore.errors import UnsupportedError
 from tests.resources.oracle import compare
 
 
@@ -26,8 +25,6 @@ def test_json_is_what_tensorstore_makes_of_it(json):
     compare("file_io_mode", json)
 
 
-@pytest.mark.parametrize("mode", ["memmap", "direct"])
-def test_other_modes_are_legal_but_not_supported(mode):
-    resource = Context({"file_io_mode": {"mode": mode}})["file_io_mode"]
-    with pytest.raises(UnsupportedError, match=mode):
-        _ = resource.value
+@pytest.mark.parametrize("mode", ["default", "memmap", "direct"])
+def test_value_is_the_mode(mode):
+    assert Context({"file_io_mode": {"mode": mode}})["file_io_mode"].value == mode

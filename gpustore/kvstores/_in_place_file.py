@@ -1,0 +1,79 @@
+"""Files that are written in place, where a file system cannot rename or lock.
+
+The old value is gone as soon as the new one begins to be written. The file is cut to nothing
+first: what a killed writer leaves is the beginning of the new value, which is too short, and never
+a mixture of two values that is as long as either.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+from gpustore.kvstores._atomic_file import write_all
+from gpustore.kvstores._file_root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error
+from gpustore.kvstores._regular_file import open_regular
+
+if TYPE_CHECKING:
+    from gpustore.kvstores._file_root import Root
+    from gpustore.kvstores.base import Buffer
+
+__all__ = ["write_in_place"]
+
+
+def write_in_place(
+    root: Root, key: str, value: Buffer, *, create: bool, sync: bool
+) -> os.stat_result | None:
+    """Make the bytes of a file those of `value`.
+
+    Parameters
+    ----------
+    root : Root
+        What links must not lead out of; those that do not are followed.
+    key : str
+        A checked path in a directory that exists.
+    value : Buffer
+    create : bool
+        Whether the file must not exist yet. This holds between processes too.
+    sync : bool
+        Whether the bytes reach the disk before this returns.
+
+    Returns
+    -------
+    os.stat_result or None
+        Of the written file; None if it exists and must not.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the directory has been removed.
+    OSError
+        From the system; the file holds any part of the value.
+    StoreIOError
+        If it cannot be opened, or is not a regular file.
+    """
+    opened = open_regular(root, key, CREATE_FLAGS if create else OVERWRITE_FLAGS)
+    if isinstance(opened, int):
+        if opened == -errno.EEXIST and create:
+            return None
+        if opened == -errno.ENOENT:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        raise io_error(-opened, "open", key)
+    fd = opened[0]
+    try:
+        os.ftruncate(fd, 0)
+        write_all(fd, (value,))
+        now = time.time_ns()
+        try:
+            # As for temporary files; but this one may be another user's, or the file system may
+            # not be able to, and its own time has to do.
+            os.utime(fd, ns=(now, now))
+        except OSError:
+            pass
+        if sync:
+            os.fsync(fd)
+        return os.fstat(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,70 @@
+"""Opens the regular files of a store, and nothing that only looks like one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+from gpustore._json import quote
+from gpustore.errors import StoreIOError
+from gpustore.kvstores._file_root import READ_FLAGS, Root
+
+__all__ = ["open_regular"]
+
+# How often a file is opened anew that an NFS server replaced meanwhile.
+_ATTEMPTS: Final = 10
+_FILE_TYPES: Final = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}
+
+
+def open_regular(root: Root, key: str, flags: int = READ_FLAGS) -> tuple[int, os.stat_result] | int:
+    """Open a regular file.
+
+    Parameters
+    ----------
+    root : Root
+        What links must not lead out of.
+    key : str
+        A checked path.
+    flags : int, optional
+        As :meth:`Root.open` takes them.
+
+    Returns
+    -------
+    (int, os.stat_result) or int
+        The file descriptor and its status, or a negative errno.
+
+    Raises
+    ------
+    StoreIOError
+        If it is something else than a regular file.
+    """
+    fd = -errno.ESTALE
+    for _ in range(_ATTEMPTS):
+        fd = root.open(key, flags)
+        # ESTALE: an NFS server replaced the file between two steps of the open.
+        if fd != -errno.ESTALE:
+            break
+    if fd < 0:
+        return fd
+    try:
+        status = os.fstat(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    if stat.S_ISREG(status.st_mode):
+        return fd, status
+    os.close(fd)
+    file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "special file")
+    raise StoreIOError(
+        f"local file {quote(key)} is not a regular file but a {file_type}",
+        status="FAILED_PRECONDITION",
+        key=key,
+    )
