@@ -331,7 +331,7 @@ class DeviceBatch:
         name : str
             ``"crc32c"`` (Castagnoli), ``"crc32"`` (gzip) or ``"adler32"`` (zlib).
         src : Spans
-            Of fewer than 2**32 bytes each.
+            For Adler-32 of fewer than 2**32 bytes each.
         rows : ndarray of int64, optional
             Row each piece is part of; by default :attr:`rows`.
         """

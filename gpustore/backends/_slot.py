@@ -6,28 +6,50 @@ passed. :class:`Slots` keeps them, because pinned memory is slow to get.
 
 The slab is filled from its start, and uploaded as far as it is. What is read from files straight
 into device memory lies at the end: a view of the slab stands for it, whose bytes only the device
-has.
+has. Checksums that a kvstore knows of such pieces are kept for whoever uses them.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 
 from gpustore.backends._files import Files, Handle
 from gpustore.device import Allocation, Device, FileRead, Pinned, Stream
-from gpustore.errors import DeviceError
+from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import Arena, Buffer
 from gpustore.statistics import STATISTICS
 
-__all__ = ["Slot", "Slots"]
+__all__ = ["Expected", "Slot", "Slots"]
 
 _PART_ALIGNMENT = 16
 _SMALLEST_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The checksum of a piece of the slab whose bytes are on the device only.
+
+    Attributes
+    ----------
+    start, nbytes : int
+        The piece, in bytes of the slab.
+    crc32 : int
+        What its CRC-32 must be.
+    error : callable
+        Makes the error, from what it is instead.
+    """
+
+    start: int
+    nbytes: int
+    crc32: int
+    error: Callable[[int], GpustoreError]
 
 
 class _Slab(Arena):
@@ -57,6 +79,9 @@ class _Slab(Arena):
 
     def has_bytes(self, piece: memoryview) -> bool:
         return not self._slot.is_direct(piece)
+
+    def expect(self, piece: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
+        self._slot.expect(piece, crc32, error)
 
 
 class _Read:
@@ -101,6 +126,8 @@ class Slot:
         Bytes of the slab that are taken.
     arena : Arena
         Hands out the slab to those who fetch values.
+    expected : list of Expected
+        Pieces that have not been compared with their checksums.
     files : Files or None
         What values may be read from straight into device memory; None if the host must see them.
     """
@@ -114,6 +141,7 @@ class Slot:
         "_reads",
         "_top",
         "arena",
+        "expected",
         "files",
         "nbytes",
         "stream",
@@ -127,6 +155,7 @@ class Slot:
         self.nbytes = self._origin = self._top = 0
         self._is_settled = False
         self._reads: list[_Read] = []
+        self.expected: list[Expected] = []
         self.files: Files | None = None
         self.stream: Stream = device.stream()
         self.used = 0
@@ -218,6 +247,12 @@ class Slot:
         start = self._start(piece)
         return start is not None and start >= self._top
 
+    def expect(self, piece: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
+        """Have a piece of the slab compared with its checksum; see :class:`Arena`."""
+        start = self._start(piece)
+        if start is not None:  # All are there that a device has read.
+            self.expected.append(Expected(start, len(piece), crc32, error))
+
     def begin_read(
         self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
     ) -> memoryview | None:
@@ -278,18 +313,33 @@ class Slot:
             STATISTICS.add(waits=1)
             self._is_settled = True
 
-    def fetch_direct(self) -> None:
-        """Bring the bytes that only the device has into the slab."""
+    def fetch_direct(self) -> list[tuple[Expected, int]]:
+        """Bring the bytes that only the device has into the slab.
+
+        Returns
+        -------
+        list of (Expected, int)
+            Pieces whose checksum is wrong, and what it is.
+        """
         if not self.has_direct:
-            return
+            return []
         nbytes = self.nbytes - self._top
         self._device.download(self.address(self._top), self.pinned, self._top, nbytes, self.stream)
         self._device.synchronize(self._device.record(self.stream))
         STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
+        found = [(one, crc32(self.view(one.start, one.nbytes))) for one in self.expected]
+        self.expected.clear()
+        return [(one, crc) for one, crc in found if crc != one.crc32]
+
+    def is_within(self, value: Buffer, piece: Expected) -> bool:
+        """Whether a value is a part of a piece."""
+        start = self._start(value)
+        return start is not None and 0 <= start - piece.start < piece.nbytes
 
     def forget(self) -> None:
         """Take the whole slab back."""
         self.end_reads()
+        self.expected.clear()
         self.used, self._top = 0, self.nbytes
 
     def free(self) -> None:

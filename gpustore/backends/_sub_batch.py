@@ -7,6 +7,9 @@
    failed are decoded by the host, once, copied and placed: the only fallback there is. What is
    wrong then is an error.
 
+Values that went straight to the device may have checksums that their kvstore knows. The device
+compares these before the other steps, or the host if it gets the bytes before.
+
 A chain that cannot be decoded on the device at all takes the fallback in step 1. Where memory is
 short, halves are run one after the other.
 """
@@ -102,7 +105,7 @@ class SubBatch:
             self._halve()
 
     def _halve(self) -> None:
-        self._slot.fetch_direct()
+        self._fetch_direct()
         copies = [None if value is None else bytes(value) for value in self.values]
         self.give_up()
         self._slot.free()
@@ -159,8 +162,9 @@ class SubBatch:
         room = len(self.values) * _TABLES_PER_ROW_NBYTES + len(pattern)
         lacking = slot.lacks(present, room)
         if lacking:
-            slot.fetch_direct()
-            present = [bytes(value) for value in present]
+            self._fetch_direct()
+            some = [i for i in some if i not in self._errors]
+            present = [bytes(self.values[i] or b"") for i in some]
             for i, value in zip(some, present):
                 self.values[i] = value
             slot.arena.reset()
@@ -181,6 +185,8 @@ class SubBatch:
             else [slot.view(start, len(value)) for start, value in zip(starts, present)],
         )
         # What goes wrong from here on ends in `give_up`.
+        if slot.expected:
+            self._check_checksums(batch, starts)
         if on_device and self._narrowed:
             self._chain.check_device(batch)
         elif on_device and len(batch):
@@ -197,6 +203,29 @@ class SubBatch:
             else:
                 place_fill(batch, places, missing, pattern, address)
         self._run(batch)
+
+    def _check_checksums(self, batch: DeviceBatch, starts: Sequence[int]) -> None:
+        """Have the device compare pieces of the slab; values of the batch begin at `starts`."""
+        slot = self._slot
+        # Of values that were read together the first stands for all.
+        row_at = dict(zip(starts, batch.rows.tolist()))
+        pieces = [one for one in slot.expected if one.start in row_at]
+        batch.checksum(
+            "crc32",
+            Spans(
+                np.array([slot.address(one.start) for one in pieces], np.uint64),
+                np.array([one.nbytes for one in pieces], np.uint64),
+            ),
+            np.array([one.crc32 for one in pieces], np.uint32),
+            np.array([row_at[one.start] for one in pieces], np.int64),
+        )
+
+    def _fetch_direct(self) -> None:
+        """Bring what only the device has to the host, and compare what nobody has compared."""
+        for piece, found in self._slot.fetch_direct():
+            for i, value in enumerate(self.values):
+                if value is not None and self._slot.is_within(value, piece):
+                    self._errors[i] = piece.error(found)
 
     def _decode_on_host(self) -> bool:
         """Decode values that no device can; whether the device decodes them."""
@@ -312,7 +341,8 @@ class SubBatch:
         nbytes = max(1, self._chain.layout.nbytes)
         most = max(1, self._slot.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
         # The slab that these lie in is used again.
-        self._slot.fetch_direct()
+        self._fetch_direct()
+        left = [i for i in left if i not in self._errors]
         encoded = {i: bytes(self.values[i] or b"") for i in left}
         decoded: dict[int, Buffer] = {}
         for number, i in enumerate(left):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gpustore.errors import GpustoreError
 
 if TYPE_CHECKING:
     import os
@@ -102,6 +104,20 @@ class Arena:
         """Whether the bytes of a piece are in host memory; not if they went past it."""
         del piece
         return True
+
+    def expect(self, piece: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
+        """Have a piece compared with its checksum by whoever uses its bytes.
+
+        Parameters
+        ----------
+        piece : memoryview
+            One for which :meth:`has_bytes` is false; of all others the kvstore compares the bytes.
+        crc32 : int
+            What the CRC-32 of its bytes must be (RFC 1952 8).
+        error : callable
+            Makes the error, from what it is instead.
+        """
+        raise AssertionError("the bytes of all pieces are in host memory")
 
     def reset(self) -> None:
         """Take all pieces back; the views handed out stay safe to hold but lose their contents."""

@@ -164,6 +164,8 @@ class LocateColumns:
         The range of that file or URL, in bytes; -1 if there is no value.
     generation : list of bytes
         :data:`ABSENT` for a key without a value.
+    crc32 : list of int or None
+        What the CRC-32 (RFC 1952 8) of the whole value must be; None if the kvstore does not know.
     error : dict of int to GpustoreError
         Failures by position.
     """
@@ -173,12 +175,14 @@ class LocateColumns:
     offset: list[int]
     nbytes: list[int]
     generation: list[bytes]
+    crc32: list[int | None]
     error: dict[int, GpustoreError] = field(default_factory=dict)
 
     @classmethod
     def blank(cls, count: int) -> Self:
         """Columns for `count` keys that have not been located yet."""
-        return cls([None] * count, [None] * count, [-1] * count, [-1] * count, [b""] * count)
+        none = [None] * count
+        return cls([*none], [*none], [-1] * count, [-1] * count, [b""] * count, [*none])
 
     def raise_first(self) -> None:
         """Raise the failure of the earliest key, if any."""

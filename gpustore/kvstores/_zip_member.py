@@ -20,6 +20,7 @@ from typing import Any, Final
 import zstandard
 from isal import isal_zlib
 
+from gpustore.errors import CorruptChunkError
 from gpustore.kvstores._columns import Buffer
 from gpustore.kvstores._zip_directory import METHODS, Directory, corrupt
 
@@ -32,6 +33,7 @@ __all__ = [
     "decode",
     "encode",
     "read_local_header",
+    "wrong_crc32",
 ]
 
 LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
@@ -129,7 +131,12 @@ def check_crc32(data: Buffer, expected: int) -> None:
     """Raise CorruptChunkError unless `data`, a whole member, have the checksum of its record."""
     found = isal_zlib.crc32(data)
     if found != expected:
-        raise corrupt(f"CRC-32 of the data is {found:08x}, expected {expected:08x}")
+        raise wrong_crc32(found, expected)
+
+
+def wrong_crc32(found: int, expected: int) -> CorruptChunkError:
+    """The error for a member with another checksum than its record says."""
+    return corrupt(f"CRC-32 of the data is {found:08x}, expected {expected:08x}")
 
 
 def decode(method: int, encoded: Buffer, decoded_nbytes: int, wanted: int) -> bytes:

@@ -3,8 +3,8 @@
 JSON ``{"driver": "zip", "base": "file:///data/a.zip", "path": "a/"}``, URL
 ``file:///data/a.zip|zip:a/``. Members that are stored without compression are read like parts of
 the archive, straight to a device too; members compressed by deflate, bzip2, zstd or xz are decoded
-on the host. Whole members are compared with their checksums, except where their bytes never come
-to the host.
+on the host. Whole members are compared with their checksums, on the device if their bytes go
+straight there; parts of members are not.
 
 Writing makes the archive anew, beside the old one, and then puts it in its place: every batch of
 changes is one such rewrite, and writers that wait for one another share it. Other writers, in other
@@ -34,6 +34,7 @@ from gpustore.kvstores._zip_member import (
     check_crc32,
     check_encoded_nbytes,
     decode,
+    wrong_crc32,
 )
 from gpustore.kvstores._zip_writer import Writer
 from gpustore.kvstores.base import (
@@ -248,6 +249,8 @@ class ZipKvStore(AdapterKvStore):
                 self._archive.check_received(value, place.start, place.stop)
                 if request.into is None or request.into.has_bytes(memoryview(value)):
                     self._check_crc32(directory, wanted, value)
+                elif self._is_whole(directory, wanted):
+                    self._expect_crc32(directory, wanted, memoryview(value), request)
             except GpustoreError as error:
                 self._fail(wanted.row, error, request, result)
 
@@ -350,6 +353,19 @@ class ZipKvStore(AdapterKvStore):
         if self._is_whole(directory, wanted):
             check_crc32(value, int(directory.record["crc32"][wanted.member]))
 
+    def _expect_crc32(
+        self, directory: Directory, wanted: _Wanted, piece: memoryview, request: ReadRequest
+    ) -> None:
+        """Have a member that is only on a device compared with its checksum there."""
+        assert request.into is not None
+        key = request.keys[wanted.row]
+        expected = int(directory.record["crc32"][wanted.member])
+
+        def error(found: int) -> GpustoreError:
+            return self._explained(wrong_crc32(found, expected), key)
+
+        request.into.expect(piece, expected, error)
+
     @staticmethod
     def _deliver(value: Buffer, row: int, request: ReadRequest, result: ReadColumns) -> None:
         """Put bytes where the request wants them."""
@@ -410,6 +426,7 @@ class ZipKvStore(AdapterKvStore):
                 self._check(directory, member)
                 result.generation[row] = directory.generation_of(member)
                 result.nbytes[row] = int(directory.decoded_nbytes[member])
+                result.crc32[row] = int(directory.record["crc32"][member])
                 if directory.record["method"][member] == 0:
                     stored[row] = member
             except GpustoreError as error:

@@ -213,6 +213,8 @@ def check_rows(
             names = [text(one) for one in wrong[:NAMED_KEYS]]
             names += [f"and {len(wrong) - NAMED_KEYS} more"] if len(wrong) > NAMED_KEYS else []
             error = error.suffixed(f"; {len(wrong)} chunks are wrong: {', '.join(names)}")
+        if error.key == key:
+            raise error from errors[first].__cause__  # It says where.
         where = f"Error reading {array.store.describe(key)}"
         raise error.prefixed(where, key=key) from errors[first]
     missing = values.count(None)

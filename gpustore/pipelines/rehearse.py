@@ -26,11 +26,12 @@ from gpustore.chunk_plan import ChunkPlan
 from gpustore.codecs.chain import CodecChain
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
-from gpustore.errors import GpustoreError
+from gpustore.errors import CorruptChunkError, GpustoreError
 from gpustore.kvstores.base import (
     Buffer,
     DriverSpec,
     KvStoreDriver,
+    LocateColumns,
     ReadColumns,
     ReadRequest,
     ReadState,
@@ -208,6 +209,7 @@ class _Store(KvStoreDriver):
         chain = array.chain
         self._may_be_direct = (
             isinstance(backend, DeviceBackend)
+            and array.stored is None
             and backend.files.refusal is None
             and array.store.locates_files
             and (chain.is_raw or backend.refusal(chain) is None)
@@ -230,20 +232,21 @@ class _Store(KvStoreDriver):
         count = len(request.keys)
         nothing = replace(request, start=[0] * count, stop=[0] * count, into=None)
         found = self._inner.read_many(nothing)
-        placed = [True] * count
+        located = None
         if self._may_be_direct and self._inner.base is not None:
-            # Values that an adapter compresses lie in no file as they are.
-            placed = [path is not None for path in self._inner.locate_many(request.keys).path]
+            located = self._inner.locate_many(request.keys)
         for i, state in enumerate(found.state):
             if state is ReadState.VALUE:
                 try:
-                    found.value[i] = self._value(i, request, found.total[i], placed=placed[i])
+                    found.value[i] = self._value(i, request, found.total[i], located)
                 except GpustoreError as error:
                     found.state[i], found.value[i] = ReadState.UNSPECIFIED, None
                     found.error[i] = error
         return found
 
-    def _value(self, i: int, request: ReadRequest, total: int, *, placed: bool) -> Buffer:
+    def _value(
+        self, i: int, request: ReadRequest, total: int, located: LocateColumns | None
+    ) -> Buffer:
         key = request.keys[i]
         start = 0 if request.start is None else request.start[i]
         stop = None if request.stop is None else request.stop[i]
@@ -254,16 +257,23 @@ class _Store(KvStoreDriver):
             low, high = check_byte_range(total, start, stop, key)
             nbytes = high - low
         check_nbytes(nbytes, request.max_nbytes, key)
-        # An adapter's values are parts of files, of which this knows no length.
-        file_nbytes = total if self._inner.base is None else None
+        # Files are read into the memory given, other stores have the bytes already.
+        if request.into is None or not self._inner.locates_files:
+            return np.empty(nbytes, np.uint8).data
+        piece = request.into.take(nbytes)
         if self._may_be_direct and not direct_refusal(
-            needs_bytes=False, nbytes=nbytes, file_nbytes=file_nbytes, is_direct=placed
+            needs_bytes=False,
+            nbytes=nbytes,
+            # An adapter's values are parts of files, of which this knows no length, or are
+            # compressed and lie in none.
+            file_nbytes=total if located is None else None,
+            is_direct=located is None or located.path[i] is not None,
         ):
             self.direct_nbytes += nbytes
-        # Files are read into the memory given, other stores have the bytes already.
-        if request.into is not None and self._inner.locates_files:
-            return request.into.take(nbytes)
-        return np.empty(nbytes, np.uint8).data
+            crc32 = None if located is None else located.crc32[i]
+            if crc32 is not None and nbytes == total:
+                request.into.expect(piece, crc32, lambda _: CorruptChunkError(""))
+        return piece
 
 
 class _Chain(CodecChain):

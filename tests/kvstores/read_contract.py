@@ -11,6 +11,7 @@ Others take over :mod:`tests.kvstores.contract`, which contains it.
 """
 
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def test_located_values_lie_where_it_says(make_filled):
     assert columns.generation[-1] == ABSENT
     for i, (key, value) in enumerate(values.items()):
         assert columns.generation[i] == get(store, key)[2]
+        assert columns.crc32[i] in (None, zlib.crc32(value))
         if columns.path[i] is not None:
             with open(columns.path[i], "rb") as file:
                 file.seek(columns.offset[i])
