@@ -343,6 +343,25 @@ class KvStore:
 
         return self._executor.submit(names)
 
+    def list_names(self) -> Future[builtins.list[str]]:
+        """List the names directly below :attr:`path`, which ends with a slash or is empty.
+
+        Returns
+        -------
+        Future of list of str
+            Sorted. Names of directories, to which keys belong further below, end with a slash.
+        """
+        return self._executor.submit(partial(self._driver.list_names, self._path))
+
+    def list_nbytes(self) -> Future[dict[str, int]]:
+        """List the keys, in ascending order, and how many bytes the value of each has."""
+
+        def sizes() -> dict[str, int]:
+            found = self._driver.list_nbytes(self._path, prefix_end(self._path))
+            return {key[len(self._path) :]: nbytes for key, nbytes in found.items()}
+
+        return self._executor.submit(sizes)
+
     def delete_range(self, range: _result.KeyRange) -> Future[None]:
         """Delete all keys of a range."""
         wanted = range.copy()
@@ -435,6 +454,10 @@ class KvStore:
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Where the values of keys relative to :attr:`path` lie; see ``kvstores.base``."""
         return self._driver.locate_many(self._whole(keys))
+
+    def nbytes_many(self, keys: Sequence[str]) -> builtins.list[int]:
+        """Bytes of the values of keys relative to :attr:`path`; -1 for those without one."""
+        return self._driver.nbytes_many(self._whole(keys))
 
     def describe(self, key: str) -> str:
         """How messages name a key, e.g. ``local file "/p/zarr.json"``."""

@@ -15,7 +15,7 @@ from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
 __all__ = ["cat", "du", "ls"]
 
@@ -25,32 +25,57 @@ _PART_NBYTES = 64 << 20
 
 def ls(arguments: argparse.Namespace) -> int:
     """Print the names one level below a URL, those of directories with a slash; or all keys."""
-    names = dict.fromkeys(_keys(_directory(arguments.url)))
-    if not arguments.recursive:
-        names = dict.fromkeys(_child(name) for name in names)
-    for name in sorted(names):
-        print(name)
+    store = _value(arguments.url)
+    if not store.driver.can_list:
+        raise CommandError(
+            f"{arguments.url} cannot be listed: {store.driver.id} servers do not tell what they "
+            f"have; `gpustore info` shows a group whose metadata are consolidated"
+        )
+    directory = _directory(store)
+    if directory is None:
+        raise CommandError(
+            f"{arguments.url} is a value, not a directory: `gpustore cat` prints it; if it is an "
+            f'archive, "|zip:" behind it lists what is inside'
+        )
+    if arguments.recursive:
+        names = [key.decode(errors="surrogateescape") for key in directory.list().result()]
+    else:
+        names = directory.list_names().result()
+    _require(names, directory)
+    if sys.stdout.isatty():
+        sys.stdout.writelines(f"{_printable(name)}\n" for name in names)
+    else:
+        lines = (name.encode(errors="surrogateescape") + b"\n" for name in names)
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(lines)
     return 0
 
 
 def du(arguments: argparse.Namespace) -> int:
-    """Show how many keys and bytes are stored below a URL, and in which of its directories."""
-    store = _directory(arguments.url)
-    keys = _keys(store)
+    """Show how many keys and bytes are stored at a URL, and in which of its directories."""
+    screen = None if arguments.json else Screen()
+    store = _value(arguments.url)
+    directory = _directory(store)
+    if directory is None:
+        sizes = dict(zip([store.path.rpartition("/")[2]], store.nbytes_many([""])))
+    else:
+        sizes = directory.list_nbytes().result()
+        _require(sizes, directory)
     children: dict[str, tuple[int, int]] = {}
-    for key, nbytes in zip(keys, _sizes(store, keys), strict=True):
-        count, total = children.get(_child(key), (0, 0))
-        children[_child(key)] = count + 1, total + nbytes
+    for key, nbytes in sizes.items():
+        name, slash, _ = key.partition("/")
+        count, total = children.get(name + slash, (0, 0))
+        children[name + slash] = count + 1, total + nbytes
     total = sum(nbytes for _, nbytes in children.values())
-    if arguments.json:
+    if screen is None:
         below = {name: {"keys": n, "bytes": b} for name, (n, b) in sorted(children.items())}
-        print(json.dumps({"keys": len(keys), "bytes": total, "children": below}, indent=2))
+        print(json.dumps({"keys": len(sizes), "bytes": total, "children": below}, indent=2))
         return 0
     rows = [(name, n, b) for name, (n, b) in children.items()]
     rows.sort(key=lambda row: (-row[2], row[0]))
-    table = [(name, str(n), format_nbytes(b)) for name, n, b in rows]
-    table.append(("total", str(len(keys)), format_nbytes(total)))
-    Screen().table(("name", "keys", "stored"), table)
+    table = [(_printable(name), str(n), format_nbytes(b)) for name, n, b in rows]
+    table.append(("total", str(len(sizes)), format_nbytes(total)))
+    screen.table(("name", "keys", "stored"), table)
     return 0
 
 
@@ -67,8 +92,13 @@ def cat(arguments: argparse.Namespace) -> int:
             f"{arguments.url} is an array of {driver}: see `gpustore info`, or name one of its keys"
         )
     out = sys.stdout.buffer
-    for part in _parts(_value(arguments.url)):
-        out.write(part)
+    try:
+        for part in _parts(_value(arguments.url)):
+            out.write(part)
+    except gpustore.InvalidKeyError as error:
+        raise CommandError(
+            f"{arguments.url} is no key of a value ({error}): `gpustore ls` lists what is in it"
+        ) from error
     out.flush()
     return 0
 
@@ -81,14 +111,11 @@ def _value(url: str) -> gpustore.KvStore:
     return gpustore.KvStore.open(kvstore).result()
 
 
-def _directory(url: str) -> gpustore.KvStore:
-    """The same, with a path to which names can be appended."""
-    store = _value(url)
+def _directory(store: gpustore.KvStore) -> gpustore.KvStore | None:
+    """The same, with a path to which names can be appended; None if it is that of a value."""
     if not store.path or store.path.endswith("/"):
         return store
-    if _is_value(store):
-        raise CommandError(f"{url} is a value, not a directory: `gpustore cat` prints it")
-    return store + "/"
+    return None if _is_value(store) else store + "/"
 
 
 def _is_value(store: gpustore.KvStore) -> bool:
@@ -101,31 +128,14 @@ def _is_value(store: gpustore.KvStore) -> bool:
         raise
 
 
-def _keys(store: gpustore.KvStore) -> list[str]:
-    """All keys of a store."""
-    keys = [key.decode(errors="surrogateescape") for key in store.list().result()]
-    if not keys:
+def _require(names: Collection[str], store: gpustore.KvStore) -> None:
+    if not names:
         raise CommandError(f"there is nothing at {store.url}")
-    return keys
 
 
-def _child(key: str) -> str:
-    """The part of a key up to the first slash."""
-    name, slash, _ = key.partition("/")
-    return name + slash
-
-
-def _sizes(store: gpustore.KvStore, keys: Sequence[str]) -> Iterator[int]:
-    """Bytes of each value; 0 of those deleted meanwhile."""
-    try:
-        located = store.locate_many(keys)
-    except gpustore.UnsupportedError:
-        for key in keys:
-            yield len(store.read(key).result().value)
-        return
-    located.raise_first()
-    for nbytes in located.nbytes:
-        yield max(0, nbytes)
+def _printable(name: str) -> str:
+    """A name as a terminal may show it: an archive is anybody's, and may hold control codes."""
+    return "".join(char if char.isprintable() else "?" for char in name)
 
 
 def _parts(store: gpustore.KvStore) -> Iterator[bytes]:

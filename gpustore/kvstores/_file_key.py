@@ -20,15 +20,26 @@ def path_from_url(component: UrlComponent) -> str:
     """Path of ``file:///absolute``, ``file://relative`` or a path as people type it."""
     path = component.path
     if component.plain:
-        if ".." in path.split("/"):
-            # As the shell does: a link is followed before ".." leaves its target.
-            path = os.path.realpath(path) + ("/" if path.endswith("/") else "")
+        path = _typed(path)
     else:
         require_slashes(component)
         # The only authority that is not taken for the first part of a relative path.
         if path.startswith("localhost/"):
             path = path.removeprefix("localhost")
     return path
+
+
+def _typed(path: str) -> str:
+    """A path as people type it, as the shell takes it."""
+    path = os.path.expanduser(path)  # noqa: PTH111  keeps a slash at the end
+    first, *rest = path.split("/")
+    if first == ".." or ".." in rest:
+        # A link is followed before ".." leaves its target.
+        return os.path.realpath(path) + "/" * path.endswith("/")
+    # "./x" is printed as it was typed, but "." is a directory.
+    below = [name for name in rest[:-1] if name not in ("", ".")]
+    last = "" if rest and rest[-1] == "." else "/".join(rest[-1:])
+    return "/".join([first, *below, last]) if rest or first == "." else path
 
 
 def check_path(path: str) -> None:

@@ -216,6 +216,36 @@ class KvStoreDriver(abc.ABC):
         below = (key[len(prefix) :].partition("/") for key in keys)
         return sorted({name for name, slash, _ in below if slash})
 
+    def list_names(self, prefix: str) -> builtins.list[str]:
+        """Names directly below `prefix`, sorted: of keys, and of directories with a slash.
+
+        `prefix` ends with a slash or is empty.
+        """
+        keys = self.list(prefix, prefix_end(prefix))
+        below = (key[len(prefix) :].partition("/") for key in keys)
+        return sorted({name + slash for name, slash, _ in below})
+
+    def list_nbytes(
+        self, inclusive_min: str = "", exclusive_max: str | None = None
+    ) -> dict[str, int]:
+        """All keys in a range, in ascending order, and how many bytes the value of each has."""
+        keys = self.list(inclusive_min, exclusive_max)
+        sizes = zip(keys, self.nbytes_many(keys), strict=True)
+        # Those that were deleted meanwhile have none.
+        return {key: nbytes for key, nbytes in sizes if nbytes >= 0}
+
+    def nbytes_many(self, keys: Sequence[str]) -> builtins.list[int]:
+        """How many bytes each value has; -1 for a key without one. Raises the first failure."""
+        try:
+            located = self.locate_many(keys)
+        except UnsupportedError:
+            none = [0] * len(keys)
+            columns = self.read_many(ReadRequest(keys, start=none, stop=none))
+            columns.raise_first()
+            return columns.total
+        located.raise_first()
+        return located.nbytes
+
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Where the values lie, without reading them."""
         raise self._unsupported("locating values")

@@ -333,6 +333,10 @@ class FileKvStore(KvStoreDriver):
         found = scan(self._root, prefix)
         return sorted(name for name, is_directory in found if is_directory)
 
+    def list_names(self, prefix: str) -> builtins.list[str]:
+        found = scan(self._root, prefix)
+        return sorted(name + "/" * is_directory for name, is_directory in found)
+
 
 def _read_range(
     fd: int, begin: int, nbytes: int, into: Arena | None, key: str, *, direct: bool

@@ -1,6 +1,8 @@
 """``gpustore ls``, ``cat`` and ``du`` over folders, archives, databases and servers."""
 
 import json
+import os
+import sys
 import zipfile
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import gpustore
 from gpustore.cli import keys
+from tests.kvstores.http_server import HttpServer
 
 VALUES = {
     "zarr.json": b'{"a": [1, "\xc3\xa9"]}',
@@ -36,6 +39,35 @@ def test_ls_prints_one_level(gpustore_command, place):
     assert gpustore_command("ls", place) == (0, "c/\nzarr.json\n", "")
     below = f"{place}c/" if not place.endswith("|zip:") else f"{place}c"
     assert gpustore_command("ls", below) == (0, "0/\n1/\n", "")
+
+
+def test_ls_reads_one_directory(gpustore_command, tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_bytes(b"1")
+    (tmp_path / "d").write_bytes(b"1")
+    walked = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: walked.append(path) or scandir(path))
+    monkeypatch.chdir(tmp_path)
+    for place in (".", "./", tmp_path, f"{tmp_path}/a/.."):
+        walked.clear()
+        assert gpustore_command("ls", place) == (0, "a/\nd\n", "")
+        assert len(walked) == 1
+
+
+def test_names_are_bytes_in_a_pipe_and_harmless_on_a_terminal(capfdbinary, tmp_path, monkeypatch):
+    for name in (b"\xff", b"a\x1b[31mb"):
+        (tmp_path / os.fsdecode(name)).write_bytes(b"1")
+    arguments = type("Arguments", (), {"url": str(tmp_path), "recursive": False, "json": False})
+    assert keys.ls(arguments) == 0
+    assert capfdbinary.readouterr().out == b"a\x1b[31mb\n\xff\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert keys.ls(arguments) == 0
+    assert capfdbinary.readouterr().out == b"a?[31mb\n?\n"
+    assert keys.du(arguments) == 0
+    out = capfdbinary.readouterr().out
+    assert b"a?[31mb" in out
+    assert b"\x1b[31m" not in out
 
 
 def test_ls_prints_all_keys(gpustore_command, place):
@@ -72,6 +104,35 @@ def test_du_counts_keys_and_bytes(gpustore_command, place):
     ]
 
 
+def test_du_of_a_value_says_its_size(gpustore_command, place):
+    one = {"keys": 1, "bytes": 300}
+    code, out, _ = gpustore_command("du", "--json", f"{place}c/0/1")
+    assert (code, json.loads(out)) == (0, {**one, "children": {"1": one}})
+
+
+def test_a_web_server_tells_sizes_and_lists_nothing(gpustore_command, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/b", "hello" * 100)
+        archive.writestr("a/c", os.urandom(300_000))
+    with HttpServer({"x.zip": (tmp_path / "x.zip").read_bytes(), "d/e": b"1"}) as server:
+        for url in ("d", "d/", "x.zip"):
+            code, _, err = gpustore_command("ls", f"{server.url}/{url}")
+            assert code == 1
+            assert "cannot be listed: http servers do not tell what they have" in err
+        assert not server.requests
+        code, _, err = gpustore_command("du", f"{server.url}/d/")
+        assert code == 1
+        assert 'kvstore driver "http" does not support listing' in err
+        _, out, _ = gpustore_command("du", "--json", f"{server.url}/d/e")
+        assert json.loads(out)["bytes"] == 1
+        assert gpustore_command("ls", f"{server.url}/x.zip|zip:a") == (0, "b\nc\n", "")
+        server.requests.clear()
+        _, out, _ = gpustore_command("du", "--json", f"{server.url}/x.zip|zip:")
+        assert json.loads(out)["bytes"] == 300_500
+        # The directory of the archive says it: nothing else is fetched.
+        assert len(server.requests) < 5
+
+
 def test_an_array_is_its_keys(gpustore_command, tmp_path):
     url = f"{tmp_path}/a.zarr|zarr3:"
     store = gpustore.open(url, create=True, dtype="uint8", shape=[4]).result()
@@ -106,8 +167,10 @@ def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
         ("ls", "none", "there is nothing at file://"),
         ("du", "none/", "there is nothing at file://"),
         ("cat", "none", "does not exist"),
-        ("ls", "file", "is a value, not a directory: `gpustore cat` prints it"),
-        ("du", "file", "is a value, not a directory: `gpustore cat` prints it"),
+        ("ls", "file", "is a value, not a directory: `gpustore cat` prints it; if it is an arch"),
+        ("du", "file/", "there is nothing at file://"),
+        ("cat", "folder/", "is no key of a value"),
+        ("cat", "archive.zip|zip:", "`gpustore ls` lists what is in it"),
         ("cat", "folder", "is not a regular file but a directory"),
         ("ls", "file|zip:", "zip"),
         ("ls", "folder/../file", "is a value"),
@@ -117,6 +180,7 @@ def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
 def test_failures_are_one_line(gpustore_command, tmp_path, command, name, text):
     (tmp_path / "file").write_bytes(b"no archive")
     (tmp_path / "folder").mkdir()
+    zipfile.ZipFile(tmp_path / "archive.zip", "w").close()
     code, out, err = gpustore_command(command, f"{tmp_path}/{name}")
     assert (code, out) == (1, "")
     assert err.startswith("gpustore: error: ")

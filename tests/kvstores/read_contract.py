@@ -71,6 +71,10 @@ def test_one_key_many_times_in_a_batch(make_filled):
 def test_located_values_lie_where_it_says(make_filled):
     values = {"a": b"0123", "b/c": b"", "d": bytes(5000)}
     store = make_filled(values)
+    assert store.nbytes_many([*values, "none"]) == [4, 0, 5000, -1]
+    if store.driver.can_list:
+        assert store.list_nbytes().result() == {"a": 4, "b/c": 0, "d": 5000}
+        assert (store + "b/").list_nbytes().result() == {"c": 0}
     try:
         columns = store.locate_many([*values, "none"])
     except UnsupportedError:
@@ -214,6 +218,9 @@ def test_directories_are_listed_one_level_deep(make_filled):
         with pytest.raises(UnsupportedError, match="does not support listing"):
             store.driver.list_directories(store.path + "q/")
         return
+    assert (store + "q/").list_names().result() == ["a.b/", "a/", "top", "日本/"]
+    assert (store + "q/a/").list_names().result() == ["b/", "x"]
+    assert (store + "none/").list_names().result() == []
     path = store.path + "q/"
     assert store.driver.list_directories(path) == ["a", "a.b", "日本"]
     assert store.driver.list_directories(path + "a/") == ["b"]

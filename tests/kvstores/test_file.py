@@ -46,6 +46,42 @@ def files_below(path):
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        (".", "./"), ("./", "./"), ("./a", "./a"), ("a/.", "a/"), ("a//b", "a/b"), ("a/./b", "a/b"),
+        ("//a", "/a"), ("/", "/"), ("/a//", "/a/"), ("~", "{home}"), ("~/x y%41", "{home}/x y%41"),
+        ("~nobody-of-that-name/x", "~nobody-of-that-name/x"), ("x/~", "x/~"), ("./~", "./~"),
+        ("..", "{up}"), ("../", "{up}/"), ("a/../b", "{here}/b"), ("link/../b", "{here}/c/b"),
+    ],
+)  # fmt: skip
+def test_a_path_as_people_type_it_is_taken_as_by_a_shell(tmp_path, monkeypatch, typed, path):
+    here = tmp_path / "here"
+    (here / "c" / "d").mkdir(parents=True)
+    (here / "link").symlink_to("c/d")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    expected = path.format(here=here, up=tmp_path, home=f"{tmp_path}/home")
+    assert KvStore.Spec(typed).path == expected
+    # What is behind the path, and URLs, are taken as they are.
+    assert KvStore.Spec(f"{typed}|zip:a/~").base.path == expected
+    if "~" in typed:
+        assert (
+            KvStore.Spec(f"file://{typed.replace(' ', '%20').replace('%4', '%254')}").path == typed
+        )
+
+
+def test_current_directory_can_be_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_file(".")
+    for opened in (KvStore.open(".").result(), KvStore.open("./").result()):
+        opened["a/b"] = b"1"
+        assert opened.list_names().result() == ["a/"]
+        del opened["a/b"]
+    with pytest.raises(InvalidKeyError, match=r"Invalid key: \"\.\""):
+        store.read("").result()
+
+
 BAD_KEYS = [
     "", ".", "..", "../x", "a/../b", "./a", "a/.", "a//b", "/a", "a/", "a\0b", "a\\b", "x.__lock",
     "c/x.__lock",
