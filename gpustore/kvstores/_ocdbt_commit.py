@@ -23,17 +23,25 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gpustore.errors import ConflictError, GpustoreError, MismatchError, NotFoundError
+from gpustore.errors import (
+    ConflictError,
+    GpustoreError,
+    LimitError,
+    MismatchError,
+    NotFoundError,
+)
 from gpustore.executor import reset_after_fork
+from gpustore.kvstores._ocdbt_columns import UINT64_MAX
 from gpustore.kvstores._ocdbt_data_file import DataFiles
 from gpustore.kvstores._ocdbt_database import MANIFEST_KEY, Snapshot, numbered_key, numbered_of
 from gpustore.kvstores._ocdbt_location import ABSENT_ROOT
 from gpustore.kvstores._ocdbt_manifest import Manifest, encode_config
 from gpustore.kvstores._ocdbt_node import Totals
 from gpustore.kvstores._ocdbt_rewrite import Changes, KeyRange, Rewrite, Stored, Tree
+from gpustore.kvstores._ocdbt_time import format_time
 from gpustore.kvstores._ocdbt_tree import find, generation_of
 from gpustore.kvstores._ocdbt_version import Generation
-from gpustore.kvstores._ocdbt_version_tree import Version, advance
+from gpustore.kvstores._ocdbt_version_tree import Version, advance, max_generation
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
 
@@ -217,7 +225,7 @@ class Committer:
             group[0].num_deleted = rewrite.num_deleted
             if not rewrite.num_deleted:
                 return None
-        version = _next_version(latest, tree)
+        version = self._next_version(latest, tree, config)
         versions, subtrees = advance(
             () if manifest is None else manifest.versions,
             () if manifest is None else manifest.subtrees,
@@ -314,8 +322,21 @@ class Committer:
     def _create(self, snapshot: Snapshot) -> None:
         """Begin a new database with a version without keys, unless somebody else does."""
         config = snapshot.config or self._constraints.make(self._kind)
-        version = _next_version(None, Tree(0, ABSENT_ROOT, Totals(0, 0, 0)))
+        version = self._next_version(None, Tree(0, ABSENT_ROOT, Totals(0, 0, 0)), config)
         self._publish(snapshot, Manifest(config, (version,), ()))
+
+    def _next_version(self, latest: Version | None, tree: Tree, config: Config) -> Version:
+        now = time.time_ns()
+        generation = 1
+        if latest is not None:
+            generation = latest.generation + 1
+            now = max(now, latest.commit_time + 1)
+        if generation > max_generation(config.version_tree_arity_log2) or now > UINT64_MAX:
+            raise LimitError(
+                f"No version can follow generation {generation - 1} of {self._where}, which was "
+                f"committed at {format_time(now - 1)}: copy its keys to a new database"
+            )
+        return Version(generation, tree.height, tree.root, tree.totals, now)
 
     def _publish(self, snapshot: Snapshot, manifest: Manifest) -> bool:
         """Make a manifest the current one if that is still the one of the snapshot."""
@@ -402,12 +423,3 @@ def _groups(operations: list[_Operation]) -> list[list[_Operation]]:
         else:
             groups.append([one])
     return groups
-
-
-def _next_version(latest: Version | None, tree: Tree) -> Version:
-    now = time.time_ns()
-    generation = 1
-    if latest is not None:
-        generation = latest.generation + 1
-        now = max(now, latest.commit_time + 1)
-    return Version(generation, tree.height, tree.root, tree.totals, now)

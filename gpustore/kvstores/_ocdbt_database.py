@@ -114,7 +114,8 @@ class Database:
         self.manifests = manifests
         self._constraints = constraints
         self._cache = cache
-        self._space = Space(("ocdbt", base.driver.identity, base.path), "node")
+        root = ("ocdbt", base.driver.identity, base.path)
+        self._btree_nodes, self._version_nodes = Space(root, "btree"), Space(root, "version")
         self._max_nbytes = max_nbytes
         self._snapshot = Snapshot(b"", None, None, -math.inf)
 
@@ -215,7 +216,7 @@ class Database:
     ) -> list[Leaf | Interior | GpustoreError]:
         """B+tree nodes, each given by location and height; errors stand for themselves."""
         decode = partial(read_node, max_nbytes=self._max_nbytes)
-        found = self._load([location for location, _ in wanted], decode)
+        found = self._load(self._btree_nodes, [location for location, _ in wanted], decode)
         for i, ((location, height), node) in enumerate(zip(wanted, found, strict=True)):
             if not isinstance(node, GpustoreError) and node.height != height:
                 found[i] = self.wrong(
@@ -232,11 +233,13 @@ class Database:
 
     def any_node(self, location: Location) -> Leaf | Interior:
         """A B+tree node of whatever height."""
-        return self._load_one(location, partial(read_node, max_nbytes=self._max_nbytes))
+        decode = partial(read_node, max_nbytes=self._max_nbytes)
+        return self._load_one(self._btree_nodes, location, decode)
 
     def any_version_node(self, location: Location) -> VersionNode:
         """A version node of whatever height."""
-        return self._load_one(location, partial(read_version_node, max_nbytes=self._max_nbytes))
+        decode = partial(read_version_node, max_nbytes=self._max_nbytes)
+        return self._load_one(self._version_nodes, location, decode)
 
     def version_node(self, subtree: VersionSubtree, arity_log2: int) -> VersionNode:
         """A version node that is as the reference to it says."""
@@ -259,22 +262,27 @@ class Database:
             raise found
         return found
 
-    def _load_one(self, location: Location, decode: Callable[[Buffer, bytes], N]) -> N:
-        (found,) = self._load([location], decode)
+    def _load_one(
+        self, space: Space, location: Location, decode: Callable[[Buffer, bytes], N]
+    ) -> N:
+        (found,) = self._load(space, [location], decode)
         if isinstance(found, GpustoreError):
             raise found
         return found
 
     def _load(
-        self, locations: Sequence[Location], decode: Callable[[Buffer, bytes], N]
+        self,
+        space: Space,
+        locations: Sequence[Location],
+        decode: Callable[[Buffer, bytes], N],
     ) -> list[N | GpustoreError]:
-        """Decode what lies at these locations, or take it from the cache."""
+        """Decode what lies at these locations, or take it from the cache, where it has `space`."""
         found: list[N | GpustoreError | None] = [None] * len(locations)
         stamps = [0] * len(locations)
         names = [location.file.path for location in locations]
         parts = [_part(location) for location in locations]
         if self._cache is not None:
-            for i, (entry, stamp) in enumerate(self._cache.find(self._space, names, parts)):
+            for i, (entry, stamp) in enumerate(self._cache.find(space, names, parts)):
                 stamps[i] = stamp
                 if entry is not None:
                     found[i] = entry.value
@@ -291,16 +299,16 @@ class Database:
             found[i] = node
             if self._cache is not None:
                 entry = Entry(node, node.memory_nbytes, b"", math.inf)
-                self._cache.put(self._space, names[i], parts[i], entry, stamps[i])
+                self._cache.put(space, names[i], parts[i], entry, stamps[i])
         return found  # type: ignore[return-value]
 
     def keep(self, location: Location, node: Leaf | Interior) -> None:
         """Put a node that is being written into the cache."""
         if self._cache is not None:
             name, part = location.file.path, _part(location)
-            ((_, stamp),) = self._cache.find(self._space, [name], [part])
+            ((_, stamp),) = self._cache.find(self._btree_nodes, [name], [part])
             entry = Entry(node, node.memory_nbytes, b"", math.inf)
-            self._cache.put(self._space, name, part, entry, stamp)
+            self._cache.put(self._btree_nodes, name, part, entry, stamp)
 
     def _read(
         self, locations: Sequence[Location], max_nbytes: int | None = -1

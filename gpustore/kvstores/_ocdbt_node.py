@@ -138,7 +138,7 @@ class Leaf:
 
     def totals(self, encoded_nbytes: int) -> Totals:
         """Sums, if the node has this length."""
-        indirect = int(self.nbytes[self.file >= 0].sum())
+        indirect = _total(self.nbytes[self.file >= 0])
         return Totals(len(self.keys), encoded_nbytes, indirect)
 
 
@@ -210,10 +210,17 @@ class Interior:
 
     def totals(self, encoded_nbytes: int) -> Totals:
         """Sums, if the node has this length."""
-        columns = (self.num_keys, self.tree_nbytes, self.indirect_nbytes)
-        keys, tree, indirect = (sum(column.tolist()) for column in columns)
-        # Wrong numbers of a file must not become numbers that cannot be stored.
-        return Totals(*(min(n, UINT64_MAX) for n in (keys, tree + encoded_nbytes, indirect)))
+        return Totals(
+            _total(self.num_keys),
+            _total(self.tree_nbytes, encoded_nbytes),
+            _total(self.indirect_nbytes),
+        )
+
+
+def _total(column: Int64s | UInt64s, more: int = 0) -> int:
+    """A sum; wrong numbers of a file must not become one that cannot be stored."""
+    total: int = sum(column.tolist(), more)
+    return min(total, UINT64_MAX)
 
 
 def _used_files(files: tuple[DataFile, ...], file: Int64s) -> FileTable:

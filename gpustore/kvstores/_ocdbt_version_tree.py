@@ -40,6 +40,7 @@ __all__ = [
     "advance",
     "encode_subtrees",
     "encode_versions",
+    "max_generation",
     "read_subtrees",
     "read_version_node",
     "read_versions",
@@ -136,6 +137,15 @@ def max_height(arity_log2: int) -> int:
     return (_GENERATION_BITS - 1) // arity_log2 - 1
 
 
+def max_generation(arity_log2: int) -> int:
+    """Largest generation: all nodes that a manifest can refer to are full, and itself.
+
+    >>> max_generation(16) == 2**48 + 2**16
+    True
+    """
+    return (1 << arity_log2 * (max_height(arity_log2) + 1)) + (1 << arity_log2)
+
+
 def subtree_ranges(generation: int, arity_log2: int) -> Iterator[tuple[int, int, int]]:
     """Which older generations a manifest refers to by which nodes.
 
@@ -179,6 +189,11 @@ def read_versions(
     versions = tuple(Version(*row) for row in rows)
     _check_generations(reader, generations)
     _check_times(reader, times)
+    if generations[-1] > max_generation(arity_log2):
+        raise reader.error(
+            f"generation_number={generations[-1]} exceeds maximum {max_generation(arity_log2)} "
+            f"for version_tree_arity_log2={arity_log2}"
+        )
     first, last = ((end - 1) >> arity_log2 for end in (generations[0], generations[-1]))
     if first != last:
         raise reader.error(

@@ -146,9 +146,7 @@ class OcdbtKvStore(AdapterKvStore):
         )
 
     def check_key(self, key: str) -> None:
-        nbytes = len(as_bytes(key))
-        if nbytes > MAX_KEY_NBYTES:
-            raise invalid_key(key, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+        _check_key(key)
 
     # ------------------------------------------------------------------ reading
 
@@ -331,6 +329,16 @@ class OcdbtKvStore(AdapterKvStore):
             raise self._unsupported("writing to a base that cannot be written")
 
 
+def _check_key(key: str) -> None:
+    """Raise InvalidKeyError unless it is text of a length that a key can have."""
+    try:
+        nbytes = len(as_bytes(key))
+    except UnicodeEncodeError:
+        raise invalid_key(key, "contains a surrogate that stands for no byte") from None
+    if nbytes > MAX_KEY_NBYTES:
+        raise invalid_key(key, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+
+
 def _bound(text: str) -> bytes:
     """The least bytes that no key below `text` can reach."""
     try:
@@ -480,9 +488,7 @@ class _Kind:
 
     def check_path(self, path: str) -> None:
         """Accept what can begin a key."""
-        nbytes = len(as_bytes(path))
-        if nbytes > MAX_KEY_NBYTES:
-            raise invalid_key(path, f"length {nbytes} exceeds maximum length of {MAX_KEY_NBYTES}")
+        _check_key(path)
 
     def dump(self, base: KvStoreDriver, path: str, node: str | None, context: Context) -> Any:
         """See :func:`gpustore.ocdbt.dump`."""

@@ -28,7 +28,12 @@ from gpustore.kvstores._ocdbt_location import DataFile, Location
 from gpustore.kvstores._ocdbt_manifest import Manifest
 from gpustore.kvstores._ocdbt_node import Interior, Leaf, Totals, read_node
 from gpustore.kvstores._ocdbt_rewrite import Changes, Rewrite
-from gpustore.kvstores._ocdbt_version_tree import Version, advance
+from gpustore.kvstores._ocdbt_version_tree import (
+    Version,
+    VersionNode,
+    VersionSubtree,
+    advance,
+)
 from gpustore.kvstores.base import ReadRequest
 from tests.kvstores.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
 
@@ -442,6 +447,68 @@ def test_empty_value_in_no_file_is_empty():
     assert ours.store["a"] == b""
     ours.apply({"b": b"1"})
     assert ours.items() == {b"a": b"", b"b": b"1"}
+
+
+def versioned(generation, commit_time):
+    """A database whose only version has these numbers."""
+    config = Opened().store.driver._committer._constraints.make("single")
+    version = Version(generation, 0, at("d/root", ONE), Totals(1, 1, 0), commit_time)
+    return {b"d/root": ONE, b"manifest.ocdbt": Manifest(config, (version,), ()).encode()}
+
+
+def test_sums_that_cannot_be_stored_are_the_largest_that_can():
+    value = Location(DataFile(b"", b"d/none"), 0, 2**63 - 1)
+    root = leaf((b"a", value), (b"b", value), (b"c", value))
+    ours = Opened(files=database(root, 0, {}))
+    ours.store["d"] = b"1"
+    assert ours.store["d"] == b"1"
+    versions = TensorStoreDatabase(files=ours.files).versions
+    assert versions[-1]["root"]["statistics"]["num_indirect_value_bytes"] == 2**64 - 1
+
+
+def test_generations_beyond_the_largest_are_errors_as_in_tensorstore():
+    largest = 2**60 + 2**4
+    for generation in (largest, largest + 1, 2**64 - 1):
+        files = versioned(generation, 5)
+        for store in (Opened(files=files).store, TensorStoreDatabase(files=files).store):
+            if generation == largest:
+                assert store["1"] == b"v"
+                continue
+            with pytest.raises(
+                ValueError, match=f"={generation} exceeds maximum {largest} for ver"
+            ):
+                store["1"]
+
+
+@pytest.mark.parametrize("numbers", [(2**60 + 2**4, 5), (1, 2**64 - 1)])
+def test_version_that_nothing_can_follow_stays(numbers):
+    ours = Opened(files=versioned(*numbers))
+    with pytest.raises(LimitError, match=f"No version can follow generation {numbers[0]} of "):
+        ours.store["c"] = b"1"
+    assert ours.items() == {b"1": b"v"}
+
+
+def test_version_node_is_no_btree_node_in_the_cache_either():
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 1 << 20}})
+    base = KvStore.open("memory://", context=context).result()
+    config = Opened().store.driver._committer._constraints.make("single")
+    old = Version(1, 0, at("d/root", ONE), Totals(1, 1, 0), 5)
+    node = VersionNode(4, 0, (old,)).encode(None)
+    # The root of the latest version is the node that holds the older ones.
+    below = VersionNode(4, 1, (VersionSubtree(16, at("d/node", node), 16, 5, 0),)).encode(None)
+    tree = VersionSubtree(16, at("d/tree", below), 16, 5, 1)
+    latest = Version(17, 1, at("d/tree", below), Totals(1, 1, 0), 6)
+    base["d/node"], base["d/tree"] = node, below
+    base["manifest.ocdbt"] = Manifest(config, (latest,), (tree,)).encode()
+    with pytest.raises(CorruptChunkError, match="Expected generation_number of 16"):
+        KvStore.open("memory://|ocdbt:@v1/", context=context).result()["1"]
+    with pytest.raises(CorruptChunkError, match="Expected to start with hex bytes"):
+        KvStore.open("memory://|ocdbt:", context=context).result()["1"]
+
+
+def test_path_that_is_no_text_is_an_error():
+    with pytest.raises(gpustore.InvalidKeyError, match="a surrogate that stands for no byte"):
+        KvStore.open({"driver": "ocdbt", "base": "memory://", "path": "\ud800"})
 
 
 def test_numbered_manifest_that_is_none_is_an_error():
