@@ -48,10 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     screen = None if arguments.quiet else Screen()
     try:
         source = open_whole(arguments.source, field=arguments.field, read=True, device="cpu")
-    except gpustore.GpustoreError:
-        group = find_group(arguments.source)
-        if group is None:
-            raise
+    except gpustore.GpustoreError as error:
+        group = find_group(arguments.source, error)
         copy_group.run(arguments, group, _options(arguments), screen)
         return 0
     target = make_target(source, arguments.target, _options(arguments))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from gpustore.cli.screen import format_nbytes
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from gpustore.cli.copy_target import Options
     from gpustore.cli.screen import Screen
@@ -99,19 +102,17 @@ def run(
             journal.begin(plans)
         total = sum(plan.nbytes for plan in plans.values())
         done = 0
+        step: AbstractContextManager[Callable[[int], object]] = nullcontext(lambda nbytes: None)
+        if screen is not None:
+            for path, copy in work.arrays.items():
+                for note in copy.notes(plans[path]):
+                    screen.line(f"note: {path}: {note}")
+            step = screen.step("copy", total, rate=True)
         try:
-            if screen is None:
+            with step as show:
                 for path, copy in work.arrays.items():
-                    copy.run(made[path], plans[path], stopped, lambda nbytes: None, journal, path)
+                    copy.run(made[path], plans[path], stopped, show, journal, path)
                     done += 1
-            else:
-                for path, copy in work.arrays.items():
-                    for note in copy.notes(plans[path]):
-                        screen.line(f"note: {path}: {note}")
-                with screen.step("copy", total, rate=True) as show:
-                    for path, copy in work.arrays.items():
-                        copy.run(made[path], plans[path], stopped, show, journal, path)
-                        done += 1
         except (CommandError, KeyboardInterrupt) as error:
             raise type(error)(
                 f"{error}; {done} of the {len(work.arrays)} arrays of the group were copied before"
@@ -121,13 +122,12 @@ def run(
         spec = {"driver": _DRIVERS[after], "kvstore": root}
         gpustore.open_group(spec).result().consolidate().result()
     if screen is not None:
-        stored = gpustore.statistics["bytes_stored"] - before
         pairs = [
             ("format", f"Zarr v{after} group"),
             ("groups", str(len(work.groups) - 1)),
             ("arrays", str(len(work.arrays))),
             ("decoded size", format_nbytes(total)),
-            ("stored size", format_nbytes(stored)),
+            ("stored size", format_nbytes(gpustore.statistics["bytes_stored"] - before)),
             ("time", f"{time.perf_counter() - begin:.2f} s"),
         ]
         screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)

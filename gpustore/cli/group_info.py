@@ -16,12 +16,24 @@ if TYPE_CHECKING:
 __all__ = ["describe", "find_group", "run"]
 
 
-def find_group(place: str) -> gpustore.Group | None:
-    """The group at a URL or path, None if none can be opened there."""
+def find_group(place: str, failure: gpustore.GpustoreError) -> gpustore.Group:
+    """The group at a URL or path where no array can be opened.
+
+    Parameters
+    ----------
+    place : str
+    failure : GpustoreError
+        Why that is no array.
+
+    Raises
+    ------
+    GpustoreError
+        `failure`, unless that says that it is a group: then why the group cannot be opened.
+    """
     try:
         return gpustore.open_group(place).result()
-    except gpustore.GpustoreError:
-        return None
+    except gpustore.GpustoreError as error:
+        raise (error if "gpustore.open_group" in str(failure) else failure) from None
 
 
 def run(arguments: argparse.Namespace, group: gpustore.Group) -> int:

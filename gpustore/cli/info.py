@@ -36,11 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     try:
         store = open_whole(arguments.array)
-    except gpustore.GpustoreError:
-        group = group_info.find_group(arguments.array)
-        if group is None:
-            raise
-        return group_info.run(arguments, group)
+    except gpustore.GpustoreError as error:
+        return group_info.run(arguments, group_info.find_group(arguments.array, error))
     facts = describe(store)
     if arguments.json:
         if arguments.explain:

@@ -81,3 +81,27 @@ def test_consolidated_metadata_and_other_chunk_grids(gpustore_command, tmp_path)
     assert "a (7,) int8" in out
     facts = json.loads(gpustore_command("info", tmp_path, "--json")[1])
     assert facts["members"]["a"]["chunk"] is None
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({".zgroup": {"zarr_format": 2}, ".zattrs": [1]}, '/.zattrs": Expected object'),
+        (
+            {"zarr.json": {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {}}},
+            "Error parsing consolidated metadata",
+        ),
+        ({".zarray": {"zarr_format": 2}}, 'opening "zarr" driver: Error reading local file'),
+        ({}, "Failed to detect format for local file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["info", "copy"])
+def test_damaged_group_says_why_it_is_none(gpustore_command, tmp_path, command, files, reason):
+    place = tmp_path / "h.zarr"
+    place.mkdir()
+    for name, document in files.items():
+        (place / name).write_text(json.dumps(document))
+    words = [command, place] + [tmp_path / "copy.zarr"] * (command == "copy")
+    code, out, err = gpustore_command(*words)
+    assert (code, out) == (1, "")
+    assert reason in err
