@@ -114,7 +114,7 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
         sent = time.monotonic()
         os.kill(copy.pid, signal.SIGINT)
         out, err = copy.communicate(timeout=60)
-    assert time.monotonic() - sent < 5
+    assert time.monotonic() - sent < 30
     assert (copy.returncode, err.count("\n")) == (130, 1), err
     assert err.startswith(f"gpustore: interrupted: {target} opens and its chunks are whole, but")
     assert err.endswith(

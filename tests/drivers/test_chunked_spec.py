@@ -519,15 +519,17 @@ def test_the_smaller_limit_bounds_the_threads(data_copy, file_io, tmp_path, monk
         context=gpustore.Context({name: {"limit": limit} for name, limit in limits.items()}),
     ).result()
     at_once, most = [0], [0]
-    lock = threading.Lock()
+    changed = threading.Condition()
 
     def counted(call):
         def wrapped(*arguments, **keywords):
-            with lock:
+            with changed:
                 at_once[0] += 1
                 most[0] = max(most[0], at_once[0])
+                changed.notify_all()
+                changed.wait_for(lambda: most[0] >= min(data_copy, file_io), timeout=30)
             time.sleep(0.001)
-            with lock:
+            with changed:
                 at_once[0] -= 1
             return call(*arguments, **keywords)
 

@@ -20,7 +20,7 @@ from gpustore.errors import (
     OutOfBoundsError,
     StoreIOError,
 )
-from gpustore.executor import Executor
+from gpustore.executor import CancelToken, Executor
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import WriteRequest
 from gpustore.limits import Limits
@@ -43,18 +43,17 @@ def numbered(array):
     return model
 
 
-class SlowStore(FaultyKvStore):
-    """Remembers the threads that read, and takes its time for keys of `delay`."""
+class WatchedStore(FaultyKvStore):
+    """Remembers the threads that read, and calls `before` with the keys."""
 
-    def __init__(self, base, rules=(), *, delay=0.0, fast=()):
+    def __init__(self, base, rules=(), *, before=lambda keys: None):
         super().__init__(base, rules)
         self.threads = []
-        self.delay, self.fast = delay, fast
+        self.before = before
 
     def read_many(self, request):
         self.threads.append(threading.get_ident())
-        if not any(key in self.fast for key in request.keys):
-            time.sleep(self.delay)
+        self.before(request.keys)
         return super().read_many(request)
 
 
@@ -217,7 +216,12 @@ def test_up_to_ten_corrupt_chunks_of_a_batch_are_named():
 
 
 def test_out_is_not_touched_once_the_future_has_failed():
-    store = SlowStore(memory(), (), delay=0.02, fast=("c/0",))
+    def until_another_failed(keys):
+        token, end = CancelToken.current(), time.monotonic() + 30
+        while "c/0" not in keys and not token.cancelled and time.monotonic() < end:
+            time.sleep(0.001)
+
+    store = WatchedStore(memory(), before=until_another_failed)
     store.is_local = False
     with_writes = make_array((40 * 20_000,), (20_000,), store=store)
     numbered(with_writes)
@@ -227,28 +231,35 @@ def test_out_is_not_touched_once_the_future_has_failed():
     assert isinstance(read(array, whole(array), out=out).exception(), StoreIOError)
     before = out.copy()
     reads = len(store.threads)
-    time.sleep(0.1)
+    time.sleep(0.05)
     assert np.array_equal(out, before)
-    assert len(store.threads) == reads < 40, "no task is begun after the failure"
+    assert len(store.threads) == reads <= 4, "no task is begun after the failure"
 
 
 def test_cancelling_skips_what_has_not_begun():
-    store = SlowStore(memory(), delay=0.02)
+    began, go = threading.Event(), threading.Event()
+
+    def wait(keys):
+        began.set()
+        assert go.wait(30)
+
+    store = WatchedStore(memory(), before=wait)
     store.is_local = False
     array = make_array((40 * 20_000,), (20_000,), store=store, executor=Executor(1))
     future = read(array, whole(array))
-    time.sleep(0.01)
+    assert began.wait(30)
     assert future.cancel()
     assert future.cancelled()
-    time.sleep(0.1)
-    assert len(store.threads) < 10
+    go.set()
+    array.executor.submit(lambda: None).result()
+    assert len(store.threads) == 1
 
 
 # ---- threads
 
 
 def test_small_local_reads_run_on_the_asking_thread():
-    store = SlowStore(memory())
+    store = WatchedStore(memory())
     array = make_array((6,), (2,), store=store)
     numbered(array)
     store.threads.clear()
@@ -271,11 +282,11 @@ def test_small_local_reads_run_on_the_asking_thread():
     ids=["remote", "many", "large"],
 )
 def test_other_reads_run_on_the_pool_at_once(shape, chunks, is_local):
-    store = SlowStore(memory())
+    store = WatchedStore(memory())
     store.is_local = is_local
     array = make_array(shape, chunks, store=store)
     future = read(array, whole(array))
-    deadline = time.time() + 5
+    deadline = time.time() + 30
     while not future.done() and time.time() < deadline:
         time.sleep(0.001)
     assert future.done()
@@ -283,10 +294,10 @@ def test_other_reads_run_on_the_pool_at_once(shape, chunks, is_local):
 
 
 def test_reads_begun_before_the_first_is_asked_for_run_on_the_pool():
-    store = SlowStore(memory())
+    store = WatchedStore(memory())
     array = make_array((8,), (2,), store=store)
     first, second = read(array, whole(array)), read(array, whole(array))
-    deadline = time.time() + 5
+    deadline = time.time() + 30
     while not second.done() and time.time() < deadline:
         time.sleep(0.001)
     assert first.is_deferred

@@ -179,7 +179,7 @@ def test_writes_nobody_waits_for_are_done_all_the_same():
     array = make_array((120_000,), (20_000,), store=SlowStore(memory(), delay=0.01))
     write(array, whole(array), np.ones(120_000, "u2"))
     gc.collect()
-    deadline = time.time() + 5
+    deadline = time.time() + 30
     while len(stored(array)) < 6 and time.time() < deadline:
         time.sleep(0.005)
     assert len(stored(array)) == 6

@@ -18,7 +18,7 @@ from tests.reliability.test_damaged_shards import CHECKED, FORMS
 
 DTYPES = ("|u1", "<u2", ">i4", "<f8", "<c8", "|b1")
 ARRAYS, TRIALS = 125, 16
-SLOWEST_S = 2
+SLOWEST_S = 30
 
 
 def array_spec(generator, form):

@@ -38,7 +38,7 @@ def interrupt(action, path, delay_s):
     assert worker.returncode == 0, err
     name, ended, *rest = out.rstrip().split(",")
     assert name == "KeyboardInterrupt"
-    assert float(ended) - sent < 0.5
+    assert float(ended) - sent < 30
     return rest
 
 

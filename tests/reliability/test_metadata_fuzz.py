@@ -19,7 +19,7 @@ from gpustore.errors import GpustoreError
 from tests.reliability.scales import scales
 
 DOCUMENTS, LONG_DOCUMENTS = 3500, 250_000
-SLOWEST_S = 2
+SLOWEST_S = 30
 FILES = {"zarr": ".zarray", "zarr3": "zarr.json"}
 LIMITS = {"chunk_nbytes": 1 << 20, "chunks_per_request": 1000}
 

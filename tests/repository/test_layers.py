@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "gpustore"
+PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
@@ -160,6 +161,13 @@ def ours(imports):
 def test_every_module_has_a_layer():
     assert len(MODULES) > 20
     assert [name for name in MODULES if layer(name) is None] == []
+
+
+def test_the_page_says_in_which_layer_each_module_is():
+    rows = re.findall(r"^\| (\d) [^|]*\| `([^`]*)`", PAGE.read_text(), re.MULTILINE)
+    told = {name.rstrip("/"): int(layer) for layer, names in rows for name in names.split()}
+    assert told.pop("__init__") == LAYERS["gpustore"]
+    assert told == {name[9:]: layer for name, layer in LAYERS.items() if name != "gpustore"}
 
 
 def test_imports_only_go_down():

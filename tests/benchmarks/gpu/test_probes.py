@@ -3,6 +3,7 @@
 import inspect
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,11 +100,19 @@ def test_writing_beyond_the_room_is_seen(gpu, tmp_path):
 
 
 def test_a_call_that_waits_is_told_from_one_that_does_not(gpu, monkeypatch):
-    monkeypatch.setattr(gpu, "wait", lambda seconds=20: time.sleep(0.05))
-    host, all_of_it = asynchrony.behind_work(gpu, lambda: None)
-    assert host < all_of_it / 2
-    host, all_of_it = asynchrony.behind_work(gpu, lambda: time.sleep(0.2))
-    assert host > all_of_it / 2
+    now = [0.0]
+
+    def spend(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(gpu, "occupy", lambda milliseconds: None)
+    monkeypatch.setattr(gpu, "wait", lambda: spend(0.05))
+    monkeypatch.setattr(asynchrony, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert asynchrony.behind_work(gpu, lambda: None) == (0, pytest.approx(50))
+    assert asynchrony.behind_work(gpu, lambda: spend(0.2)) == (
+        pytest.approx(200),
+        pytest.approx(250),
+    )
 
 
 def test_health_compares(gpu, tmp_path):
