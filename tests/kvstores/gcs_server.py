@@ -9,10 +9,10 @@ __all__ = ["GcsServer"]
 
 
 class GcsServer(S3Server):
-    def __init__(self):
+    def __init__(self, buckets=("bucket",)):
         self._numbers = itertools.count(1_700_000_000_000_001)
         self.generations = {}
-        super().__init__()
+        super().__init__(buckets)
 
     def serve(self, connection, request, **different):
         path = request.path.removeprefix("/")
