@@ -53,7 +53,17 @@ from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.statistics import STATISTICS
 
-__all__ = ["Bucket", "check_object_key", "check_object_path", "client_options", "require_obstore"]
+__all__ = [
+    "WHOLE_NBYTES",
+    "Bucket",
+    "begin_use",
+    "called",
+    "check_object_key",
+    "check_object_path",
+    "client_options",
+    "obstore_package",
+    "require_obstore",
+]
 
 T = TypeVar("T")
 
@@ -63,7 +73,7 @@ _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _LOST: Final = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 _TICK_S: Final = 0.25
-_WHOLE_NBYTES: Final = 64 << 20
+WHOLE_NBYTES: Final = 64 << 20
 """A longer value is written in parts, if there is no condition."""
 
 _THREADS = Executor(32)
@@ -76,41 +86,39 @@ interpreter lock is what is waited for (4 KiB ranges on loopback, 2 cores: 75 us
 threads 104)."""
 
 _user = 0
-"""The process that has used obstore, 0 if none has."""
-
-_obstore: Any = None
-"""The package, once it is used."""
+"""The process that has started obstore's threads, 0 if none has."""
 
 
-def require_obstore() -> Any:
-    """The package obstore.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not installed.
-    ForkError
-        If the process this one was forked from has used it.
-    """
-    global _user
+def require_obstore() -> None:
+    """Raise UnsupportedError unless the package obstore is installed."""
     if not registry.is_installed("obstore"):
         raise UnsupportedError("buckets need the package obstore: pip install 'gpustore[cloud]'")
-    if _user not in (0, os.getpid()):
-        raise ForkError(
-            "a bucket was used before this process was forked, and obstore does not work in it: "
-            'start workers with "spawn" or "forkserver", or open buckets in the workers only'
-        )
+
+
+def obstore_package() -> Any:
+    """The package obstore, for what starts no threads."""
     import obstore
 
     return obstore
 
 
-def _begin_use() -> Any:
-    global _user, _obstore
-    if _user != os.getpid():
-        _obstore = require_obstore()
+def begin_use(*, waits: bool = True) -> Any:
+    """The package obstore, for what starts its threads and, if it `waits`, needs them.
+
+    Raises
+    ------
+    ForkError
+        If they are needed and were those of the process this one was forked from.
+    """
+    global _user
+    if not _user:
         _user = os.getpid()
-    return _obstore
+    if waits and _user != os.getpid():
+        raise ForkError(
+            "a bucket was used before this process was forked, and obstore does not work in it: "
+            'start workers with "spawn" or "forkserver", or open buckets in the workers only'
+        )
+    return obstore_package()
 
 
 def client_options(timeouts: Timeouts) -> dict[str, Any]:
@@ -267,9 +275,9 @@ class Bucket:
         raise StoreIOError("it changed while it was being read", status="ABORTED")
 
     def _read_once(self, read: PlannedRead, request: ReadRequest) -> None:
-        obstore = _begin_use()
+        obstore = begin_use()
         if read.is_empty:
-            self._see(read, _called(self, obstore.head, self.store, read.key))
+            self._see(read, called(self, obstore.head, self.store, read.key))
             return
         options: dict[str, Any] = {}
         if read.high is not None:
@@ -279,7 +287,7 @@ class Bucket:
             options["range"] = low
         if self.version == "e_tag" and read.other not in (b"", ABSENT):
             options["if_none_match"] = read.other.decode("latin-1")
-        found = _called(self, obstore.get, self.store, read.key, options=options)
+        found = called(self, obstore.get, self.store, read.key, options=options)
         self._see(read, found.meta)
         if not read.holds:
             return
@@ -316,8 +324,7 @@ class Bucket:
             for row in rows:
                 (later if request.keys[row] in seen else now).append(row)
                 seen.add(request.keys[row])
-            tasks = [partial(self._write_row, request, row) for row in now]
-            for row, found in zip(now, self._all(tasks), strict=True):
+            for row, found in zip(now, self._write_rows(request, now), strict=True):
                 if isinstance(found, GpustoreError):
                     key = request.keys[row]
                     what = "deleting" if request.values[row] is None else "writing"
@@ -328,6 +335,12 @@ class Bucket:
                     result.generation[row] = found
             rows = later
         return result
+
+    def _write_rows(
+        self, request: WriteRequest, rows: Sequence[int]
+    ) -> builtins.list[bytes | GpustoreError]:
+        """Write or delete values of different keys; their new generations, or errors."""
+        return self._all([partial(self._write_row, request, row) for row in rows])
 
     def _write_row(self, request: WriteRequest, row: int) -> bytes:
         """Write or delete one value; its new generation, ``b""`` if the condition did not hold."""
@@ -351,7 +364,7 @@ class Bucket:
             return self._stored(key, value) if lost else b""
 
     def _put(self, key: str, value: Buffer, condition: bytes) -> bytes:
-        obstore = _begin_use()
+        obstore = begin_use()
         mode: Any = "overwrite"
         if not self.sends:
             condition = b""
@@ -361,9 +374,9 @@ class Bucket:
             mode = {self.version: condition.decode("latin-1")}
         data = memoryview(value).cast("B")
         options: dict[str, Any] = {"mode": mode, "use_multipart": False}
-        if not condition and len(data) > _WHOLE_NBYTES:
+        if not condition and len(data) > WHOLE_NBYTES:
             options |= {"use_multipart": True, "chunk_size": 16 << 20}
-        found = _called(self, obstore.put, self.store, key, data, **options)
+        found = called(self, obstore.put, self.store, key, data, **options)
         return self._generation(found)
 
     def _stored(self, key: str, value: Buffer) -> bytes:
@@ -382,7 +395,7 @@ class Bucket:
         return ABSENT
 
     def _delete_once(self, key: str) -> None:
-        _called(self, _begin_use().delete, self.store, key)
+        called(self, begin_use().delete, self.store, key)
 
     # ------------------------------------------------------------------ ranges
 
@@ -408,14 +421,14 @@ class Bucket:
     def _list_once(
         self, directory: str, offset: str | None, low: str, high: str | None
     ) -> builtins.list[str]:
-        obstore = _begin_use()
+        obstore = begin_use()
         wanted = CancelToken.current()
         found: builtins.list[str] = []
         pages = iter(obstore.list(self.store, directory or None, offset=offset, chunk_size=1000))
         last = ""
         while True:
             wanted.check()
-            page = _called(self, next, pages, None)
+            page = called(self, next, pages, None)
             if page is None:
                 return found
             keys = [one["path"] for one in page]
@@ -428,11 +441,11 @@ class Bucket:
 
     def list_directories(self, prefix: str) -> builtins.list[str]:
         """As the driver's."""
-        obstore = _begin_use()
+        obstore = begin_use()
         try:
             directory = prefix.rstrip("/") or None
             page = self._repeat(
-                partial(_called, self, obstore.list_with_delimiter, self.store, directory)
+                partial(called, self, obstore.list_with_delimiter, self.store, directory)
             )
         except GpustoreError as error:
             where = f"Error listing {self.describe(prefix)}"
@@ -449,6 +462,8 @@ class Bucket:
 
     def _all(self, tasks: Sequence[Callable[[], T]]) -> builtins.list[T | GpustoreError]:
         """Do all of them at once; errors are results."""
+        if not tasks:
+            return []
         found: builtins.list[Any] = [None] * len(tasks)
         wanted = CancelToken.current()
         rows = iter(range(len(tasks)))
@@ -468,12 +483,12 @@ class Bucket:
                     self.permits.give_back()
                     times.append(time.perf_counter() - begun)
 
-        require_obstore()
+        begin_use()
         threads = _FEW if self._pace.fastest_s < _NEAR_S else _THREADS.limit
         threads = min(threads, len(tasks))
         if threads == 1:
             run()
-        elif threads:
+        else:
             _THREADS.run_all([run] * threads, lambda: None).result()
             self._pace.fastest_s = min(times)
         return found
@@ -512,7 +527,7 @@ def _body(bucket: Bucket, found: Any, nbytes: int) -> memoryview:
     """The body of a response, which has announced so many bytes."""
     stream = iter(found.stream(min_chunk_size=nbytes + 1))
     # It is shorter than that only if nothing follows.
-    part = _called(bucket, next, stream, None)
+    part = called(bucket, next, stream, None)
     received = 0 if part is None else len(part)
     if received > nbytes:
         raise LimitError(f"the body is longer than the {nbytes} bytes that were announced")
@@ -521,9 +536,9 @@ def _body(bucket: Bucket, found: Any, nbytes: int) -> memoryview:
     return memoryview(part or b"")
 
 
-def _called(bucket: Bucket, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+def called(bucket: Bucket, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     """Call obstore, whose errors become ours; none of its text is shown that might be secret."""
-    exceptions = _begin_use().exceptions
+    exceptions = obstore_package().exceptions
     try:
         return function(*args, **options)
     except exceptions.NotModifiedError:

@@ -33,14 +33,16 @@ from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.statistics import STATISTICS
 
-__all__ = ["HttpClient"]
+__all__ = ["PASSING", "HttpClient"]
 
-_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses that a repetition may change."""
+
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 5
 _LONGEST_RETRY_AFTER_S: Final = 30.0
 _NBYTES_PER_S: Final = 1 << 16
-"""A request that receives this much is given another second."""
+"""A request that sends or receives this much is given another second."""
 _TICK_S: Final = 0.25
 """How often a waiting thread looks whether it is still wanted, and which time is up."""
 
@@ -55,7 +57,9 @@ class HttpClient:
     retries : Retries
     timeouts : Timeouts
     explain : callable, optional
-        What the body of an error says, as a short text.
+        What a response that is not a success says, as a short text.
+    passing : set of int, optional
+        The statuses that are worth a repetition.
     """
 
     def __init__(
@@ -66,22 +70,14 @@ class HttpClient:
         retries: Retries,
         timeouts: Timeouts,
         explain: Callable[[HttpResponse], str] = lambda response: "",
+        passing: frozenset[int] = PASSING,
     ) -> None:
         self.origin = origin
         self.permits = permits
         self.retries = retries
         self.timeouts = timeouts
         self.explain = explain
-
-    def at(self, origin: Origin) -> HttpClient:
-        """Return the same for another origin."""
-        return HttpClient(
-            origin,
-            permits=self.permits,
-            retries=self.retries,
-            timeouts=self.timeouts,
-            explain=self.explain,
-        )
+        self.passing = passing
 
     def send(self, requests: Iterable[HttpRequest]) -> list[HttpResponse | GpustoreError]:
         """Send `requests`, all at once, and wait for the responses.
@@ -152,7 +148,7 @@ class _Job:
         self.attempts = self.redirects = self.stale = 0
         self.begun = -1.0
         self.attempted_at = 0.0
-        self.extra_s = 0.0  # What former attempts have received, in seconds.
+        self.extra_s = 0.0  # What former attempts have sent and received, in seconds.
         self.lost = False
         self.connection: Connection | None = None
         self.steps: Steps | None = None
@@ -216,7 +212,7 @@ class _Round:
         job.attempts += 1
         job.attempted_at = now
         job.connection = POOL.take(self._client.origin)
-        job.connection.received = 0
+        job.connection.moved = 0
         job.steps = job.connection.perform(job.request)
         try:
             self._step(job)
@@ -240,8 +236,8 @@ class _Round:
         return min(job.until, self._deadline(job))
 
     def _deadline(self, job: _Job) -> float:
-        received = 0 if job.connection is None else job.connection.received
-        earned = job.extra_s + received / _NBYTES_PER_S
+        moved = 0 if job.connection is None else job.connection.moved
+        earned = job.extra_s + moved / _NBYTES_PER_S
         return job.begun + self._client.timeouts.total_s + earned
 
     def _expire(self, job: _Job, now: float) -> None:
@@ -307,7 +303,7 @@ class _Round:
         connection, job.connection, job.steps = job.connection, None, None
         if connection is None:
             return
-        job.extra_s += connection.received / _NBYTES_PER_S
+        job.extra_s += connection.moved / _NBYTES_PER_S
         if not reusable:
             connection.reusable = False
         POOL.give_back(connection)
@@ -317,7 +313,7 @@ class _Round:
 
     def _received(self, job: _Job, response: HttpResponse) -> None:
         response.attempts, response.lost = job.attempts, job.lost
-        if response.status in _PASSING:
+        if response.status in self._client.passing:
             text = self._client.words(response)
             self._failed(job, Lost(text, sent=False), "ABORTED", _retry_after(response))
         elif response.status in _REDIRECTS and job.request.follows_redirects:
@@ -377,9 +373,9 @@ class _Round:
             heapq.heappush(self._pausing, (now + pause, job.index, job))
             return
         text = f"{error}{why}"
-        if job.attempts > 1:
+        if failed > 1:
             took = now - job.begun
-            text = f"All {job.attempts - 1} retry attempts failed, within {took:.1f} s: {text}"
+            text = f"All {failed - 1} retry attempts failed, within {took:.1f} s: {text}"
         self._results[job.index] = StoreIOError(text, status=status)
 
 

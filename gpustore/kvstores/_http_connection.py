@@ -70,19 +70,20 @@ class Connection:
     Attributes
     ----------
     connected, reusable : bool
-    received : int
-        Bytes of all responses.
+    moved : int
+        How many bytes were sent and received, since it was set.
     """
 
     __slots__ = (
         "_block",
         "_filled",
+        "_received",
         "_socket",
         "_start",
         "_view",
         "connected",
+        "moved",
         "origin",
-        "received",
         "reusable",
         "since",
         "used",
@@ -95,7 +96,8 @@ class Connection:
         self._view = memoryview(self._block)
         self._start = self._filled = 0  # What lies between is received and not yet looked at.
         self.connected = self.reusable = self.used = False
-        self.received = 0
+        self.moved = 0
+        self._received = False
         self.since = 0.0
 
     def fileno(self) -> int:
@@ -138,8 +140,7 @@ class Connection:
         self.reusable = False
         if not self.connected:
             yield from self._connect()
-        before, stale = self.received, self.used
-        self.used = True
+        stale, self.used, self._received = self.used, True, False
         try:
             yield from self._send(request.head(self.origin), request.body)
             yield READ
@@ -150,8 +151,7 @@ class Connection:
         except GpustoreError:  # Some of them are OSErrors as well.
             raise
         except (OSError, EOFError) as error:
-            stale = stale and self.received == before
-            raise Lost(_reason(error), sent=True, stale=stale) from error
+            raise Lost(_reason(error), sent=True, stale=stale and not self._received) from error
         return response
 
     def _connect(self) -> Generator[int, None, None]:
@@ -210,11 +210,14 @@ class Connection:
                 rest = memoryview(part).cast("B")
                 while len(rest):
                     try:
-                        rest = rest[self._socket.send(rest) :]
+                        count = self._socket.send(rest)
                     except (BlockingIOError, ssl.SSLWantWriteError):
                         yield WRITE
                     except ssl.SSLWantReadError:
                         yield READ
+                    else:
+                        self.moved += count
+                        rest = rest[count:]
         except (BrokenPipeError, ConnectionResetError):
             pass  # A server that refuses a long body may answer and close; the answer is there.
 
@@ -231,7 +234,8 @@ class Connection:
             else:
                 if not count:
                     raise EOFError("the server closed the connection")
-                self.received += count
+                self.moved += count
+                self._received = True
                 return count
 
     def _more(self) -> Generator[int, None, None]:
@@ -274,11 +278,11 @@ class Connection:
         body = _Body(request.plan(response) if wanted else collect(response))
         if "transfer-encoding" in response.headers:
             ended = yield from self._receive_chunks(body)
-        elif response.nbytes is None:
+        elif (nbytes := response.nbytes) is None:
             ended = yield from self._receive_rest(body)
             close = True
         else:
-            ended = yield from self._receive_part(body, response.nbytes)
+            ended = yield from self._receive_part(body, nbytes)
         response.body = body.finish()
         # More than was asked for would be taken for the next response.
         self.reusable = ended and not close and self._start == self._filled

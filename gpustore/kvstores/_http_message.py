@@ -5,8 +5,9 @@ Responses are read strictly: what two readers could understand in two ways is re
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: .*)?")
-# Ends of lines that other readers might not take for some, and the other way round.
-_STRAY: Final = re.compile(r"\0|\r(?!\n)|(?<!\r)\n")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -175,8 +174,6 @@ class HttpRequest:
         What to do with the body of a successful response; its error ends the request.
     follows_redirects : bool
         Within its origin; never beyond.
-    sign : callable, optional
-        Fields to be added to each attempt, for instance because they tell the time.
     """
 
     method: str
@@ -185,17 +182,13 @@ class HttpRequest:
     body: Buffer = b""
     plan: Planner = collect
     follows_redirects: bool = False
-    sign: Callable[[HttpRequest], Mapping[str, str]] | None = None
 
     def head(self, origin: Origin) -> bytes:
         """What is sent before the body."""
-        fields = self.headers
-        if self.sign is not None:
-            fields = {**fields, **self.sign(self)}
         length = ""
         if len(self.body) or self.method in ("PUT", "POST"):
             length = f"Content-Length: {len(self.body)}\r\n"
-        own = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
+        own = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         return (
             f"{self.method} {self.target} HTTP/1.1\r\nHost: {origin.authority}\r\n"
             f"Accept-Encoding: identity\r\nUser-Agent: gpustore\r\n{length}{own}\r\n"
@@ -211,18 +204,16 @@ def parse_head(data: bytes) -> HttpResponse:
         If it is not one of HTTP/1.0 or 1.1, or ambiguous.
     """
     text = data.decode("latin-1")
-    if _STRAY.search(text):
-        raise _malformed(text)
     first, *lines = text.split("\r\n")
+    # Ends of lines that other readers might not take for some, and the other way round.
+    if "\0" in text or not text.count("\r") == text.count("\n") == len(lines):
+        raise _malformed(text)
     status = _STATUS_LINE.fullmatch(first)
     if status is None:
         raise _malformed(first)
     headers: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name or " " in name or "\t" in name:
-            raise _malformed(line)  # Also a line that goes on with the one before.
-        name, value = name.lower(), value.strip(" \t")
+        name, value = _known_field(line) if len(line) < _USUAL_NBYTES else _field(line)
         if name in headers:
             if name in _SINGLE and headers[name] != value:
                 raise _malformed(line)
@@ -237,6 +228,18 @@ def parse_head(data: bytes) -> HttpResponse:
     if status[1] == "0":
         headers.setdefault("connection", "close")
     return HttpResponse(int(status[2]), headers)
+
+
+def _field(line: str) -> tuple[str, str]:
+    """Name, in lower case, and value of a line."""
+    name, colon, value = line.partition(":")
+    if not colon or not name or " " in name or "\t" in name:
+        raise _malformed(line)  # Also a line that goes on with the one before.
+    return name.lower(), value.strip(" \t")
+
+
+_known_field = functools.lru_cache(256)(_field)  # Most lines are in every response of a server.
+_USUAL_NBYTES: Final = 200
 
 
 def _malformed(line: str) -> StoreIOError:

@@ -8,12 +8,13 @@
 4. The rows cut their parts out of it.
 
 A server that does not know ranges sends the whole value: what precedes the range is passed over,
-and the connection is closed where it ends. Where it refuses a range (416) the size is asked for.
+and the connection is closed where it ends. Where it refuses a range (416) the size is asked for;
+where a head does not say what is missing (404 has no body there), the first byte is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +34,7 @@ MERGED_NBYTES: Final = 16 << 20
 UNDECLARED_NBYTES: Final = 1 << 31
 """The longest body that does not say how long it is, where the caller sets no limit."""
 
+_ROUNDS: Final = 4
 _MISSING: Final = frozenset({404, 410})
 
 
@@ -42,11 +44,9 @@ class RemoteReader:
 
     Attributes
     ----------
-    client : callable
-        Gives the client, which knows the origin.
+    client : HttpClient
     requests : callable
-        Gives what makes the requests of a batch, each from a method (``"GET"``, ``"HEAD"``) and a
-        key.
+        Makes the requests of a batch, each from a method (``"GET"``, ``"HEAD"``) and a key.
     generation : callable
         The generation that a response shows; ``b""`` for none.
     not_if : callable
@@ -54,41 +54,38 @@ class RemoteReader:
         no such field.
     describe, check_key : callable
         Of the driver.
+    misses_more : callable, optional
+        Whether the body of a response says that more is missing than the value, which is an error.
+    keeps_encodings : bool
+        Whether ``Content-Encoding`` is a remark of who stored the value, whose bytes it leaves as
+        they are.
     """
 
-    client: Callable[[], HttpClient]
-    requests: Callable[[], Callable[[str, str], HttpRequest]]
+    client: HttpClient
+    requests: Callable[[Sequence[tuple[str, str]]], Iterable[HttpRequest]]
     generation: Callable[[HttpResponse], bytes]
     not_if: Callable[[bytes], tuple[str, str] | None]
     describe: Callable[[str], str]
     check_key: Callable[[str], None]
+    misses_more: Callable[[HttpResponse], bool] | None = None
+    keeps_encodings: bool = False
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         """As the driver's."""
         result = ReadColumns.blank(len(request.keys))
         reads = plan_reads(request, result, self.check_key)
-        if not reads:
-            return result
-        client = self.client()
-        self._receive(client, request, result, reads)
-        again = [read for read in reads if read.range_refused]
-        for read in again:
-            read.low, read.high, read.range_refused = 0, 0, False
-        if again:
-            self._receive(client, request, result, again)
+        for _ in range(_ROUNDS):
+            if not reads:
+                return result
+            self._receive(request, result, reads)
+            reads = [read for read in reads if read.again]
+        changed = StoreIOError("it changed while it was being read", status="ABORTED")
+        for read in reads:
+            self._fail(read, changed, result)
         return result
 
-    def _receive(
-        self,
-        client: HttpClient,
-        request: ReadRequest,
-        result: ReadColumns,
-        reads: list[PlannedRead],
-    ) -> None:
-        make = self.requests()
-
-        def prepared(read: PlannedRead) -> HttpRequest:
-            wanted = make("HEAD" if read.is_empty else "GET", read.key)
+    def _receive(self, request: ReadRequest, result: ReadColumns, reads: list[PlannedRead]) -> None:
+        def prepared(read: PlannedRead, wanted: HttpRequest) -> HttpRequest:
             if read.other and read.other != ABSENT:
                 condition = self.not_if(read.other)
                 if condition is not None:
@@ -98,18 +95,29 @@ class RemoteReader:
             wanted.plan = _Begin(self, read, request)
             return wanted
 
-        for read, response in zip(reads, client.send(map(prepared, reads)), strict=True):
+        asked = [("HEAD" if read.is_empty else "GET", read.key) for read in reads]
+        responses: Sequence[HttpResponse | GpustoreError]
+        try:
+            requests = self.requests(asked)
+        except GpustoreError as error:  # Of what they would need: keys, tokens.
+            responses = [error] * len(reads)
+        else:
+            responses = self.client.send(map(prepared, reads, requests))
+        for read, response in zip(reads, responses, strict=True):
+            read.again = False
             if isinstance(response, HttpResponse):
-                error = self._judge(client, read, response, request, result)
+                failure = self._judge(read, response, request, result)
             else:
-                error = response
-            if error is not None:
-                error = error.prefixed(f"Error reading {self.describe(read.key)}", key=read.key)
-                result.error.update(dict.fromkeys(read.rows, error))
+                failure = response
+            if failure is not None:
+                self._fail(read, failure, result)
+
+    def _fail(self, read: PlannedRead, error: GpustoreError, result: ReadColumns) -> None:
+        error = error.prefixed(f"Error reading {self.describe(read.key)}", key=read.key)
+        result.error.update(dict.fromkeys(read.rows, error))
 
     def _judge(
         self,
-        client: HttpClient,
         read: PlannedRead,
         response: HttpResponse,
         request: ReadRequest,
@@ -118,6 +126,12 @@ class RemoteReader:
         """Fill the rows of one read."""
         status = response.status
         if status in _MISSING:
+            if self.misses_more is not None:
+                if read.is_empty:
+                    read.low, read.high, read.again = 0, 1, True
+                    return None
+                if self.misses_more(response):
+                    return self.client.refusal(response)
             holds = condition_holds(read.equal, ABSENT)
             for row in read.rows:
                 result.generation[row] = ABSENT
@@ -129,10 +143,10 @@ class RemoteReader:
                 result.generation[row] = self.generation(response) or read.other
             return None
         if status == 416 and not read.is_empty:
-            read.range_refused = True
+            read.low, read.high, read.again = 0, 0, True
             return None
         if not 200 <= status < 300:
-            return client.refusal(response)
+            return self.client.refusal(response)
         if read.is_empty:
             # Nothing follows the head; what it says is checked all the same.
             try:
@@ -176,8 +190,8 @@ class PlannedRead:
         What the head of the response says; `holds`: whether the conditions hold.
     is_undeclared : bool
         Whether the whole value follows, of a length that the head does not say.
-    range_refused : bool
-        Whether the server has refused the range, so that the size has to be asked for.
+    again : bool
+        Whether another request has to be made, which `low` and `high` describe.
     """
 
     key: str
@@ -192,7 +206,7 @@ class PlannedRead:
     generation: bytes = b""
     holds: bool = True
     is_undeclared: bool = False
-    range_refused: bool = False
+    again: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -215,12 +229,15 @@ def plan_reads(
     reads: list[PlannedRead] = []
     ranges: dict[tuple[str, bytes, bytes], list[tuple[int, int, int]]] = {}
     others: dict[tuple[str, bytes, bytes, int, int | None], PlannedRead] = {}
+    checked: set[str] = set()
     for row, key in enumerate(request.keys):
-        try:
-            check_key(key)
-        except GpustoreError as error:
-            result.error[row] = error
-            continue
+        if key not in checked:
+            try:
+                check_key(key)
+            except GpustoreError as error:
+                result.error[row] = error
+                continue
+            checked.add(key)
         equal = b"" if request.if_equal is None else request.if_equal[row]
         other = b"" if request.if_not_equal is None else request.if_not_equal[row]
         start = 0 if request.start is None else int(request.start[row])
@@ -268,7 +285,8 @@ class _Begin:
     def __call__(self, response: HttpResponse) -> BodyPlan:
         read, request = self._read, self._request
         encoding = response.headers.get("content-encoding", "")
-        if encoding and encoding.lower() not in ("identity", "aws-chunked"):
+        same = encoding.lower() in ("", "identity", "aws-chunked")
+        if not same and not self._reader.keeps_encodings:
             raise StoreIOError(
                 f"the response has Content-Encoding {quote(encoding[:50])}, although identity was "
                 f"asked for; a body that grows when it is decoded is not read",
@@ -308,7 +326,8 @@ class _Begin:
         if sent is None or sent.start is None or sent.stop is None or not asked:
             raise self._wrong(response)
         read.total = -1 if sent.total is None else sent.total
-        if response.nbytes not in (None, sent.stop - sent.start):
+        nbytes = response.nbytes
+        if nbytes is not None and nbytes != sent.stop - sent.start:
             raise self._wrong(response)
         if read.low >= 0:
             end = read.total if read.high is None else read.high

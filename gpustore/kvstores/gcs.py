@@ -27,6 +27,7 @@ from gpustore.kvstores._bucket import (
     Bucket,
     check_object_path,
     client_options,
+    obstore_package,
     require_obstore,
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
@@ -71,7 +72,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
 
     def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)
-        obstore = require_obstore()
+        require_obstore()
         options = client_options(resources["http_request_timeouts"].value)
         project = resources["gcs_user_project"].value
         if project is not None:
@@ -87,7 +88,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             options["allow_http"] = origin.scheme == "http"
         self._identity = "gcs", emulator, spec.bucket, project
         self._bucket = Bucket(
-            store=obstore.store.GCSStore(
+            store=obstore_package().store.GCSStore(
                 spec.bucket, config=config, client_options=options, retry_config={"max_retries": 0}
             ),
             permits=resources["gcs_request_concurrency"].value,

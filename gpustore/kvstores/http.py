@@ -35,7 +35,7 @@ from gpustore.kvstores.base import (
 from gpustore.url import check_segments, encode_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -91,7 +91,7 @@ class HttpKvStore(KvStoreDriver):
             timeouts=resources["http_request_timeouts"].value,
         )
         self._reader = RemoteReader(
-            client=lambda: client,
+            client=client,
             requests=self._requests,
             generation=_generation,
             not_if=lambda generation: ("If-None-Match", generation.decode("latin-1")),
@@ -126,7 +126,7 @@ class HttpKvStore(KvStoreDriver):
     def read_many(self, request: ReadRequest) -> ReadColumns:
         return self._reader.read_many(request)
 
-    def _requests(self) -> Callable[[str, str], HttpRequest]:
+    def _requests(self, asked: Sequence[tuple[str, str]]) -> Iterator[HttpRequest]:
         headers: dict[str, str] = {}
         for line in self._spec.headers:
             name, _, value = line.partition(":")
@@ -137,8 +137,9 @@ class HttpKvStore(KvStoreDriver):
         if authorization:
             headers["Authorization"] = authorization
         target = self._spec.target
-        return lambda method, key: HttpRequest(
-            method, target(key), headers.copy(), follows_redirects=True
+        return (
+            HttpRequest(method, target(key), headers.copy(), follows_redirects=True)
+            for method, key in asked
         )
 
 

@@ -1,15 +1,16 @@
 """The ``s3`` kvstore: objects of a bucket of Amazon S3, or of what speaks its protocol.
 
 JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
-member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. It works
-through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`). The context resource
-``aws_credentials`` says where the credentials are.
+member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. obstore
+(extra ``cloud``) finds credentials, signs and lists; the requests for objects are our own
+(:mod:`~gpustore.kvstores._signed_bucket`). The context resource ``aws_credentials`` says where the
+credentials are.
 
 The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
-bytes again does not change it. Amazon compares and writes in one step. Other servers may ignore the
-condition of a write, so there it is looked at before as well; ``use_conditional_write`` says
-otherwise: true, it is only sent; false, only looked at. The condition of a deletion is only looked
-at. What is only looked at does not exclude other writers.
+bytes again does not change it. Amazon compares and writes (or deletes) in one step. Other servers
+may ignore a condition, so there it is looked at before as well, and with a deletion it is not sent;
+``use_conditional_write`` says otherwise: true, it is only sent; false, only looked at. What is only
+looked at does not exclude other writers.
 
 Source: TensorStore ``kvstore/s3/index.rst``.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -26,13 +28,15 @@ from gpustore._json import quote
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
 from gpustore.kvstores._bucket import (
-    Bucket,
     check_object_path,
     client_options,
+    obstore_package,
     require_obstore,
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import HttpResponse, Origin
+from gpustore.kvstores._signed_bucket import CONFLICT_PASSES, SignedBucket, code_of
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -74,7 +78,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
 
     def __init__(self, spec: S3Spec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)
-        obstore = require_obstore()
+        require_obstore()
         source = resources["aws_credentials"].value
         endpoint = spec.endpoint or _environment_endpoint()
         config = _credentials(source)
@@ -85,29 +89,51 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         config["disable_bulk_delete"] = True  # Not every server has it.
         options = client_options(resources["http_request_timeouts"].value)
         bucket = spec.bucket
+        root = f"/{bucket}/"
         if endpoint is None:
+            host = f"s3.{config['region']}.amazonaws.com"
             dotted = "." in bucket or bucket != bucket.lower() or "_" in bucket
             config["virtual_hosted_style_request"] = not dotted
+            if not dotted:
+                host, root = f"{bucket}.{host}", "/"
+            origin = Origin("https", host, 443)
         else:
-            origin = _parse_endpoint(endpoint)
+            origin, path = _parse_endpoint(endpoint)
+            root = path + root
             # The second name wins over the environment.
-            config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint.rstrip("/")
+            config["endpoint"] = config["aws_endpoint_url_s3"] = f"{origin}{path}"
             config["virtual_hosted_style_request"] = False
             options["allow_http"] = origin.scheme == "http"
         sends = spec.use_conditional_write
+        hint = f'; is the bucket in another region than {config["region"]}? Set "aws_region"'
+        permits = resources["s3_request_concurrency"].value
+        retries = resources["s3_request_retries"].value
+        timeouts = resources["http_request_timeouts"].value
+        in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
         self._where = endpoint, bucket, spec.requester_pays, source
-        self._bucket = Bucket(
-            store=obstore.store.S3Store(
+        self._bucket = SignedBucket(
+            client=HttpClient(
+                origin,
+                permits=permits,
+                retries=retries,
+                timeouts=timeouts,
+                explain=partial(_explain, hint),
+                passing=CONFLICT_PASSES,
+            ),
+            root=root,
+            signs="skip_signature" not in config,
+            fetches="access_key_id" not in config and not in_environment,
+            store=obstore_package().store.S3Store(
                 bucket, config=config, client_options=options, retry_config={"max_retries": 0}
             ),
-            permits=resources["s3_request_concurrency"].value,
-            retries=resources["s3_request_retries"].value,
-            timeouts=resources["http_request_timeouts"].value,
+            permits=permits,
+            retries=retries,
+            timeouts=timeouts,
             version="e_tag",
             describe=self.describe,
             looks=sends is False or (sends is None and endpoint is not None),
             sends=sends is not False,
-            hint=f'; is the bucket in another region than {config["region"]}? Set "aws_region"',
+            hint=hint,
         )
 
     @property
@@ -125,8 +151,13 @@ def _environment_endpoint() -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-def _parse_endpoint(endpoint: str) -> Origin:
-    """The origin of an endpoint."""
+def _explain(hint: str, response: HttpResponse) -> str:
+    """What an error says, and what may be the reason for being sent elsewhere."""
+    return code_of(response) + (hint if response.status in (301, 307, 400) else "")
+
+
+def _parse_endpoint(endpoint: str) -> tuple[Origin, str]:
+    """The origin and the path of an endpoint, the latter without a slash at its end."""
     try:
         parts = urlsplit(endpoint)
         origin = Origin.parse(parts.scheme, parts.netloc)
@@ -135,7 +166,7 @@ def _parse_endpoint(endpoint: str) -> Origin:
         raise MetadataError(f'Invalid "endpoint": {text}') from error
     if parts.query or parts.fragment:
         raise MetadataError('Invalid "endpoint": a query or fragment is not supported')
-    return origin
+    return origin, parts.path.rstrip("/")
 
 
 def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
