@@ -14,15 +14,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from gpustore.cache import Entry, Space
-from gpustore.errors import CorruptChunkError, GpustoreError, MismatchError, StoreIOError
+from gpustore.errors import (
+    CorruptChunkError,
+    GpustoreError,
+    LimitError,
+    MismatchError,
+    StoreIOError,
+)
 from gpustore.kvstores._ocdbt_config import Config
 from gpustore.kvstores._ocdbt_manifest import Manifest, read_manifest
-from gpustore.kvstores._ocdbt_node import read_node
+from gpustore.kvstores._ocdbt_node import MAX_ENTRIES, read_node
 from gpustore.kvstores._ocdbt_version_tree import Version, read_version_node
 from gpustore.kvstores.base import ReadRequest, prefix_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gpustore.cache import Cache
     from gpustore.kvstores._ocdbt_config import ConfigConstraints
@@ -38,6 +44,10 @@ MANIFEST_KEY: Final = "manifest.ocdbt"
 _NUMBERED: Final = re.compile(r"manifest\.([0-9a-f]{16})", re.ASCII)
 # How often numbered manifests are listed anew because the newest was removed meanwhile.
 _ATTEMPTS: Final = 100
+# Encoded nodes that are asked for at once.
+_REQUEST_NBYTES: Final = 64 << 20
+# Columns of the largest node, besides its keys and paths.
+_COLUMNS_NBYTES: Final = MAX_ENTRIES * 128
 
 
 class _Cached(Protocol):
@@ -213,16 +223,37 @@ class Database:
 
     def nodes(
         self, wanted: Sequence[tuple[Location, int]]
-    ) -> list[Leaf | Interior | GpustoreError]:
-        """B+tree nodes, each given by location and height; errors stand for themselves."""
+    ) -> Iterator[Leaf | Interior | GpustoreError]:
+        """B+tree nodes, each given by location and height; errors stand for themselves.
+
+        Each is decoded when its turn comes: what is small where it lies may become large.
+        """
         decode = partial(read_node, max_nbytes=self._max_nbytes)
         found = self._load(self._btree_nodes, [location for location, _ in wanted], decode)
-        for i, ((location, height), node) in enumerate(zip(wanted, found, strict=True)):
-            if not isinstance(node, GpustoreError) and node.height != height:
-                found[i] = self.wrong(
+        for (location, height), node in zip(wanted, found, strict=True):
+            if isinstance(node, GpustoreError) or node.height == height:
+                yield node
+            else:
+                yield self.wrong(
                     location, f"Expected height of {height} but received: {node.height}"
                 )
-        return found
+
+    def check_path_nbytes(self, location: Location, nbytes: int) -> None:
+        """Raise LimitError if nodes that lie one below the other take too much memory.
+
+        Parameters
+        ----------
+        location : Location
+            Of the lowest of them.
+        nbytes : int
+            Memory of all of them.
+        """
+        if nbytes > 2 * self._max_nbytes + _COLUMNS_NBYTES:
+            error = LimitError(
+                f"nodes that lead to this one have {nbytes} bytes in memory, which exceeds what "
+                f"the limit ocdbt_node_nbytes of {self._max_nbytes} allows"
+            )
+            raise self.wrong(location, error)
 
     def node(self, location: Location, height: int) -> Leaf | Interior:
         """One B+tree node."""
@@ -275,9 +306,9 @@ class Database:
         space: Space,
         locations: Sequence[Location],
         decode: Callable[[Buffer, bytes], N],
-    ) -> list[N | GpustoreError]:
-        """Decode what lies at these locations, or take it from the cache, where it has `space`."""
-        found: list[N | GpustoreError | None] = [None] * len(locations)
+    ) -> Iterator[N | GpustoreError]:
+        """Decode what lies at these locations one by one, or take it from the cache's `space`."""
+        found: list[N | None] = [None] * len(locations)
         stamps = [0] * len(locations)
         names = [location.file.path for location in locations]
         parts = [_part(location) for location in locations]
@@ -286,21 +317,34 @@ class Database:
                 stamps[i] = stamp
                 if entry is not None:
                     found[i] = entry.value
-        rows = [i for i, one in enumerate(found) if one is None]
-        for i, data in zip(rows, self._read([locations[i] for i in rows]), strict=True):
+        encoded = self._read_in_turn([locations[i] for i, one in enumerate(found) if one is None])
+        for i, cached in enumerate(found):
+            if cached is not None:
+                yield cached
+                continue
+            data = next(encoded)
             if isinstance(data, GpustoreError):
-                found[i] = data
+                yield data
                 continue
             try:
                 node = decode(data, locations[i].file.base)
             except GpustoreError as error:
-                found[i] = self.wrong(locations[i], error)
+                yield self.wrong(locations[i], error)
                 continue
-            found[i] = node
             if self._cache is not None:
                 entry = Entry(node, node.memory_nbytes, b"", math.inf)
                 self._cache.put(space, names[i], parts[i], entry, stamps[i])
-        return found  # type: ignore[return-value]
+            yield node
+
+    def _read_in_turn(self, locations: Sequence[Location]) -> Iterator[Buffer | GpustoreError]:
+        """The bytes at these locations, in requests of limited size."""
+        start = nbytes = 0
+        for i, location in enumerate(locations):
+            if nbytes + location.nbytes > _REQUEST_NBYTES and i > start:
+                yield from self._read(locations[start:i])
+                start, nbytes = i, 0
+            nbytes += location.nbytes
+        yield from self._read(locations[start:])
 
     def keep(self, location: Location, node: Leaf | Interior) -> None:
         """Put a node that is being written into the cache."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpustore.errors import LimitError
 from gpustore.kvstores._ocdbt_columns import encode_varints, ragged, ragged_indices
+from gpustore.kvstores._ocdbt_location import common_nbytes
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_columns import Int64s, Reader
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_KEY_NBYTES", "Keys", "read_keys"]
 
 MAX_KEY_NBYTES: Final = 65535
-# Longer common begins are put together key by key.
+# Longer common begins are compared and put together key by key.
 _COLUMNWISE_NBYTES: Final = 64
 
 
@@ -145,11 +146,13 @@ class Keys:
         rows = np.flatnonzero(limit > 0) + 1
         start = self.start
         position = 0
-        while len(rows):
+        while len(rows) and position < _COLUMNWISE_NBYTES:
             rows = rows[data[start[rows] + position] == data[start[rows - 1] + position]]
             position += 1
             common[rows] = position
             rows = rows[limit[rows - 1] > position]
+        for row in rows.tolist():
+            common[row] = common_nbytes(self[row - 1], self[row])
         return common
 
     def encode(self, between: bytes = b"") -> bytes:

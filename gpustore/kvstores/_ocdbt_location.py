@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from gpustore._json import quote
+from gpustore.errors import LimitError
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX, Reader, encode_varint
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "FileTable",
     "Location",
     "common_nbytes",
+    "files_nbytes",
     "is_safe",
     "read_file_indices",
     "read_files",
@@ -36,6 +38,8 @@ __all__ = [
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_PATH_NBYTES: Final = 65535
+# Memory of a data file in a table, besides its path.
+_FILE_NBYTES: Final = 200
 
 
 class DataFile(NamedTuple):
@@ -82,7 +86,7 @@ def is_safe(path: bytes) -> bool:
     return not {b"", b".", b".."}.intersection(parts)
 
 
-def read_files(reader: Reader, transitive: bytes) -> tuple[DataFile, ...]:
+def read_files(reader: Reader, transitive: bytes, *, max_nbytes: int) -> tuple[DataFile, ...]:
     """Read a table of data files.
 
     Parameters
@@ -90,21 +94,28 @@ def read_files(reader: Reader, transitive: bytes) -> tuple[DataFile, ...]:
     reader : Reader
     transitive : bytes
         Base path of the file that holds this table.
+    max_nbytes : int
+        The most it may take: paths repeat one another, so a small table can have long ones.
 
     Raises
     ------
     CorruptChunkError
         If it is not valid, or a path would lead out of the database.
+    LimitError
+        If it would be too large.
     """
     count = reader.varint()
     if not count:
         return ()
+    if count <= reader.remaining:
+        _check_table_nbytes(count * _FILE_NBYTES, max_nbytes)
     prefix = [0, *reader.varints(count - 1, MAX_PATH_NBYTES).tolist()]
     suffix = reader.varints(count, MAX_PATH_NBYTES).tolist()
     base = reader.varints(count, MAX_PATH_NBYTES).tolist()
     files = []
     path = b""
     base_nbytes = 0
+    table_nbytes = count * _FILE_NBYTES
     for i in range(count):
         shared = prefix[i]
         if shared > len(path):
@@ -117,11 +128,26 @@ def read_files(reader: Reader, transitive: bytes) -> tuple[DataFile, ...]:
             raise _wrong(reader, i, f"base path length {base_nbytes} exceeds {len(path)}")
         if len(transitive) + len(path) > MAX_PATH_NBYTES:
             raise _wrong(reader, i, f"path of {len(transitive) + len(path)} bytes is too long")
+        table_nbytes += len(transitive) + len(path)
+        _check_table_nbytes(table_nbytes, max_nbytes)
         file = DataFile(transitive + path[:base_nbytes], path[base_nbytes:])
         if not is_safe(transitive + path):
             raise _wrong(reader, i, f"path {quote(file.path)} would leave the database")
         files.append(file)
     return tuple(files)
+
+
+def files_nbytes(files: Sequence[DataFile]) -> int:
+    """Memory of data files."""
+    return sum(len(base) + len(relative) for base, relative in files) + _FILE_NBYTES * len(files)
+
+
+def _check_table_nbytes(nbytes: int, max_nbytes: int) -> None:
+    if nbytes > max_nbytes:
+        raise LimitError(
+            f"data file table: at least {nbytes} bytes of memory, which exceeds the limit "
+            f"ocdbt_node_nbytes of {max_nbytes}"
+        )
 
 
 def _wrong(reader: Reader, index: int, reason: str) -> CorruptChunkError:

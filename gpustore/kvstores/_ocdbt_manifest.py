@@ -89,7 +89,7 @@ def read_manifest(data: Buffer, *, max_nbytes: int) -> Manifest:
         if config.manifest_kind == "numbered":
             reader.finish()
             return Manifest(config, (), ())
-        files = read_files(reader, b"")
+        files = read_files(reader, b"", max_nbytes=max_nbytes)
         arity_log2 = config.version_tree_arity_log2
         versions = read_versions(reader, files, arity_log2)
         subtrees = read_subtrees(reader, files, arity_log2, None)

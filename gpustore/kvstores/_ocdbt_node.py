@@ -35,6 +35,7 @@ from gpustore.kvstores._ocdbt_location import (
     DataFile,
     FileTable,
     Location,
+    files_nbytes,
     read_file_indices,
     read_files,
     read_locations,
@@ -102,7 +103,8 @@ class Leaf:
     @property
     def memory_nbytes(self) -> int:
         """Memory that the columns take, and the keys as objects."""
-        return self.keys.memory_nbytes + len(self.inline) + 24 * len(self.keys)
+        entries = self.keys.memory_nbytes + 24 * len(self.keys)
+        return entries + len(self.inline) + files_nbytes(self.files)
 
     def compact(self) -> Leaf:
         """The same without data files and inline bytes that no entry refers to."""
@@ -187,7 +189,7 @@ class Interior:
     @property
     def memory_nbytes(self) -> int:
         """Memory that the columns take, and the keys as objects."""
-        return self.keys.memory_nbytes + 56 * len(self.keys)
+        return self.keys.memory_nbytes + 72 * len(self.keys) + files_nbytes(self.files)
 
     def encode(self, level: int | None) -> bytes:
         """The bytes of the node, compressed with this level."""
@@ -251,7 +253,7 @@ def read_node(data: Buffer, transitive: bytes, *, max_nbytes: int) -> Leaf | Int
     try:
         reader = open_body(data, BTREE_NODE, max_nbytes=max_nbytes)
         height = reader.byte()
-        files = read_files(reader, transitive)
+        files = read_files(reader, transitive, max_nbytes=max_nbytes)
         count = reader.varint(2**32 - 1)
         if not count:
             raise reader.error("Empty b-tree node")

@@ -12,7 +12,7 @@ A tree whose root would have a single child becomes lower instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -168,13 +168,11 @@ class Rewrite:
 
     # ------------------------------------------------------------------ walking down
 
-    def _load(self, subtrees: Sequence[Subtree]) -> list[Leaf | Interior]:
-        nodes = []
+    def _load(self, subtrees: Sequence[Subtree]) -> Iterator[Leaf | Interior]:
         for node in load(self._database, subtrees):
             if isinstance(node, GpustoreError):
                 raise node
-            nodes.append(node)
-        return nodes
+            yield node
 
     def _update(
         self, subtree: Subtree, limit: bytes | None, node: Leaf | Interior, changes: Changes
@@ -196,26 +194,19 @@ class Rewrite:
     ) -> list[_Entry]:
         firsts = [subtree.prefix + key for key in node.keys.tolist()]
         parts = _distribute(firsts, limit, changes)
-        changed = [
-            (row, child(node, row, subtree), part)
+        changed = {
+            row: child(node, row, subtree)
             for row, part in enumerate(parts)
             if part is not None and (part.writes or part.deleted is not None)
-        ]
-        nodes = dict(
-            zip(
-                (row for row, _, _ in changed),
-                self._load([one for _, one, _ in changed]),
-                strict=True,
-            )
-        )
-        subtrees = {row: one for row, one, _ in changed}
+        }
+        nodes = self._load(list(changed.values()))
         entries: list[_Entry] = []
         for row, part in enumerate(parts):
             if part is None:
                 self.num_deleted += int(node.num_keys[row])
-            elif row in nodes:
+            elif row in changed:
                 end = firsts[row + 1] if row + 1 < len(firsts) else limit
-                new = self._update(subtrees[row], end, nodes[row], part)
+                new = self._update(changed[row], end, next(nodes), part)
                 entries = self._joined(entries, new)
             else:
                 prefix_nbytes = len(subtree.prefix) + int(node.prefix_nbytes[row])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from gpustore._json import quote
@@ -95,11 +97,14 @@ def child(node: Interior, row: int, subtree: Subtree) -> Subtree:
     )
 
 
-def load(database: Database, subtrees: Sequence[Subtree]) -> list[Leaf | Interior | GpustoreError]:
-    """Read nodes in one request and check them; errors stand for themselves."""
+def load(
+    database: Database, subtrees: Sequence[Subtree]
+) -> Iterator[Leaf | Interior | GpustoreError]:
+    """Read nodes together and check them, each in its turn; errors stand for themselves."""
     nodes = database.nodes([(subtree.location, subtree.height) for subtree in subtrees])
-    for i, (subtree, node) in enumerate(zip(subtrees, nodes, strict=True)):
+    for subtree, node in zip(subtrees, nodes, strict=True):
         if isinstance(node, GpustoreError):
+            yield node
             continue
         first, last = node.keys[0], node.keys[-1]
         reason = ""
@@ -113,9 +118,7 @@ def load(database: Database, subtrees: Sequence[Subtree]) -> list[Leaf | Interio
                 f"Last key {_text(last)} is not less than exclusive_max {_text(subtree.limit)} "
                 "specified by parent node"
             )
-        if reason:
-            nodes[i] = database.wrong(subtree.location, reason)
-    return nodes
+        yield database.wrong(subtree.location, reason) if reason else node
 
 
 def _text(key: bytes) -> str:
@@ -231,18 +234,19 @@ def leaves(
         If a node on the way is damaged.
     """
     if not version.is_empty:
-        yield from _leaves(database, [root_of(version)], low, high, set())
+        yield from _leaves(database, iter([root_of(version)]), low, high, set(), 0)
 
 
 def _leaves(
     database: Database,
-    subtrees: Sequence[Subtree],
+    subtrees: Iterator[Subtree],
     low: bytes,
     high: bytes | None,
     seen: set[Location],
+    above_nbytes: int,
 ) -> Iterator[LeafRows]:
-    for start in range(0, len(subtrees), _LEAVES_AT_ONCE):
-        some = subtrees[start : start + _LEAVES_AT_ONCE]
+    """The same of some subtrees, below nodes that take `above_nbytes` of memory."""
+    while some := list(islice(subtrees, _LEAVES_AT_ONCE)):
         for location in (subtree.location for subtree in some):
             if location in seen:
                 # A few nodes that share their children would have more keys than there are atoms.
@@ -256,5 +260,7 @@ def _leaves(
                 if rows:
                     yield LeafRows(node, subtree.prefix, rows.start, rows.stop)
             else:
-                below = [child(node, row, subtree) for row in rows]
-                yield from _leaves(database, below, low, high, seen)
+                nbytes = above_nbytes + node.memory_nbytes
+                database.check_path_nbytes(subtree.location, nbytes)
+                below = map(partial(child, node, subtree=subtree), rows)
+                yield from _leaves(database, below, low, high, seen, nbytes)

@@ -381,7 +381,7 @@ def read_version_node(data: Buffer, transitive: bytes, *, max_nbytes: int) -> Ve
             raise reader.error(
                 f"Expected height in range [0, {max_height(arity_log2)}] but received: {height}"
             )
-        files = read_files(reader, transitive)
+        files = read_files(reader, transitive, max_nbytes=max_nbytes)
         entries: VersionArray
         if height:
             entries = read_subtrees(reader, files, arity_log2, height - 1)

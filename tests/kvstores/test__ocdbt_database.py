@@ -15,7 +15,7 @@ import gpustore
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._ocdbt_columns import Reader, encode_varint, encode_varints
-from gpustore.kvstores._ocdbt_config import Compression, Config
+from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES, Compression, Config
 from gpustore.kvstores._ocdbt_envelope import (
     BTREE_NODE,
     MANIFEST,
@@ -241,7 +241,18 @@ def test_bombs_take_no_memory():
         )
     )
     huge = b"\0" + encode_varint(2**63)
+    # Names of data files repeat one another as well.
+    files = b"".join(
+        (
+            encode_varint(count),
+            *(encode_varints(np.arange(60_000, 60_000 + count - 1).clip(max=65_534)),),
+            *(encode_varint(60_000), b"\1" * (count - 1), bytes(count)),
+            *(b"k" * 60_000, b"a" * (count - 1)),
+        )
+    )
     for data, kind in (
+        (seal(BTREE_NODE, b"\0" + files + b"\0", 0), LimitError),
+        (seal(BTREE_NODE, b"\0" + encode_varint(100_000) + bytes(400_000), 0), LimitError),
         (zeros, LimitError),
         (seal(BTREE_NODE, keys, 0), LimitError),
         (seal(BTREE_NODE, huge, None), CorruptChunkError),
@@ -255,6 +266,66 @@ def test_bombs_take_no_memory():
             assert tracemalloc.get_traced_memory()[1] < 16 << 20
         finally:
             tracemalloc.stop()
+
+
+def fat_leaf(prefix, count):
+    """Some kilobytes that become `count` mebibytes."""
+    value = bytes(MAX_INLINE_NBYTES)
+    return leaf(*((prefix + bytes([i]), value) for i in range(count)), level=0)
+
+
+def limited(files):
+    context = gpustore.Context({"limits": {"ocdbt_node_nbytes": 5 << 20}})
+    base = gpustore.KvStore.open("memory://", context=context).result()
+    for key, value in files.items():
+        base[key] = value
+    return gpustore.KvStore.open("memory://|ocdbt:", context=context).result()
+
+
+def test_many_small_nodes_that_become_large_are_decoded_one_by_one():
+    leaves = {f"d/{i:02}": fat_leaf(b"%02d" % i, 4) for i in range(30)}
+    root = interior(
+        1, *((b"%02d\0" % i, 0, at(name, data)) for i, (name, data) in enumerate(leaves.items()))
+    )
+    store = limited(database(root, 1, leaves))
+    keys = [f"{i:02}\0" for i in range(30)]
+    for operate in (
+        lambda: len(store.list().result()) == 120,
+        lambda: store.read_many(ReadRequest(keys, start=[0] * 30, stop=[1] * 30)).error == {},
+        lambda: store.read_many(ReadRequest(["none"])).error == {},
+        lambda: store.driver.list_directories("") == [],
+    ):
+        tracemalloc.start()
+        try:
+            assert operate()
+            # The values of the batch, about one node at a time, and what decodes it.
+            assert tracemalloc.get_traced_memory()[1] < 56 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_tree_of_large_nodes_on_each_level_is_not_listed():
+    node, files = leaf((b"\0", b"1")), {}
+    location = at("d/0", node)
+    files["d/0"] = node
+    for height in range(1, 255):
+        others = (
+            (bytes([height]) * 60_000 + b"%02d" % i, 0, at(f"none/{height}/{i}", b"x"))
+            for i in range(40)
+        )
+        node = interior(height, (b"\0", 0, location), *others, level=0)
+        location = at(f"d/{height}", node)
+        files[f"d/{height}"] = node
+    store = limited(database(node, 254, files))
+    assert store["\0"] == b"1"
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitError, match="nodes that lead to this one have") as caught:
+            store.list().result()
+        assert caught.value.key.startswith("d/")
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_limit_says_how_to_raise_it():
@@ -272,7 +343,7 @@ def test_limit_says_how_to_raise_it():
 # --------------------------------------------------------------------------- trees that lie
 
 
-def leaf(*entries):
+def leaf(*entries, level=None):
     keys = Keys.of([key for key, _ in entries])
     values = [value for _, value in entries]
     files = tuple(value.file for value in values if isinstance(value, Location))
@@ -286,10 +357,11 @@ def leaf(*entries):
         else:
             offset.append(position)
             position += len(value)
-    return Leaf(files, keys, sizes, file, np.array(offset), b"".join(inline)).compact().encode(None)
+    one = Leaf(files, keys, sizes, file, np.array(offset), b"".join(inline))
+    return one.compact().encode(level)
 
 
-def interior(height, *entries):
+def interior(height, *entries, level=None):
     """Entries are key, what the child leaves out of it, and its location."""
     locations = [location for _, _, location in entries]
     files = tuple(location.file for location in locations)
@@ -303,7 +375,7 @@ def interior(height, *entries):
         np.array([location.offset for location in locations], np.uint64),
         np.array([location.nbytes for location in locations], np.uint64),
         *(ones, ones, ones),
-    ).encode(None)
+    ).encode(level)
 
 
 def at(name, data, offset=0):

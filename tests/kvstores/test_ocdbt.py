@@ -333,6 +333,19 @@ def test_keys_that_are_too_long_are_refused():
         Opened().store.driver.check_key("x" * 65536)
 
 
+def test_long_keys_are_exchanged_with_tensorstore():
+    keys = ["x" * 65_535, "x" * 65_534, *("y" * 65_530 + f"{i:04}" for i in range(300))]
+    config = {"max_decoded_node_bytes": 1 << 20}
+    ours, theirs = Opened(config), TensorStoreDatabase(config)
+    for database in (ours, theirs):
+        database.apply(dict.fromkeys(keys, b"1"))
+        database.apply({keys[7]: b"2", keys[1]: None})
+    wanted = {key.encode(): b"1" for key in keys if key != keys[1]} | {keys[7].encode(): b"2"}
+    assert TensorStoreDatabase(files=ours.files).items() == wanted
+    assert Opened(files=theirs.files).items() == wanted
+    assert ours.store.driver._version().root_height >= 1
+
+
 def test_any_key_is_legal():
     keys = ["", "..", "a//b", "/a", "a/", "a\0b", "a\\b", "é", b"a\xff", b"\xfe"]
     theirs = TensorStoreDatabase()
@@ -383,6 +396,23 @@ def test_nodes_are_read_once_if_they_are_cached(many):
     assert store[keys[7]] == b"1"
     assert len(store.list().result()) == len(keys)
     assert base.read == ["manifest.ocdbt"] * 2
+
+
+def test_nodes_take_no_more_of_the_cache_than_it_has(many):
+    ours, keys = many
+    for limit in (10_000, 20_000):
+        pool = {"total_bytes_limit": limit}
+        store, base = ours.record(cache_pool=pool)
+        cache = store.driver._database._cache
+        for _ in range(2):
+            base.read.clear()
+            for key in keys:
+                assert store[key] == b"1"
+                assert cache.nbytes <= limit
+        # Those above the leaves have been there, but not all leaves.
+        nodes = sum(key.startswith("d/") for key in base.read)
+        assert 0 < nodes < len(keys)
+        assert cache.nbytes > limit / 2
 
 
 def test_nothing_is_cached_by_default(many):
