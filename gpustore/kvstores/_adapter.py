@@ -90,6 +90,11 @@ class AdapterKvStore(KvStoreDriver):
         self.is_local = base.driver.is_local
         self.is_trusted = base.driver.is_trusted
         self.executor = base.driver.executor
+        decoding = resources.get("data_copy_concurrency")
+        if decoding is not None and (
+            self.executor is None or decoding.value.limit < self.executor.limit
+        ):
+            self.executor = decoding.value  # One thread fetches and decodes: both limits hold.
 
     @property
     def spec(self) -> AdapterSpec:

@@ -122,7 +122,8 @@ class Archive:
         if nbytes < 0:
             raise UnsupportedError(
                 f"Error reading {self.where}: a zip archive is read from its end, but the size of "
-                f"this one is not known"
+                f"this one is not known",
+                key=self._base.path,
             )
         # The end is looked at in several places, and often the directory is there, too.
         first = max(0, nbytes - TAIL_NBYTES)
@@ -134,7 +135,13 @@ class Archive:
             return bytes(self.read([(start, stop)], generation)[0])
 
         directory = read_directory(
-            read, nbytes, generation, limits=self._limits, where=self.where, last=self.last
+            read,
+            nbytes,
+            generation,
+            limits=self._limits,
+            where=self.where,
+            key=self._base.path,
+            last=self.last,
         )
         return directory, began
 

@@ -388,6 +388,7 @@ def read_directory(
     *,
     limits: Limits,
     where: str,
+    key: str,
     last: bool,
 ) -> Directory:
     """Read the directory of an archive.
@@ -401,8 +402,8 @@ def read_directory(
     generation : bytes
         Of the archive.
     limits : Limits
-    where : str
-        What errors call the archive.
+    where, key : str
+        What errors call the archive, and its key.
     last : bool
         Whether of several members with one name the last counts.
 
@@ -420,7 +421,7 @@ def read_directory(
             )
         return Directory(read(end.start, end.stop), end, generation, last=last)
     except GpustoreError as error:
-        raise error.prefixed(f"Error reading {where}") from error.__cause__
+        raise error.prefixed(f"Error reading {where}", key=key) from error.__cause__
 
 
 def pack_generation(stamp: bytes, crc32: int, encoded_nbytes: int, decoded_nbytes: int) -> bytes:

@@ -79,6 +79,10 @@ class _Change:
                 generation = directory.generation_of(directory.rows[key])
             else:
                 generation = ABSENT
+            if member is not None and generation == member.generation:
+                # A write whose answer was lost; another writer has changed other members since.
+                self.result.generation[row] = generation
+                continue
             if not condition_holds(condition, generation):
                 self.result.generation[row] = b""
                 continue
@@ -204,7 +208,8 @@ class Writer:
                 what = "the archive, which is written as a whole"
                 self._limits.check("host_in_flight_nbytes", rewrite.nbytes, what)
         except GpustoreError as error:
-            raise error.prefixed(f"Error writing {self._archive.where}") from error.__cause__
+            where = f"Error writing {self._archive.where}"
+            raise error.prefixed(where, key=self._base.path) from error.__cause__
         return directory, rewrite
 
     def _pieces(self, directory: Directory, rewrite: Rewrite) -> Iterator[Buffer]:

@@ -16,6 +16,7 @@ import zlib
 import pytest
 import tensorstore
 
+import gpustore
 from gpustore.context import Context
 from gpustore.errors import (
     ConflictError,
@@ -26,6 +27,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
+from gpustore.executor import shared
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores._zip_directory import METHODS
@@ -139,6 +141,23 @@ def test_opened_store_prints_and_pickles_as_its_spec(make_store):
     assert again["a"] == b"1"
     assert repr(again) == repr(store)
     assert store.driver.describe("a") == f'"a" in local file "{store.base.path}"'
+
+
+@pytest.mark.parametrize("driver", ["zip", "ocdbt"])
+def test_data_copy_concurrency_bounds_what_reads_and_decodes(tmp_path, driver):
+    """Who asks does it: the kvstore's own operations, and those of arrays in it."""
+    base = f"file://{tmp_path}/a{'/' if driver == 'ocdbt' else ''}"
+    plain = {"driver": driver, "base": base}
+    bounded = {**plain, "data_copy_concurrency": {"limit": 1}}
+    made = {"create": True, "dtype": "uint8", "shape": [4]}
+    array = gpustore.open({"driver": "zarr3", "kvstore": bounded}, **made).result()
+    again = gpustore.open({"driver": "zarr3", "kvstore": plain}).result()
+    assert array.kvstore.driver.executor.limit == 1
+    assert array._driver.executor is array.kvstore.driver.executor
+    assert again.kvstore.driver.executor is shared()
+    assert again._driver.executor is shared()
+    array[...] = 7
+    assert again.read().result().tolist() == [7] * 4
 
 
 # --------------------------------------------------------------------------- reading
@@ -299,6 +318,22 @@ def test_members_with_illegal_names_are_neither_keys_nor_missing(name):
     assert store.list().result() == [b"good", b"other"]
 
 
+def test_archives_that_are_cut_anywhere_are_errors_that_name_them():
+    data = made([("a", b"1" * 20), ("b/c", b"2" * 50, 8), ("d/", b"")], comment=b"comment")
+    store = opened()
+    for nbytes in range(len(data)):
+        store.base[""] = data[:nbytes]
+        for key in ("a", "b/c", "none"):
+            with pytest.raises(CorruptChunkError, match=r'^FAILED_PRECONDITION: Error reading "a'):
+                store[key]
+        with pytest.raises(CorruptChunkError) as caught:
+            store.list().result()
+        assert caught.value.key == "a.zip"
+        with pytest.raises(CorruptChunkError):
+            store["new"] = b"1"
+        assert store.base[""] == data[:nbytes]
+
+
 def test_duplicate_names_are_refused_unless_the_last_one_counts():
     with pytest.warns(UserWarning, match="Duplicate name"):
         data = made([("a", b"old"), ("b", b"1"), ("a", b"newer"), ("d/", b""), ("d/", b"")])
@@ -368,6 +403,21 @@ def test_lying_sizes_are_errors_before_memory_is_taken(nbytes):
     with pytest.raises((CorruptChunkError, LimitError)) as caught:
         store["m"]
     assert caught.value.key == "m"
+
+
+@pytest.mark.parametrize("method", [0, 8, 12, 93, 95], ids=METHODS.get)
+def test_members_that_claim_to_be_empty_are_errors(method):
+    data = encoded_archive(method, bytes(range(250)) * 4)
+    nbytes = [0, 0] if method == 0 else [struct.unpack_from("<I", data, central(data) + 20)[0], 0]
+    store = opened(patched(data, central(data) + 20, "2I", *nbytes))
+    for _ in range(2):
+        with pytest.raises(CorruptChunkError, match=r'Error reading "m" in "a\.zip": ') as caught:
+            store["m"]
+        assert caught.value.key == "m"
+    empty = encoded_archive(method, b"")
+    store = opened(patched(empty, central(empty) + 16, "I", 1))
+    with pytest.raises(CorruptChunkError, match=r"CRC-32 of the data is 0{8}, expected 0{7}1"):
+        store["m"]
 
 
 def test_entries_are_limited():
@@ -524,6 +574,37 @@ def test_lost_replies_and_failures_of_the_base_are_reported():
     assert store["b"] == b"2"
     store["c"] = b"3"
     assert len(store.list().result()) == 3
+
+
+def test_a_conditional_write_whose_answer_was_lost_is_known_again():
+    """Also after another writer has changed another member: else a counter would count twice."""
+    store = opened(made([("n", b"1"), ("m", b"2")]))
+    generation = get(store, "n")[2]
+    base = store.driver.base
+    losing = FaultyKvStore(base.driver, [])
+    numbers = itertools.count()
+
+    def write_many(request):
+        columns = base.driver.write_many(request)
+        if not next(numbers):
+            values = base.driver.read_many(ReadRequest([base.path])).value
+            data = rewritten(bytes(values[0]), "m", b"3")
+            base.driver.write_many(WriteRequest([base.path], [data]))
+            return type(columns).blank(1)
+        return columns
+
+    losing.write_many = write_many
+    store.driver._writer._base = Base(losing, base.path)
+    assert put(store, "n", b"4", generation) == get(store, "n")[2]
+    assert (store["n"], store["m"]) == (b"4", b"3")
+
+
+def rewritten(data, key, value):
+    """The archive after another writer has written a member."""
+    store = KvStore.open("memory://other.zip|zip:").result()
+    store.base[""] = data
+    store[key] = value
+    return store.base[""]
 
 
 def test_a_base_that_takes_only_whole_values_is_limited():
