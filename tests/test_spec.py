@@ -2,10 +2,13 @@
 
 import pickle
 import re
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 import tensorstore as ts
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpustore
 
@@ -344,3 +347,51 @@ def test_array_created_through_a_transform_has_the_chunks_asked_for():
         return store.chunk_layout.read_chunk.shape, store.spec().to_json()["metadata"]["chunk_grid"]
 
     assert chunks(gpustore) == chunks(ts)
+
+
+PATH = st.text("xy.~@+&=z %\u00e9<:", max_size=6) | st.sampled_from(
+    ["a%20b", "%C3%A9", "a/b/", "%40"]
+)
+WRONG = st.sampled_from(
+    ["a?b", "a#b", "|zip:%zz", "|zarr3:a%", "|nope://", "a|nope:", "a||", "a|memory:", "a|zarr:b"]
+)
+ROOT = st.builds(
+    "{}{}".format,
+    st.sampled_from(["memory://", "file:///r/", "s3://bucket/", "gs://bucket/", "nope://"]),
+    PATH,
+) | st.sampled_from(
+    ["http://host", "https://host:81/a/", "http://h/a?b=c", "gs://a_b-c", "file:/a"]
+)
+APPLIED = st.builds(
+    "|{}{}{}".format,
+    st.sampled_from(["zip", "ocdbt", "zarr2", "zarr3", "auto", "cast", "n5x"]),
+    st.just(":"),
+    PATH
+    | st.sampled_from(["float32", "uint8", "@v5", "@v5/a", "@2024-01-02T03:04:05Z/a", "float"]),
+) | st.sampled_from(["|zip", "|ocdbt", "|zarr2", "|zarr3", "|auto", "|zip:", "|zarr3:", "|auto:"])
+
+
+def _is_refused_here_only(url):
+    """Whether there is "." or ".." in it, which is no key of a file, a bucket or an archive."""
+    return not {".", ".."}.isdisjoint(re.split(r"[/|:?]", unquote(url)))
+
+
+@given(ROOT, st.lists(APPLIED, max_size=3), st.none() | WRONG)
+@settings(max_examples=300)
+def test_urls_mean_what_they_mean_to_tensorstore(root, applied, wrong):
+    url = root + "".join(applied) if wrong is None else root + "".join(applied) + wrong
+    for kind in (lambda library: library.Spec, lambda library: library.KvStore.Spec):
+        try:
+            theirs = kind(ts)(url)
+        except ValueError:
+            with pytest.raises(gpustore.GpustoreError):
+                kind(gpustore)(url)
+            continue
+        try:
+            ours = kind(gpustore)(url)
+        except gpustore.InvalidKeyError:
+            assert _is_refused_here_only(url)
+            continue
+        assert ours.to_json() == theirs.to_json()
+        assert ours.url == theirs.url
+        assert kind(gpustore)(ours.url).url == ours.url

@@ -394,8 +394,8 @@ class FileSpec:
         return {**json, **self.references}
 
     def to_url(self, path: str) -> str:
-        # A relative path is printed as it is typed, as in "file://data/x".
-        return f"file://{encode_path(path)}"
+        # A relative path is printed as it is typed, as in "file://data/x"; TensorStore leaves "@".
+        return f"file://{encode_path(path).replace('%40', '@')}"
 
     def open(self, context: Context, path: str) -> FileKvStore:
         resources = {id: context.resource(id, self.references.get(id)) for id in RESOURCES}
