@@ -28,6 +28,7 @@ from gpustore.kvstores._http_message import (
     collect,
     parse_head,
 )
+from gpustore.kvstores._http_proxy import Proxy, proxy_for
 
 __all__ = ["POOL", "READ", "WRITE", "Connection", "Lost", "Steps"]
 
@@ -77,6 +78,7 @@ class Connection:
     __slots__ = (
         "_block",
         "_filled",
+        "_for_proxy",
         "_received",
         "_socket",
         "_start",
@@ -98,6 +100,7 @@ class Connection:
         self.connected = self.reusable = self.used = False
         self.moved = 0
         self._received = False
+        self._for_proxy: str | None = None
         self.since = 0.0
 
     def fileno(self) -> int:
@@ -142,7 +145,7 @@ class Connection:
             yield from self._connect()
         stale, self.used, self._received = self.used, True, False
         try:
-            yield from self._send(request.head(self.origin), request.body)
+            yield from self._send(request.head(self.origin, self._for_proxy), request.body)
             yield READ
             response = yield from self._receive_head()
             while 100 <= response.status < 200:
@@ -155,8 +158,10 @@ class Connection:
         return response
 
     def _connect(self) -> Generator[int, None, None]:
-        failure: OSError | None = None
-        for family, kind, protocol, _, address in _addresses(self.origin):
+        failure: Exception | None = None
+        proxy = proxy_for(self.origin)
+        peer = self.origin if proxy is None else proxy.origin
+        for family, kind, protocol, _, address in _addresses(peer):
             try:
                 self.close()
                 self._socket = socket.socket(family, kind, protocol)
@@ -170,8 +175,15 @@ class Connection:
                     if code:
                         raise OSError(code, os.strerror(code)) from None
                 if self.origin.scheme == "https":
+                    if proxy is not None:
+                        yield from self._tunnel(proxy)
                     yield from self._encrypt()
-            except OSError as error:
+                elif proxy is not None:
+                    self._for_proxy = proxy.headers
+            except (Lost, GpustoreError):
+                self.close()
+                raise
+            except (OSError, EOFError) as error:
                 failure = error
             else:
                 self.connected = True
@@ -183,8 +195,27 @@ class Connection:
                 status="FAILED_PRECONDITION",
             ) from failure
         assert failure is not None
-        text = f"cannot connect to {self.origin}: {_reason(failure)}"
+        through = "" if proxy is None else f" through the proxy {peer}"
+        text = f"cannot connect to {self.origin}{through}: {_reason(failure)}"
         raise Lost(text, sent=False) from failure
+
+    def _tunnel(self, proxy: Proxy) -> Generator[int, None, None]:
+        """Have the proxy pass on whatever is sent from now on."""
+        host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
+        to = f"{host}:{self.origin.port}"
+        head = f"CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: gpustore\r\n{proxy.headers}\r\n"
+        yield from self._send(head.encode("latin-1"), b"")
+        yield READ
+        response = yield from self._receive_head()
+        if response.status >= 500:
+            text = f"the proxy {proxy.origin} cannot connect [HTTP code {response.status}]"
+            raise Lost(text, sent=False)
+        if response.status != 200 or self._start < self._filled:
+            raise StoreIOError(
+                f"the proxy {proxy.origin} does not connect to {self.origin} "
+                f"[HTTP code {response.status}]",
+                status="PERMISSION_DENIED",
+            )
 
     def _encrypt(self) -> Generator[int, None, None]:
         assert self._socket is not None

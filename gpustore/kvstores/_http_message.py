@@ -183,15 +183,26 @@ class HttpRequest:
     plan: Planner = collect
     follows_redirects: bool = False
 
-    def head(self, origin: Origin) -> bytes:
-        """What is sent before the body."""
+    def head(self, origin: Origin, for_proxy: str | None = None) -> bytes:
+        """What is sent before the body.
+
+        Parameters
+        ----------
+        origin : Origin
+        for_proxy : str, optional
+            If a proxy is asked to send it on: lines for it, each with its end.
+        """
+        target = self.target
+        if for_proxy is not None:
+            target = f"{origin}{target}"
         length = ""
         if len(self.body) or self.method in ("PUT", "POST"):
             length = f"Content-Length: {len(self.body)}\r\n"
         own = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         return (
-            f"{self.method} {self.target} HTTP/1.1\r\nHost: {origin.authority}\r\n"
-            f"Accept-Encoding: identity\r\nUser-Agent: gpustore\r\n{length}{own}\r\n"
+            f"{self.method} {target} HTTP/1.1\r\nHost: {origin.authority}\r\n"
+            f"Accept-Encoding: identity\r\nUser-Agent: gpustore\r\n{length}{own}"
+            f"{for_proxy or ''}\r\n"
         ).encode("latin-1")
 
 
