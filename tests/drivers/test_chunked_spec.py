@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 import gpustore
-from tests.drivers.parity import LIBRARIES, agree, both, check, description, files, outcome
+from tests.drivers import parity
+from tests.drivers.parity import (
+    LIBRARIES,
+    agree,
+    both,
+    check,
+    description,
+    files,
+    outcome,
+)
 
 KEYS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
 MODES = ("assume_metadata", "assume_cached_metadata")
@@ -542,3 +551,53 @@ def test_the_smaller_limit_bounds_the_threads(data_copy, file_io, tmp_path, monk
     most[0] = 0
     assert (store.read().result() == 1).all()
     assert most == [min(data_copy, file_io)]
+
+
+# ---- what is written, byte for byte what TensorStore writes
+
+
+LAYOUTS = {
+    "chunk_shape": {"chunk_shape": [2, 2]},
+    "open dimension": {"chunk_shape": [2, 0]},
+    "full extent": {"chunk_shape": [-1, 2]},
+    "elements": {"chunk_elements": 4},
+    "aspect ratio": {"chunk_aspect_ratio": [1, 2]},
+    "larger than the array": {"chunk_shape": [7, 7]},
+    "of another rank": {"chunk_shape": [2]},
+    "read and write": {"read_chunk_shape": [2, 2], "write_chunk_shape": [2, 2]},
+    "read and write elements": {"write_chunk_elements": 4, "read_chunk_elements": 4},
+    "grid_origin": {"grid_origin": [0, 0]},
+    "soft": {"chunk_shape_soft_constraint": [2, 2]},
+    "inner_order": {"inner_order": [0, 1]},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("driver", parity.RAW)
+def test_chunk_layout(driver, name, tmp_path):
+    keywords = {
+        "dtype": "uint16",
+        "shape": [5, 3],
+        "chunk_layout": lambda library: library.ChunkLayout(**LAYOUTS[name]),
+    }
+    check(parity.created(driver, parity.RAW[driver], keywords), tmp_path)
+
+
+@pytest.mark.parametrize("driver", parity.RAW)
+def test_codec_chunk(driver, tmp_path):
+    keywords = {
+        "dtype": "uint16",
+        "shape": [5, 3],
+        "chunk_layout": lambda library: library.ChunkLayout(
+            codec_chunk=library.ChunkLayout.Grid(shape=[1, 1])
+        ),
+    }
+    check(parity.created(driver, parity.RAW[driver], keywords), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [[], [0], [0, 3], [1], [5, 0, 3], [1] * 5])
+@pytest.mark.parametrize("driver", parity.RAW)
+def test_shape(driver, shape, tmp_path):
+    ones = lambda store: np.ones(store.shape, store.dtype.numpy_dtype)  # noqa: E731
+    keywords = {"dtype": "uint16", "shape": shape}
+    check(parity.created(driver, parity.RAW[driver], keywords, elements=ones), tmp_path)

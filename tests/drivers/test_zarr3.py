@@ -1,13 +1,15 @@
 """The zarr3 driver: what it writes, byte for byte what TensorStore writes."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 import gpustore
 from gpustore.metadata.data_type import V3_DATA_TYPES
-from tests.drivers.parity import check, description, files
+from tests.drivers import parity
+from tests.drivers.parity import check, files
 
 NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
@@ -21,41 +23,8 @@ FILL = {
     "int8": -3,
 }
 
-RAW = {"codecs": ["bytes"]}
-
-COMPRESSED = ("blosc", "gzip", "zstd")
-"""Codecs whose bytes depend on the library's version."""
-
-
-def values(store):
-    """Elements 0, 1, 0, 1, ...: they exist in every data type."""
-    ones = np.arange(store.size).reshape(store.shape) % 2
-    return ones.astype(store.dtype.numpy_dtype)
-
-
-def created(metadata, keywords, *, elements=values, **members):
-    """Creates an array and writes it; gives its files, without compressed chunks."""
-
-    def run(library, root):
-        given = {
-            name: value(library) if callable(value) else value for name, value in keywords.items()
-        }
-        spec = {"driver": "zarr3", "kvstore": f"file://{root}/a", "metadata": metadata}
-        store = library.open(spec | members, create=True, **given).result()
-        if elements is not None:
-            store[...] = elements(store)
-        is_raw = not any(name in str(store.codec.to_json()) for name in COMPRESSED)
-        found = files(root)
-        return {
-            "files": {
-                name: data.decode("latin1") if is_raw or name.endswith(".json") else ""
-                for name, data in found.items()
-            },
-            "store": description(store),
-            "elements": store.read().result().tobytes().hex(),
-        }
-
-    return run
+RAW = parity.RAW["zarr3"]
+created = partial(parity.created, "zarr3")
 
 
 @pytest.mark.parametrize("dtype", [name for name in V3_DATA_TYPES if name != "float8_e8m0fnu"])
@@ -211,49 +180,6 @@ MEMBERS = {
 @pytest.mark.parametrize("name", MEMBERS)
 def test_metadata_member(name, tmp_path):
     check(created({"data_type": "uint8"} | MEMBERS[name], {"shape": [5, 3]}), tmp_path)
-
-
-LAYOUTS = {
-    "chunk_shape": {"chunk_shape": [2, 2]},
-    "open dimension": {"chunk_shape": [2, 0]},
-    "full extent": {"chunk_shape": [-1, 2]},
-    "elements": {"chunk_elements": 4},
-    "aspect ratio": {"chunk_aspect_ratio": [1, 2]},
-    "larger than the array": {"chunk_shape": [7, 7]},
-    "of another rank": {"chunk_shape": [2]},
-    "read and write": {"read_chunk_shape": [2, 2], "write_chunk_shape": [2, 2]},
-    "read and write elements": {"write_chunk_elements": 4, "read_chunk_elements": 4},
-    "grid_origin": {"grid_origin": [0, 0]},
-    "soft": {"chunk_shape_soft_constraint": [2, 2]},
-    "inner_order": {"inner_order": [0, 1]},
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_chunk_layout(name, tmp_path):
-    keywords = {
-        "dtype": "uint16",
-        "shape": [5, 3],
-        "chunk_layout": lambda library: library.ChunkLayout(**LAYOUTS[name]),
-    }
-    check(created(RAW, keywords), tmp_path)
-
-
-def test_codec_chunk(tmp_path):
-    keywords = {
-        "dtype": "uint16",
-        "shape": [5, 3],
-        "chunk_layout": lambda library: library.ChunkLayout(
-            codec_chunk=library.ChunkLayout.Grid(shape=[1, 1])
-        ),
-    }
-    check(created(RAW, keywords), tmp_path)
-
-
-@pytest.mark.parametrize("shape", [[], [0], [0, 3], [1], [5, 0, 3], [1] * 5])
-def test_shape(shape, tmp_path):
-    ones = lambda store: np.ones(store.shape, store.dtype.numpy_dtype)  # noqa: E731
-    check(created(RAW, {"dtype": "uint16", "shape": shape}, elements=ones), tmp_path)
 
 
 OPTIONS = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numcodecs
 import numpy as np
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LIBRARY_VALUES",
     "SHAPE",
     "Feature",
+    "any_length",
     "chunk_files",
     "codec",
     "node",
@@ -31,6 +33,9 @@ __all__ = [
 
 SHAPE, CHUNKS = (4, 5), (2, 3)
 
+DESCRIBED = ("plain", "must_refuse", "is_written", "case")
+"""What :class:`Feature` has that does not follow from an array."""
+
 LIBRARY_OPTIONS: dict[str, dict[str, Any]] = {
     "zfpy": {"id": "zfpy", "mode": 4, "tolerance": -1, "rate": -1, "precision": -1},
     "pcodec": {
@@ -41,43 +46,36 @@ LIBRARY_OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Of codecs whose libraries need not be installed, in Zarr v2."""
 
+_CHUNKS = (
+    [1, 2, 3, 6, 7, 8],
+    [4, 5, 0, 9, 10, 0],
+    [11, 12, 13, 16, 17, 18],
+    [14, 15, 0, 19, 20, 0],
+)
+_ENCODED = {
+    "zfp": (
+        "1f000000828924104e02000000000000",
+        "1f000080002080141ca08e0097306b01",
+        "1f0000001ba692423809000000000000",
+        "1f00004080208622526001b24218c2ac0500000000000000",
+    ),
+    "zfpy": (
+        "7a66700524000010000000881f000000828924104e020000",
+        "7a66700524000010000000881f000080002080141ca08e0097306b0100000000",
+        "7a66700524000010000000881f0000001ba6924238090000",
+        "7a66700524000010000000881f00004080208622526001b24218c2ac05000000",
+    ),
+    "pcodec": (
+        "70636f2103008201040103050000001000080000001c0088ea0300",
+        "70636f210300820104010305000000100000000000240054900a00",
+        "70636f2103008201040103050000001000580000001c0088ea0300",
+        "70636f2103008201040103050000001000000000002c00ee81490100",
+    ),
+}
+
 LIBRARY_VALUES = {
-    "zfp": {
-        np.array([1, 2, 3, 6, 7, 8], "<i4").tobytes(): "1f000000828924104e02000000000000",
-        np.array([4, 5, 0, 9, 10, 0], "<i4").tobytes(): "1f000080002080141ca08e0097306b01",
-        np.array([11, 12, 13, 16, 17, 18], "<i4").tobytes(): "1f0000001ba692423809000000000000",
-        np.array(
-            [14, 15, 0, 19, 20, 0], "<i4"
-        ).tobytes(): "1f00004080208622526001b24218c2ac0500000000000000",
-    },
-    "zfpy": {
-        np.array(
-            [1, 2, 3, 6, 7, 8], "<i4"
-        ).tobytes(): "7a66700524000010000000881f000000828924104e020000",
-        np.array(
-            [4, 5, 0, 9, 10, 0], "<i4"
-        ).tobytes(): "7a66700524000010000000881f000080002080141ca08e0097306b0100000000",
-        np.array(
-            [11, 12, 13, 16, 17, 18], "<i4"
-        ).tobytes(): "7a66700524000010000000881f0000001ba6924238090000",
-        np.array(
-            [14, 15, 0, 19, 20, 0], "<i4"
-        ).tobytes(): "7a66700524000010000000881f00004080208622526001b24218c2ac05000000",
-    },
-    "pcodec": {
-        np.array(
-            [1, 2, 3, 6, 7, 8], "<i4"
-        ).tobytes(): "70636f2103008201040103050000001000080000001c0088ea0300",
-        np.array(
-            [4, 5, 0, 9, 10, 0], "<i4"
-        ).tobytes(): "70636f210300820104010305000000100000000000240054900a00",
-        np.array(
-            [11, 12, 13, 16, 17, 18], "<i4"
-        ).tobytes(): "70636f2103008201040103050000001000580000001c0088ea0300",
-        np.array(
-            [14, 15, 0, 19, 20, 0], "<i4"
-        ).tobytes(): "70636f2103008201040103050000001000000000002c00ee81490100",
-    },
+    name: {np.array(chunk, "<i4").tobytes(): data for chunk, data in zip(_CHUNKS, encoded)}
+    for name, encoded in _ENCODED.items()
 }
 """Chunks of ``numbers("<i4")`` as zfpy 1.0.1 and pcodec 1.1.0 encode them, by their bytes."""
 
@@ -173,6 +171,16 @@ def chunk_files(
     return files
 
 
+def any_length(code: str) -> tuple[np.ndarray, Callable[[np.ndarray], bytes]]:
+    """Strings or bytes of any length, and their encoder, ``vlen-utf8`` or ``vlen-bytes``."""
+    values = np.array(["x" * (i % 4) + "é" * (i % 3) + str(i) for i in range(20)], object)
+    library: Any = numcodecs.VLenUTF8()
+    if code == "vlen-bytes":
+        values = np.array([one.encode() for one in values], object)
+        library = numcodecs.VLenBytes()
+    return values.reshape(SHAPE), lambda chunk: bytes(library.encode(chunk.reshape(-1)))
+
+
 def node(document: Mapping[str, Any]) -> bytes:
     """A document as it is stored."""
     return json.dumps(document).encode()
@@ -192,18 +200,14 @@ def zarr2(
     fill: Any = 0,
     missing: Iterable[tuple[int, ...]] = (),
     chunks: tuple[int, ...] = CHUNKS,
-    rank: int | None = None,
     separator: str = ".",
     files: Mapping[str, bytes] | None = None,
     absent: Iterable[str] = (),
-    plain: Callable[[bytes], bytes] = bytes,
-    must_refuse: bool = False,
-    is_written: bool = True,
-    case: str = "",
     **members: Any,
 ) -> Feature:
-    """An array of Zarr v2; `members` of its metadata other than the plainest."""
+    """An array of Zarr v2; `members` of the feature, or of its metadata other than the plainest."""
     values = numbers() if values is None else values
+    described = {name: members.pop(name) for name in DESCRIBED if name in members}
     rank = len(chunks)
     document = {
         **{"zarr_format": 2, "shape": list(values.shape[:rank]), "chunks": list(chunks)},
@@ -219,16 +223,7 @@ def zarr2(
         rank=rank,
     )
     found = {".zarray": node(document), **stored, **(files or {})}
-    return Feature(
-        section,
-        name,
-        found,
-        values,
-        plain=plain,
-        must_refuse=must_refuse,
-        is_written=is_written,
-        case=case,
-    )
+    return Feature(section, name, found, values, **described)
 
 
 def zarr3(
@@ -247,14 +242,11 @@ def zarr3(
     separator: str = ".",
     scalar: str = "c",
     stored: Mapping[str, bytes] | None = None,
-    plain: Callable[[bytes], bytes] = bytes,
-    must_refuse: bool = False,
-    is_written: bool = True,
-    case: str = "",
     **members: Any,
 ) -> Feature:
-    """An array of Zarr v3; `members` of its metadata other than the plainest."""
+    """An array of Zarr v3; `members` of the feature, or of its metadata other than the plainest."""
     values = numbers() if values is None else values
+    described = {name: members.pop(name) for name in DESCRIBED if name in members}
     rank = len(chunks) if rank is None else rank
     data_type = values.dtype.name if data_type is None else data_type
     document = {
@@ -274,13 +266,4 @@ def zarr3(
             **{"chunks": chunks, "fill": fill, "missing": missing, "separator": separator},
             **{"prefix": prefix, "scalar": scalar, "rank": rank},
         )
-    return Feature(
-        section,
-        name,
-        {"zarr.json": node(document), **stored},
-        values,
-        plain=plain,
-        must_refuse=must_refuse,
-        is_written=is_written,
-        case=case,
-    )
+    return Feature(section, name, {"zarr.json": node(document), **stored}, values, **described)

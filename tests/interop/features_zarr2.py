@@ -19,6 +19,7 @@ from tests.interop.feature import (
     LIBRARY_VALUES,
     SHAPE,
     Feature,
+    any_length,
     node,
     numbers,
     zarr2,
@@ -99,7 +100,7 @@ def _types() -> Iterator[Feature]:
     yield _records("records with subarrays", [("x", "<f4"), ("z", "<f4", (2, 2))])
     yield _records("records in records", [("foo", "<f4"), ("bar", [("baz", "<f4"), ("q", "<i4")])])
     for name, code in (("strings", "vlen-utf8"), ("bytes", "vlen-bytes")):
-        values, encode = _any_length(code)
+        values, encode = any_length(code)
         yield zarr2(
             TYPES,
             f"{name} of any length, `|O` with `{code}`",
@@ -113,15 +114,6 @@ def _types() -> Iterator[Feature]:
         dtype = np.dtype(getattr(ml_dtypes, name))
         small = (numbers("i8") % 7).astype(dtype)
         yield zarr2(TYPES, "extensions of TensorStore", small, dtype=name, case=f"`{name}`")
-
-
-def _any_length(code: str) -> tuple[np.ndarray, Any]:
-    values = np.array(["x" * (i % 4) + "é" * (i % 3) + str(i) for i in range(20)], object)
-    library: Any = numcodecs.VLenUTF8()
-    if code == "vlen-bytes":
-        values = np.array([one.encode() for one in values], object)
-        library = numcodecs.VLenBytes()
-    return values.reshape(SHAPE), lambda chunk: bytes(library.encode(chunk.reshape(-1)))
 
 
 def _records(title: str, fields: list[Any]) -> Feature:

@@ -19,6 +19,7 @@ from tests.interop.feature import (
     LIBRARY_VALUES,
     SHAPE,
     Feature,
+    any_length,
     codec,
     node,
     numbers,
@@ -465,6 +466,10 @@ def _registered_types() -> Iterator[Feature]:
             fill=np.zeros((), dtype),
             case=f"`numpy.{name}`",
         )
+    yield from _structs()
+
+
+def _structs() -> Iterator[Feature]:
     for title, data_type, fill in (
         (
             "`struct`",
@@ -513,16 +518,12 @@ def _low_bits(chunk: np.ndarray) -> np.ndarray:
 
 
 def _any_length(section: str, title: str, name: str, code: str) -> Feature:
-    values = np.array(["x" * (i % 4) + "é" * (i % 3) + str(i) for i in range(20)], object)
-    library: Any = numcodecs.VLenUTF8()
-    if code == "vlen-bytes":
-        values = np.array([one.encode() for one in values], object)
-        library = numcodecs.VLenBytes()
+    values, encode = any_length(code)
     return zarr3(
         section,
         title,
-        values.reshape(SHAPE),
-        lambda chunk: bytes(library.encode(chunk.reshape(-1))),
+        values,
+        encode,
         **{"data_type": name, "codecs": [codec(code)]},
         **{"fill": "" if name == "string" else b"", "fill_value": ""},
     )
@@ -596,6 +597,11 @@ def _registered_codecs() -> Iterator[Feature]:
         lambda chunk: bytes.fromhex(LIBRARY_VALUES["zfp"][chunk.tobytes()]),
         codecs=[codec("zfp", mode="reversible")],
     )
+    yield from _registered_codecs_of_bytes()
+    yield from _grids()
+
+
+def _registered_codecs_of_bytes() -> Iterator[Feature]:
     whole = [codec("transpose", order=[1, 0]), codec("bytes", endian="big")]
     yield zarr3(
         MORE_CODECS,
@@ -618,7 +624,6 @@ def _registered_codecs() -> Iterator[Feature]:
         codecs=[LITTLE, codec("conditional", codecs=[codec("gzip", level=1)])],
         plain=len,
     )
-    yield from _grids()
 
 
 def _packed(chunk: np.ndarray, nbits: int) -> bytes:

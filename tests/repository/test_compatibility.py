@@ -65,11 +65,3 @@ def test_an_absent_driver_raises_an_error_that_names_it(name):
         pytest.skip(f"{name} is there by now")
     with pytest.raises(gpustore.GpustoreError, match=name):
         gpustore.open({"driver": name, "kvstore": "memory://"}).result()
-
-
-@pytest.mark.parametrize("name", ["s3", "zip", "ocdbt", "gcs"])
-def test_an_absent_kvstore_raises_an_error_that_names_it(name):
-    if name in registry.ids("kvstores"):
-        pytest.skip(f"{name} is there by now")
-    with pytest.raises(gpustore.GpustoreError, match=name):
-        gpustore.open({"driver": "zarr3", "kvstore": {"driver": name}}).result()
