@@ -33,7 +33,7 @@ from gpustore.piece_plan import (
 )
 from gpustore.plan_table import StridedMap, fewest_runs
 
-__all__ = ["check_pieces", "check_starts", "crop_shape", "plan_crops", "rows_of"]
+__all__ = ["check_pieces", "check_starts", "crop_shape", "plan_crops", "rows_of", "run_columns"]
 
 PIECE_NS = 5000
 """What it takes to cut a piece, apart from its bytes: Python, short rows, and threads that meet."""
@@ -199,22 +199,46 @@ def _crop_runs(
     src_stride: Sequence[int],
 ) -> CropRuns:
     """The runs of the intervals ``[start, start + size)``."""
-    found = [_run_offsets(start, size, a, b, chunk_shape[o]) for o, a, b in maps]
-    crop, offset = found[0]
-    if len(found) > 1:
-        # A diagonal: a run ends where any of the outputs changes its cell.
-        codes = np.unique(np.concatenate([crop * size + offset for crop, offset in found]))
-        crop, offset = np.divmod(codes, size)
-    first = np.searchsorted(crop, np.arange(len(start) + 1))
-    end = np.append(offset[1:], size)
-    end[first[1:] - 1] = size
+    changes = [_run_offsets(start, size, a, b, chunk_shape[o]) for o, a, b in maps]
+    first, crop, offset, count = run_columns(changes, len(start), size)
     src = np.zeros(len(crop), np.int64)
     cells = {}
     for o, a, b in maps:
         position = a + b * (start[crop] + offset)
         cells[o], inside = np.divmod(position, chunk_shape[o])
         src += src_stride[o] * inside
-    return CropRuns(d, first, offset, end - offset, cells, src)
+    return CropRuns(d, first, offset, count, cells, src)
+
+
+def run_columns(
+    changes: Sequence[tuple[Integers, Integers]], crops: int, size: int
+) -> tuple[Integers, Integers, Integers, Integers]:
+    """The runs of crops along one dimension, none of which crosses a change of cell.
+
+    Parameters
+    ----------
+    changes : sequence of two int64 arrays
+        For each output dimension that depends on it, crop and offset of each change, the beginning
+        of each crop included.
+    crops, size : int
+        How many crops there are, and their extent.
+
+    Returns
+    -------
+    first : int64 array, length crops + 1
+        Where the runs of each crop begin in the columns below.
+    crop, offset, count : int64 array
+        Crop of a run, its first index from the start of that, and its elements.
+    """
+    crop, offset = changes[0]
+    if len(changes) > 1:
+        # A diagonal: a run ends where any of the outputs changes its cell.
+        codes = np.unique(np.concatenate([crop * size + offset for crop, offset in changes]))
+        crop, offset = np.divmod(codes, size)
+    first = np.searchsorted(crop, np.arange(crops + 1))
+    end = np.append(offset[1:], size)
+    end[first[1:] - 1] = size
+    return first, crop, offset, end - offset
 
 
 def _run_offsets(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.crop_plan import check_pieces, rows_of
+from gpustore.crop_plan import check_pieces, rows_of, run_columns
 from gpustore.index_space import IndexTransform
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.piece_plan import (
@@ -81,20 +81,13 @@ def _runs(
     grid: ShapedGrid, d: int, start: Integers, size: int, maps: Sequence[StridedMap], most: int
 ) -> _Runs:
     """The runs of the intervals ``[start, start + size)``."""
-    found = [_changes(grid.inner_edges(o), start, size, a, b, most) for o, a, b in maps]
-    crop, offset = found[0]
-    if len(found) > 1:
-        # A diagonal: a run ends where any of the outputs changes its cell.
-        codes = np.unique(np.concatenate([crop * size + offset for crop, offset in found]))
-        crop, offset = np.divmod(codes, size)
-    first = np.searchsorted(crop, np.arange(len(start) + 1))
-    end = np.append(offset[1:], size)
-    end[first[1:] - 1] = size
+    changes = [_changes(grid.inner_edges(o), start, size, a, b, most) for o, a, b in maps]
+    first, crop, offset, count = run_columns(changes, len(start), size)
     located = {}
     for o, a, b in maps:
         cell, inside, of_chunk, _ = grid.located(o, a + b * (start[crop] + offset))
         located[o] = _Located(cell, inside, of_chunk)
-    return _Runs(d, first, offset, end - offset, located)
+    return _Runs(d, first, offset, count, located)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,30 +140,19 @@ def test_each_run_names_its_row(n):
         assert (launch.table["dst"] == DST + 64 * row).all()
 
 
-def rows_of(src, dst):
-    """Rows of NumPy views, one."""
-    return Rows(
-        [src.ctypes.data],
-        [dst.ctypes.data],
-        np.array(dst.shape)[:, None],
-        src.strides,
-        dst.strides,
-    )
-
-
 def test_a_transpose_goes_through_tiles():
     a, b = np.zeros((40, 50), np.uint32), np.zeros((50, 40), np.uint32).T
-    (launch,) = copy_launches(rows_of(a, b), 4)
+    (launch,) = copy_launches(views.rows_of(a, b), 4)
     assert launch.expression == "gs::copy_tiled<gs::u32, 2>"
     assert launch.blocks == 4
 
 
 def test_a_transpose_that_converts_goes_through_tiles():
     a, b = np.zeros((40, 50), np.uint8), np.zeros((50, 40), np.float32).T
-    (launch,) = cast_launches(rows_of(a, b), a.dtype, b.dtype)
+    (launch,) = cast_launches(views.rows_of(a, b), a.dtype, b.dtype)
     assert launch.expression == "gs::cast_tiled<gs::u8, gs::f32, 3>"
     assert launch.blocks == 4
-    (launch,) = cast_launches(rows_of(a, b), a.dtype, np.dtype("f2").newbyteorder("="))
+    (launch,) = cast_launches(views.rows_of(a, b), a.dtype, np.dtype("f2").newbyteorder("="))
     assert "cast_strided" in launch.expression  # dst is not of neighbours.
 
 

@@ -7,20 +7,10 @@ import pytest
 
 from gpustore.device_kernels.launch import Listed, copy_launches, indexed_launches
 from gpustore.device_kernels.run import Rows, merged, ordered, packed, widths
+from tests.kernels import views
 
 SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
-
-
-def rows_of(src, dst):
-    """Rows of NumPy views, one."""
-    return Rows(
-        [src.ctypes.data],
-        [dst.ctypes.data],
-        np.array(dst.shape)[:, None],
-        src.strides,
-        dst.strides,
-    )
 
 
 def test_a_whole_chunk_in_any_order_is_one_run_of_16_bytes():
@@ -29,7 +19,7 @@ def test_a_whole_chunk_in_any_order_is_one_run_of_16_bytes():
     for index in (..., (slice(None, None, -1), ..., slice(None, None, -1))):
         for axes in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
             src, dst = (array[index].transpose(axes) for array in (chunk, copy))
-            (launch,) = copy_launches(rows_of(src, dst), 2)
+            (launch,) = copy_launches(views.rows_of(src, dst), 2)
             assert launch.expression == "gs::copy_strided<gs::u128, 1>"
             assert launch.table["items"].tolist() == [64]
 

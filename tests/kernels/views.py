@@ -201,3 +201,14 @@ def listed_cases(draw):
         dst_room += (count - 1) * dst_step
     case.src_nbytes, case.dst_nbytes = src_room, dst_room
     return ListedCase(case, lists, patterns)
+
+
+def rows_of(src, dst):
+    """Rows of NumPy views, one."""
+    return Rows(
+        [src.ctypes.data],
+        [dst.ctypes.data],
+        np.array(dst.shape)[:, None],
+        src.strides,
+        dst.strides,
+    )

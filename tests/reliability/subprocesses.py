@@ -28,3 +28,20 @@ def run(*arguments, timeout=200):
             worker.kill()
     assert worker.returncode == 0, err
     return out
+
+
+def run_together(workers):
+    """Let running workers begin at the same time, and wait for all of them; each must succeed."""
+    try:
+        for worker in workers:
+            assert worker.stdout.readline() == "ready\n", worker.stderr.read()
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            _, err = worker.communicate(timeout=3000)
+            assert worker.returncode == 0, err
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()

@@ -11,7 +11,7 @@ from gpustore.errors import MetadataError, MismatchError
 from gpustore.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
 from tests.reliability.scales import scales
-from tests.reliability.subprocesses import start
+from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
 NAMES = ("zarr2 blosc lz4", "zarr3 bytes", "zarr3 zstd crc32c")
@@ -89,19 +89,7 @@ def test_processes_of_both_libraries_lose_no_increment(tmp_path, name, count):
         start("increment", library, name, tmp_path / "a", number, 16, count)
         for number, library in enumerate(["gpustore", "gpustore", "tensorstore"])
     ]
-    try:
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n", worker.stderr.read()
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        for worker in workers:
-            _, err = worker.communicate(timeout=3000)
-            assert worker.returncode == 0, err
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
+    run_together(workers)
     expected = np.ones((32, 32), np.uint16)
     for number in range(3):
         expected[[number, number + 16], :3] += count // 2

@@ -10,7 +10,7 @@ import pytest
 
 import gpustore
 from tests.reliability.scales import scales
-from tests.reliability.subprocesses import start
+from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
 SHAPE, INNER = (64, 64), 16
@@ -67,19 +67,7 @@ def test_processes_that_add_to_inner_chunks_of_one_shard_lose_nothing(tmp_path, 
         start("increment", library, "zarr3", path, 3 * number, step, count)
         for number, library in enumerate(libraries)
     ]
-    try:
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n", worker.stderr.read()
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        for worker in workers:
-            _, err = worker.communicate(timeout=3000)
-            assert worker.returncode == 0, err
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
+    run_together(workers)
     expected = np.ones(SHAPE, np.uint32)
     for number in range(len(libraries)):
         mine = range(3 * number, SHAPE[0], step)
