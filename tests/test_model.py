@@ -121,7 +121,7 @@ def same_bits(a, b):
 
 
 @settings(
-    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=200, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(st.data())
 def test_reads_and_writes_are_those_of_numpy(data):

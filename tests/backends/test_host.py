@@ -128,7 +128,7 @@ def same(a, b):
     return a.astype(native).tobytes() == b.astype(native).tobytes()
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(cases(), st.data())
 def test_scatter_places_what_numpy_selects(case, data):
     model, chain, transform, selection = case

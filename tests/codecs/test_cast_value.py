@@ -158,7 +158,7 @@ def cases(draw):
     return source, target, elements, draw(st.sampled_from(MODES)), draw(st.sampled_from(choices))
 
 
-@settings(max_examples=250)
+@settings(max_examples=200)
 @given(cases())
 def test_values_are_those_of_the_reference(case):
     source, target, elements, mode, out_of_range = case

@@ -71,7 +71,7 @@ CHAINS = [
 ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.sampled_from(range(len(CHAINS))), st.binary(max_size=40), st.data())
 def test_any_bytes_are_elements_or_damage(index, more, data):
     chain, elements = CHAINS[index]

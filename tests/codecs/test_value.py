@@ -81,7 +81,7 @@ def filters(draw):
     return {"id": id, "keepbits": draw(st.integers(0, 10))}, dtype
 
 
-@settings(max_examples=250)
+@settings(max_examples=200)
 @given(filters(), st.integers(1, 90), st.integers(0, 10_000))
 def test_filters_are_those_of_numcodecs(made, count, seed):
     config, dtype = made

@@ -18,7 +18,7 @@ SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3000), st.sampled_from([1, 2, 3, 4, 8, 12, 16, 255])),

@@ -137,7 +137,7 @@ def structures(draw):
     }
 
 
-@settings(max_examples=250, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(structures(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_random_structures(metadata, has_fill, seed):
     from gpustore.metadata.data_type import parse_v2_dtype

@@ -131,7 +131,7 @@ def change(cached, plain, what, box, value):
     return cached.resolve().result(), plain.resolve().result()
 
 
-@settings(max_examples=250)
+@settings(max_examples=200)
 @given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
 def test_reads_are_those_without_a_cache(steps, limit, chain):
     cached, plain = pair(LIMITS[limit], chain)

@@ -120,7 +120,7 @@ def diagonal(size, falls):
 
 
 @given(data=st.data(), view=views())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_crops_are_those_that_single_reads_give(data, view):
     extent, starts = [], []
     count = data.draw(st.integers(0, 12))
