@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpustore.kvstores._bucket import Bucket, check_object_key
@@ -26,7 +27,7 @@ S = TypeVar("S", bound=DriverSpec)
 
 
 class BucketKvStore(KvStoreDriver, Generic[S]):
-    """An opened bucket. Whoever derives from it sets :attr:`_bucket`.
+    """An opened bucket.
 
     Parameters
     ----------
@@ -37,12 +38,15 @@ class BucketKvStore(KvStoreDriver, Generic[S]):
 
     batch_nbytes = 32 << 20
 
-    _bucket: Bucket
-
     def __init__(self, spec: S, resources: Mapping[str, Context.Resource]) -> None:
         self._spec = spec
         self._resources = resources
         self.executor = resources["data_copy_concurrency"].value
+
+    @property
+    @abc.abstractmethod
+    def _bucket(self) -> Bucket:
+        """Reads and writes."""
 
     @property
     def spec(self) -> S:

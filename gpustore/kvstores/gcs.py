@@ -87,7 +87,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             config |= {"base_url": str(origin), "bearer_token": "emulator"}
             options["allow_http"] = origin.scheme == "http"
         self._identity = "gcs", emulator, spec.bucket, project
-        self._bucket = Bucket(
+        self._opened = Bucket(
             store=obstore_package().store.GCSStore(
                 spec.bucket, config=config, client_options=options, retry_config={"max_retries": 0}
             ),
@@ -97,6 +97,10 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             version="version",
             describe=self.describe,
         )
+
+    @property
+    def _bucket(self) -> Bucket:
+        return self._opened
 
     @property
     def identity(self) -> Hashable:

@@ -35,7 +35,13 @@ from gpustore.kvstores._bucket import (
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpResponse, Origin
+from gpustore.kvstores._http_message import HttpResponse
+from gpustore.kvstores._s3_address import (
+    USUAL_REGION,
+    S3Address,
+    environment_endpoint,
+    region_of_bucket,
+)
 from gpustore.kvstores._signed_bucket import CONFLICT_PASSES, SignedBucket, code_of
 from gpustore.kvstores.base import (
     references_json,
@@ -61,7 +67,6 @@ _RESOURCES: Final = (
     "s3_request_concurrency",
     "s3_request_retries",
 )
-_USUAL_REGION: Final = "us-east-1"
 
 
 class S3KvStore(BucketKvStore["S3Spec"]):
@@ -80,58 +85,69 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         super().__init__(spec, resources)
         require_obstore()
         source = resources["aws_credentials"].value
-        endpoint = spec.endpoint or _environment_endpoint()
-        config = _credentials(source)
-        region = spec.aws_region or os.environ.get("AWS_REGION", "")
-        region = region or os.environ.get("AWS_DEFAULT_REGION", "") or region_of(source)
-        config["region"] = region or _USUAL_REGION
-        config["request_payer"] = spec.requester_pays
+        self._credentials = _credentials(source)
+        self._endpoint = spec.endpoint or environment_endpoint()
+        if self._endpoint is not None:
+            S3Address.at_endpoint(self._endpoint, spec.bucket)  # Checks it.
+        region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
+        self._usual_region = region or region_of(source) or USUAL_REGION
+        self._where = self._endpoint, spec.bucket, spec.requester_pays, source
+        self._found: SignedBucket | None = None
+
+    @property
+    def _bucket(self) -> SignedBucket:
+        if self._found is None:  # Two threads may find it at once.
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> SignedBucket:
+        """The bucket, whose region may have to be asked for."""
+        spec, resources = self._spec, self._resources
+        region = spec.aws_region
+        config = {**self._credentials, "request_payer": spec.requester_pays}
         config["disable_bulk_delete"] = True  # Not every server has it.
         options = client_options(resources["http_request_timeouts"].value)
-        bucket = spec.bucket
-        root = f"/{bucket}/"
-        if endpoint is None:
-            host = f"s3.{config['region']}.amazonaws.com"
-            dotted = "." in bucket or bucket != bucket.lower() or "_" in bucket
-            config["virtual_hosted_style_request"] = not dotted
-            if not dotted:
-                host, root = f"{bucket}.{host}", "/"
-            origin = Origin("https", host, 443)
+        if self._endpoint is None:
+            region = region or region_of_bucket(spec.bucket) or self._usual_region
+            address = S3Address.at_amazon(spec.bucket, region)
         else:
-            origin, path = _parse_endpoint(endpoint)
-            root = path + root
+            region = region or self._usual_region
+            address = S3Address.at_endpoint(self._endpoint, spec.bucket)
             # The second name wins over the environment.
-            config["endpoint"] = config["aws_endpoint_url_s3"] = f"{origin}{path}"
-            config["virtual_hosted_style_request"] = False
-            options["allow_http"] = origin.scheme == "http"
+            config["endpoint"] = config["aws_endpoint_url_s3"] = address.endpoint
+            options["allow_http"] = address.origin.scheme == "http"
+        config["region"] = region
+        config["virtual_hosted_style_request"] = address.is_own_host
         sends = spec.use_conditional_write
-        hint = f'; is the bucket in another region than {config["region"]}? Set "aws_region"'
+        hint = f'; is the bucket in another region than {region}? Set "aws_region"'
         permits = resources["s3_request_concurrency"].value
         retries = resources["s3_request_retries"].value
         timeouts = resources["http_request_timeouts"].value
         in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
-        self._where = endpoint, bucket, spec.requester_pays, source
-        self._bucket = SignedBucket(
+        return SignedBucket(
             client=HttpClient(
-                origin,
+                address.origin,
                 permits=permits,
                 retries=retries,
                 timeouts=timeouts,
                 explain=partial(_explain, hint),
                 passing=CONFLICT_PASSES,
             ),
-            root=root,
+            root=address.root,
             signs="skip_signature" not in config,
             fetches="access_key_id" not in config and not in_environment,
             store=obstore_package().store.S3Store(
-                bucket, config=config, client_options=options, retry_config={"max_retries": 0}
+                spec.bucket or "bucket",
+                config=config,
+                client_options=options,
+                retry_config={"max_retries": 0},
             ),
             permits=permits,
             retries=retries,
             timeouts=timeouts,
             version="e_tag",
             describe=self.describe,
-            looks=sends is False or (sends is None and endpoint is not None),
+            looks=sends is False or (sends is None and self._endpoint is not None),
             sends=sends is not False,
             hint=hint,
         )
@@ -141,32 +157,16 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         return "s3", *self._where
 
     def describe(self, key: str) -> str:
-        if self._where[0] is None:
-            return quote(f"s3://{self._spec.bucket}/{key}")
-        return quote(f"{self._where[0].rstrip('/')}/{self._spec.bucket}/{key}")
-
-
-def _environment_endpoint() -> str | None:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+        bucket = self._spec.bucket
+        if self._endpoint is None:
+            return quote(f"s3://{bucket}/{key}")
+        parts = [self._endpoint.rstrip("/"), bucket, key]
+        return quote("/".join(part for part in parts if part or part is key))
 
 
 def _explain(hint: str, response: HttpResponse) -> str:
     """What an error says, and what may be the reason for being sent elsewhere."""
     return code_of(response) + (hint if response.status in (301, 307, 400) else "")
-
-
-def _parse_endpoint(endpoint: str) -> tuple[Origin, str]:
-    """The origin and the path of an endpoint, the latter without a slash at its end."""
-    try:
-        parts = urlsplit(endpoint)
-        origin = Origin.parse(parts.scheme, parts.netloc)
-    except (MetadataError, ValueError) as error:
-        text = error.text if isinstance(error, MetadataError) else str(error)
-        raise MetadataError(f'Invalid "endpoint": {text}') from error
-    if parts.query or parts.fragment:
-        raise MetadataError('Invalid "endpoint": a query or fragment is not supported')
-    return origin, parts.path.rstrip("/")
 
 
 def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
@@ -231,7 +231,8 @@ class S3Spec:
         Empty if the endpoint is that of the bucket.
     requester_pays : bool
     aws_region : str
-        Empty: as the environment or the bucket says.
+        Empty: as Amazon says of the bucket; at another endpoint as the environment or the profile
+        says.
     endpoint : str or None
         URL of another server.
     host_header : str
@@ -280,8 +281,6 @@ class S3Spec:
         del path
         if self.host_header:
             raise UnsupportedError('"host_header" is not supported: obstore sends its own')
-        if not self.bucket:
-            raise UnsupportedError('an endpoint without "bucket" is not supported: name the bucket')
         resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
         return S3KvStore(self, resources)
 

@@ -27,6 +27,8 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
+from gpustore.kvstores import _s3_address
+from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
 from tests.kvstores.contract import *
 from tests.kvstores.http_server import Fault, HttpServer, head
@@ -305,12 +307,64 @@ def test_credentials_of_a_container_are_fetched_and_not_shown(server, monkeypatc
 
 @pytest.mark.parametrize(
     "members",
-    [{"host_header": "x"}, {"bucket": ""}, {"aws_credentials": {"type": "imds"}}],
+    [{"host_header": "x"}, {"aws_credentials": {"type": "imds"}}],
     ids=str,
 )
 def test_what_obstore_cannot_do_is_refused(server, members):
     with pytest.raises(UnsupportedError):
         open_store(server, **members)
+
+
+def test_endpoint_can_be_that_of_the_bucket(server):
+    store = KvStore.open({"driver": "s3", "endpoint": f"{server.url}/bucket/"}).result()
+    store["a b/c"] = b"value"
+    assert list(server.values) == ["bucket/a b/c"]
+    assert store["a b/c"] == b"value"
+    assert store.list().result() == [b"a b/c"]
+    theirs = {"driver": "s3", "endpoint": f"{server.url}/bucket"}
+    theirs = tensorstore.KvStore.open(theirs).result()
+    assert theirs.read("a b/c").result().value == b"value"
+    with pytest.raises(gpustore.NotFoundError, match=f'"{server.url}/bucket/x" does not exist'):
+        store["x"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "members", "address"),
+    [
+        ("bucket", {}, "https://bucket.s3.eu-west-3.amazonaws.com/"),
+        ("my.bucket", {}, "https://s3.eu-west-3.amazonaws.com/my.bucket/"),
+        ("bucket", {"aws_region": "eu-west-1"}, "https://bucket.s3.eu-west-1.amazonaws.com/"),
+        ("unknown", {}, "https://unknown.s3.ap-south-1.amazonaws.com/"),
+    ],
+)
+def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket, members, address):
+    def answer(server, connection, request):
+        fields = [("Content-Length", 0)]
+        if request.path != "/unknown":
+            fields.append(("x-amz-bucket-region", "eu-west-3"))
+        connection.sendall(head(403, fields))
+
+    server.faults = [Fault(answer)]
+    monkeypatch.setattr(_s3_address, "AMAZON", Origin("http", "127.0.0.1", server.port))
+    monkeypatch.setattr(_s3_address, "_REGIONS", {})
+    monkeypatch.setenv("AWS_REGION", "ap-south-1")
+    for _ in range(2):
+        store = KvStore.open({"driver": "s3", "bucket": bucket, **members}).result()
+        inner = store.driver._bucket
+        assert f"{inner.client.origin}{inner.root}" == address
+        [request] = inner._requests([("GET", "a")])
+        assert request.target.startswith(f"{inner.root}a?X-Amz-")
+    asked = [(sent.method, sent.target) for sent in server.requests]
+    known = 1 if bucket != "unknown" else 2
+    assert asked == ([] if members else [("HEAD", f"/{bucket}")] * known)
+    assert not any("authorization" in sent.headers for sent in server.requests)
+
+
+def test_amazon_that_cannot_be_reached_is_no_error(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    monkeypatch.setattr(_s3_address, "AMAZON", Origin("http", "127.0.0.1", port))
+    assert _s3_address.region_of_bucket("bucket") == ""
 
 
 def test_other_region_is_an_error_that_says_so(server):

@@ -1,0 +1,115 @@
+"""Where the objects of an S3 bucket are: origin, path and region."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import HttpRequest, Origin
+from gpustore.resources._request_concurrency import Permits
+from gpustore.resources._retries import Retries
+from gpustore.resources.http_request_timeouts import Timeouts
+
+__all__ = ["USUAL_REGION", "S3Address", "environment_endpoint", "region_of_bucket"]
+
+USUAL_REGION: Final = "us-east-1"
+
+AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)
+"""Knows the region of every bucket."""
+
+_REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
+_RETRIES: Final = Retries(1, 0.1, 1.0)
+_TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """Where a bucket is.
+
+    Attributes
+    ----------
+    origin : Origin
+    path : str
+        Of the endpoint, without a slash at its end.
+    bucket : str
+        Empty if the endpoint is that of the bucket.
+    is_own_host : bool
+        Whether the bucket is a part of the host and not of the path.
+    """
+
+    origin: Origin
+    path: str
+    bucket: str
+    is_own_host: bool
+
+    @classmethod
+    def at_amazon(cls, bucket: str, region: str) -> S3Address:
+        """Where Amazon has it."""
+        # Certificates are for one more component.
+        dotted = "." in bucket or bucket != bucket.lower() or "_" in bucket
+        host = f"s3.{region}.amazonaws.com"
+        return cls(
+            Origin("https", host if dotted else f"{bucket}.{host}", 443), "", bucket, not dotted
+        )
+
+    @classmethod
+    def at_endpoint(cls, endpoint: str, bucket: str) -> S3Address:
+        """Where another server has it.
+
+        Raises
+        ------
+        MetadataError
+            If `endpoint` is not a URL, or one with a query.
+        """
+        try:
+            parts = urlsplit(endpoint)
+            origin = Origin.parse(parts.scheme, parts.netloc)
+        except (MetadataError, ValueError) as error:
+            text = error.text if isinstance(error, MetadataError) else str(error)
+            raise MetadataError(f'Invalid "endpoint": {text}') from error
+        if parts.query or parts.fragment:
+            raise MetadataError('Invalid "endpoint": a query or fragment is not supported')
+        return cls(origin, parts.path.rstrip("/"), bucket, not bucket)
+
+    @property
+    def endpoint(self) -> str:
+        """As obstore wants it."""
+        return f"{self.origin}{self.path}"
+
+    @property
+    def root(self) -> str:
+        """What precedes a key in the path of a request."""
+        return f"{self.path}/" if self.is_own_host else f"{self.path}/{self.bucket}/"
+
+
+def environment_endpoint() -> str | None:
+    """The endpoint that the environment names."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+_REGIONS: dict[str, str] = {}
+"""By bucket; a bucket never moves."""
+
+
+def region_of_bucket(bucket: str) -> str:
+    """The region in which Amazon has a bucket, which it says to everybody; empty if it does not.
+
+    One short request, the first time that it is asked for.
+    """
+    if bucket not in _REGIONS:
+        client = HttpClient(AMAZON, permits=Permits(1), retries=_RETRIES, timeouts=_TIMEOUTS)
+        try:
+            response = client.send_one(HttpRequest("HEAD", f"/{bucket}"))
+        except GpustoreError:  # Without a network, the first request says so.
+            return ""
+        region = response.headers.get("x-amz-bucket-region", "")
+        if not _REGION.fullmatch(region):
+            return ""
+        _REGIONS[bucket] = region
+    return _REGIONS[bucket]
