@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gpustore._json import quote
+from gpustore.errors import StoreIOError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._spec import KvStoreSpec
 from gpustore.kvstores.base import (
@@ -148,12 +149,20 @@ class AdapterKvStore(KvStoreDriver):
         )
         changed = []
         for i, part in enumerate(parts):
-            if i in columns.error:
+            error, value = columns.error.get(i), columns.value[i]
+            if error is None and value is not None and len(value) != part.stop - part.start:
+                error = StoreIOError(
+                    f"received {len(value)} bytes of [{part.start}, {part.stop}) of "
+                    f"{self.base.driver.describe(part.key)}",
+                    status="DATA_LOSS",
+                    key=part.key,
+                )
+            if error is not None:
                 where = self.describe(request.keys[part.row])
-                result.error[part.row] = columns.error[i].prefixed(f"Error reading {where}")
-            elif columns.state[i] is ReadState.VALUE:
+                result.error[part.row] = error.prefixed(f"Error reading {where}")
+            elif value is not None:
                 result.state[part.row] = ReadState.VALUE
-                result.value[part.row] = columns.value[i]
+                result.value[part.row] = value
             else:
                 changed.append(part.row)
         return changed

@@ -371,7 +371,9 @@ class Database:
         found: list[Buffer | GpustoreError] = []
         for i, location in enumerate(locations):
             value = columns.value[i]
-            if value is not None:
+            if value is not None and len(value) != location.nbytes:
+                found.append(self.wrong(location, f"received {len(value)} bytes"))
+            elif value is not None:
                 found.append(value)
             else:
                 found.append(self.damaged(location, columns.error.get(i)))

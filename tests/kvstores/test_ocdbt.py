@@ -15,11 +15,14 @@ from gpustore.errors import (
     InvalidKeyError,
     MismatchError,
     NotFoundError,
+    StoreIOError,
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
+from gpustore.kvstores._ocdbt_dump import dump as show
 from gpustore.kvstores.base import ReadRequest
 from tests.kvstores.contract import *
+from tests.kvstores.faulty import Fault, Rule
 from tests.kvstores.tensorstore_ocdbt import (
     Opened,
     TensorStoreDatabase,
@@ -441,6 +444,20 @@ def test_manifest_is_read_again_only_as_the_staleness_bound_says(many):
     base.read.clear()
     store.read_many(ReadRequest([keys[0].decode()], staleness_bound=0.0)).raise_first()
     assert "manifest.ocdbt" not in base.read
+
+
+def test_value_that_comes_short_is_an_error():
+    ours = Opened()
+    ours.apply({"a": b"1" * 200})
+    store, base = ours.record([Rule(Fault.SHORT_READ, skip=2)])
+    with pytest.raises(StoreIOError, match=r"received 100 bytes of \[0, 200\) of \"d/"):
+        store["a"]
+    assert base.rules[0].injected == 1
+    reference = gpustore.ocdbt.dump(ours.base).result()["versions"][-1]["root"]["location"]
+    (entry,) = gpustore.ocdbt.dump(ours.base, reference).result()["entries"]
+    database = ours.record([Rule(Fault.SHORT_READ)])[0].driver._database
+    with pytest.raises(CorruptChunkError, match=": received 100 bytes"):
+        show(database, entry["indirect_value"])
 
 
 def test_missing_data_file_is_an_error_and_never_an_absent_key():
