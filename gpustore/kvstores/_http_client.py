@@ -7,7 +7,8 @@
    ``Retry-After`` says; a connection that the server closed while it was idle, at once.
 4. Every wait has an end: to connect, for the next byte, and for a request with all repetitions.
 
-Nothing follows a redirect to another origin, and no message holds a query or a header field.
+Nothing follows a redirect to another origin, and no message holds a query or a header field, but
+those that say what the body is.
 """
 
 from __future__ import annotations
@@ -250,6 +251,7 @@ class _Round:
             text = f"no data for {timeouts.idle_s:g} s"
         else:
             text = f"no connection within {timeouts.connect_s:g} s"
+            job.connection.blame_address()
         text += ' (see the context resource "http_request_timeouts")'
         self._leave(job, reusable=False)
         self._failed(job, Lost(text, sent=sent), "DEADLINE_EXCEEDED")
@@ -323,13 +325,19 @@ class _Round:
 
     def _redirected(self, job: _Job, response: HttpResponse) -> None:
         origin = self._client.origin
-        parts = urlsplit(urljoin(f"{origin}{job.request.target}", response.headers.get("location")))
+        location = response.headers.get("location", "")
         job.redirects += 1
+        other = None
         try:
+            parts = urlsplit(urljoin(f"{origin}{job.request.target}", location))
             other = Origin.parse(parts.scheme, parts.netloc)
         except GpustoreError:
-            other = None
-        if other != origin:
+            pass
+        except ValueError:
+            parts = urlsplit("")
+        if not location or not (parts.scheme or parts.netloc):
+            text = "the redirect leads to a malformed URL"
+        elif other != origin:
             where = f"{parts.scheme}:" if other is None else str(other)
             text = f"the redirect to another origin, {where}, is not followed; open that URL itself"
         elif job.redirects > _MOST_REDIRECTS:

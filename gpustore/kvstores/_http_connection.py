@@ -15,11 +15,12 @@ import ssl
 import threading
 import time
 from collections.abc import Generator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._columns import Buffer
+from gpustore.kvstores._http_address import RESOLVER, Address
 from gpustore.kvstores._http_message import (
     BodyPlan,
     HttpRequest,
@@ -40,6 +41,10 @@ Steps: TypeAlias = Generator[int, None, HttpResponse]
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;|\Z)")
 _BLOCK_NBYTES: Final = 1 << 16
 _MAX_HEAD_NBYTES: Final = 1 << 16
+_MOST_INFORMATIONAL: Final = 20
+"""How many responses 1xx may precede the one that counts."""
+_TURN_NBYTES: Final = 1 << 20
+"""After so many bytes others have their turn, even if there are more."""
 _IDLE_S: Final = 15.0
 """Servers drop idle connections too, most of them later than this."""
 _FRESH_S: Final = 0.5
@@ -82,6 +87,8 @@ class Connection:
         "_received",
         "_socket",
         "_start",
+        "_tried",
+        "_turn",
         "_view",
         "connected",
         "moved",
@@ -96,6 +103,8 @@ class Connection:
         self._socket: socket.socket | None = None
         self._block = bytearray(_BLOCK_NBYTES)
         self._view = memoryview(self._block)
+        self._tried: tuple[Origin, Address] | None = None
+        self._turn = 0  # When others have their turn, in bytes moved.
         self._start = self._filled = 0  # What lies between is received and not yet looked at.
         self.connected = self.reusable = self.used = False
         self.moved = 0
@@ -114,6 +123,11 @@ class Connection:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def blame_address(self) -> None:
+        """Have the next connection begin with another address: this one did not answer."""
+        if self._tried is not None:
+            RESOLVER.put_last(*self._tried)
 
     def is_alive(self) -> bool:
         """Whether an idle connection can be used: nothing has come, not even its end."""
@@ -144,12 +158,21 @@ class Connection:
         if not self.connected:
             yield from self._connect()
         stale, self.used, self._received = self.used, True, False
+        self._turn = self.moved + _TURN_NBYTES
         try:
             yield from self._send(request.head(self.origin, self._for_proxy), request.body)
             yield READ
             response = yield from self._receive_head()
-            while 100 <= response.status < 200:
+            for _ in range(_MOST_INFORMATIONAL):
+                if not 100 <= response.status < 200 or response.status == 101:
+                    break
                 response = yield from self._receive_head()
+            else:
+                raise StoreIOError(
+                    f"the HTTP response is malformed: more than {_MOST_INFORMATIONAL} "
+                    "informational responses",
+                    status="UNKNOWN",
+                )
             yield from self._receive_body(request, response)
         except GpustoreError:  # Some of them are OSErrors as well.
             raise
@@ -161,7 +184,9 @@ class Connection:
         failure: Exception | None = None
         proxy = proxy_for(self.origin)
         peer = self.origin if proxy is None else proxy.origin
-        for family, kind, protocol, _, address in _addresses(peer):
+        for entry in (yield from self._resolve(peer)):
+            self._tried = peer, entry
+            family, kind, protocol, _, address = entry
             try:
                 self.close()
                 self._socket = socket.socket(family, kind, protocol)
@@ -217,10 +242,33 @@ class Connection:
                 status="PERMISSION_DENIED",
             )
 
+    def _resolve(self, peer: Origin) -> Generator[int, None, list[Address]]:
+        """The addresses of the host; the resolver is waited for like a server."""
+        known = RESOLVER.known(peer)
+        if known is not None:
+            return known
+        found: list[Address] | Exception
+        try:
+            answer, self._socket = RESOLVER.ask(peer)
+        except OSError as error:
+            found = error
+        else:
+            yield READ
+            self.close()
+            found = answer.result()
+        if isinstance(found, list):
+            return found
+        text = f"cannot resolve host {peer.host!r}: {_reason(found)}"
+        raise Lost(text, sent=False) from found
+
     def _encrypt(self) -> Generator[int, None, None]:
         assert self._socket is not None
         wrapped = _tls_context().wrap_socket(
-            self._socket, server_hostname=self.origin.host, do_handshake_on_connect=False
+            self._socket,
+            server_hostname=self.origin.host,
+            do_handshake_on_connect=False,
+            # Else a body of no length would end wherever somebody cuts the connection.
+            suppress_ragged_eofs=False,
         )
         self._socket = wrapped
         while True:
@@ -255,6 +303,11 @@ class Connection:
     def _receive(self, memory: memoryview) -> Generator[int, None, int]:
         """Receive at least a byte into `memory`; EOFError at the end."""
         assert self._socket is not None
+        if self.moved >= self._turn:
+            self._turn = self.moved + _TURN_NBYTES
+            # What a TLS connection holds already makes its socket ready for nobody.
+            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+                yield READ
         while True:
             try:
                 count = self._socket.recv_into(memory)
@@ -303,7 +356,7 @@ class Connection:
     ) -> Generator[int, None, None]:
         close = response.headers.get("connection", "").lower() == "close"
         if request.method == "HEAD" or response.status in (204, 304):
-            self.reusable = not close
+            self.reusable = not close and self._start == self._filled
             return
         wanted = 200 <= response.status < 300
         body = _Body(request.plan(response) if wanted else collect(response))
@@ -350,13 +403,27 @@ class Connection:
                 )
             nbytes = int(match[1], 16)
             if not nbytes:
-                while (yield from self._until(b"\r\n", _MAX_HEAD_NBYTES)):
-                    pass  # Trailers.
+                yield from self._receive_trailers()
                 return True
             if not (yield from self._receive_part(body, nbytes)):
                 return False
-            if (yield from self._until(b"\r\n", 2)):
+            while self._filled - self._start < 2:
+                yield from self._more()
+            if self._block[self._start : self._start + 2] != b"\r\n":
                 raise StoreIOError("the HTTP response is malformed: chunk end", status="UNKNOWN")
+            self._start += 2
+
+    def _receive_trailers(self) -> Generator[int, None, None]:
+        left = _MAX_HEAD_NBYTES
+        while left > 0:
+            line = yield from self._until(b"\r\n", left)
+            if not line:
+                return
+            left -= len(line) + 2
+        raise StoreIOError(
+            f"the HTTP response has trailers of more than {_MAX_HEAD_NBYTES} bytes",
+            status="UNKNOWN",
+        )
 
     def _receive_rest(self, body: _Body) -> Generator[int, None, bool]:
         """Receive until the server closes the connection."""
@@ -442,24 +509,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-_ADDRESSES: dict[Origin, tuple[float, list[tuple[Any, ...]]]] = {}
-_ADDRESSES_S: Final = 30.0
-
-
-def _addresses(origin: Origin) -> list[tuple[Any, ...]]:
-    """What the resolver says, which is asked again after a while: it makes its caller wait."""
-    known = _ADDRESSES.get(origin)
-    if known is not None and time.monotonic() < known[0]:
-        return known[1]
-    try:
-        found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        text = f"cannot resolve host {origin.host!r}: {_reason(error)}"
-        raise Lost(text, sent=False) from error
-    _ADDRESSES[origin] = time.monotonic() + _ADDRESSES_S, list(found)
-    return _ADDRESSES[origin][1]
 
 
 _TLS: list[ssl.SSLContext] = []

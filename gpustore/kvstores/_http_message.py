@@ -218,24 +218,24 @@ def parse_head(data: bytes) -> HttpResponse:
     first, *lines = text.split("\r\n")
     # Ends of lines that other readers might not take for some, and the other way round.
     if "\0" in text or not text.count("\r") == text.count("\n") == len(lines):
-        raise _malformed(text)
+        raise _malformed("NUL or half of an end of line in it")
     status = _STATUS_LINE.fullmatch(first)
     if status is None:
-        raise _malformed(first)
+        raise _malformed(f"status line {first[:50]!r}")
     headers: dict[str, str] = {}
     for line in lines:
         name, value = _known_field(line) if len(line) < _USUAL_NBYTES else _field(line)
         if name in headers:
             if name in _SINGLE and headers[name] != value:
-                raise _malformed(line)
+                raise _malformed(f"two different fields {name!r}")
             value = value if name in _SINGLE else f"{headers[name]}, {value}"
         headers[name] = value
     length = headers.get("content-length")
     if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
-        raise _malformed(f"Content-Length: {length}")
+        raise _malformed(f"Content-Length: {length[:50]!r}")
     coding = headers.get("transfer-encoding")
     if coding is not None and (length is not None or coding.lower() != "chunked"):
-        raise _malformed(f"Transfer-Encoding: {coding}")
+        raise _malformed(f"Transfer-Encoding: {coding[:50]!r}")
     if status[1] == "0":
         headers.setdefault("connection", "close")
     return HttpResponse(int(status[2]), headers)
@@ -245,7 +245,7 @@ def _field(line: str) -> tuple[str, str]:
     """Name, in lower case, and value of a line."""
     name, colon, value = line.partition(":")
     if not colon or not name or " " in name or "\t" in name:
-        raise _malformed(line)  # Also a line that goes on with the one before.
+        raise _malformed("a line is not a field")  # Perhaps it goes on with the one before.
     return name.lower(), value.strip(" \t")
 
 
@@ -253,10 +253,9 @@ _known_field = functools.lru_cache(256)(_field)  # Most lines are in every respo
 _USUAL_NBYTES: Final = 200
 
 
-def _malformed(line: str) -> StoreIOError:
-    return StoreIOError(
-        f"the head of the HTTP response is malformed: {line[:200]!r}", status="UNKNOWN"
-    )
+def _malformed(what: str) -> StoreIOError:
+    # Values of other fields than those that say how long a body is are not shown.
+    return StoreIOError(f"the head of the HTTP response is malformed: {what}", status="UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True)

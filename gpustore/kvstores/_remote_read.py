@@ -242,11 +242,13 @@ def plan_reads(
         other = b"" if request.if_not_equal is None else request.if_not_equal[row]
         start = 0 if request.start is None else int(request.start[row])
         stop = None if request.stop is None else request.stop[row]
-        if stop is not None and 0 <= start < int(stop):
+        most = request.max_nbytes
+        if stop is not None and 0 <= start < int(stop) and (most is None or stop - start <= most):
             ranges.setdefault((key, equal, other), []).append((start, int(stop), row))
             continue
         if stop is not None and start >= 0:
-            start, stop = 0, 0  # No bytes of it are wanted, if the range is legal at all.
+            # No bytes of it are wanted, if the range is legal at all, or too many.
+            start, stop = 0, 0
         high = None if start < 0 else stop  # A suffix is read to its end, whatever is cut out.
         same = others.get((key, equal, other, start, high))
         if same is None:

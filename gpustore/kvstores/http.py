@@ -198,7 +198,8 @@ class HttpSpec:
         separator = "" if path.startswith("/") or (not path and self.base_path) else "/"
         query = "" if self.query is None else f"?{encode_query(self.query)}"
         encoded = path if _PLAIN.fullmatch(path) else encode_path(path)
-        return f"{self.base_path}{separator}{encoded}{query}"
+        # A path that stays encoded is as typed otherwise, with line ends for instance.
+        return f"{encode_query(self.base_path)}{separator}{encoded}{query}"
 
     def without_references(self) -> HttpSpec:
         return HttpSpec(self.origin, self.base_path, self.query, self.headers)
@@ -222,7 +223,7 @@ class HttpSpec:
 
 
 def encode_query(query: str) -> str:
-    """The query with everything encoded that a request line cannot hold."""
+    """A query or path with everything encoded that a request line cannot hold."""
     return "".join(
         char
         if char.isascii() and char.isprintable() and char not in ' "<>`'
