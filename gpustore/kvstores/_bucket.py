@@ -207,6 +207,8 @@ class Bucket:
         Of the driver.
     hint : str
         Added to the error of a redirect.
+    keyless : str
+        How a public bucket is opened, for the error that there are no credentials.
     looks, sends : bool
         Whether conditions of writes are looked at before, and whether they are sent.
     """
@@ -218,6 +220,7 @@ class Bucket:
     version: str
     describe: Callable[[str], str]
     hint: str = ""
+    keyless: str = ""
     looks: bool = False
     sends: bool = True
     _pace: _Pace = field(default_factory=_Pace)
@@ -555,16 +558,17 @@ def called(bucket: Bucket, function: Callable[..., Any], /, *args: Any, **option
             ) from None
         raise _Missing(sure=bool(code) or "HEAD" not in str(error)) from None
     except (exceptions.BaseError, ValueError, OSError) as error:
-        raise _explained(str(error), bucket.hint) from None
+        raise _explained(str(error), bucket) from None
 
 
-def _explained(text: str, hint: str) -> Exception:
+def _explained(text: str, bucket: Bucket) -> Exception:
     """What an error of obstore means."""
     status, code = _STATUS.search(text), _code(text)
     if "token request" in text or "credentials" in text.partition("Debug source")[0]:
         asked = f" [HTTP code {status[1]}]" if status else ""
         return StoreIOError(
-            f"there are no credentials, or they cannot be fetched{asked}",
+            f"there are no credentials, or they cannot be fetched{asked}; for a public bucket: "
+            f"{bucket.keyless}",
             status="PERMISSION_DENIED",
         )
     if status is not None:
@@ -577,7 +581,7 @@ def _explained(text: str, hint: str) -> Exception:
             return _NotInRange()
         denied = number in (401, 403)
         return StoreIOError(
-            words + (hint if number in (301, 307, 400) else ""),
+            words + (bucket.hint if number in (301, 307, 400) else ""),
             status="PERMISSION_DENIED" if denied else "FAILED_PRECONDITION",
         )
     lost = _LOST.search(text)
@@ -589,7 +593,9 @@ def _explained(text: str, hint: str) -> Exception:
     if "UnexpectedRange" in text:
         return StoreIOError("the response holds another range than was asked for", status="UNKNOWN")
     if "BareRedirect" in text or "without LOCATION" in text:
-        return StoreIOError(f"the request was redirected{hint}", status="FAILED_PRECONDITION")
+        return StoreIOError(
+            f"the request was redirected{bucket.hint}", status="FAILED_PRECONDITION"
+        )
     kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
     return StoreIOError(
         f"obstore: {kind[0] if kind else 'error'} (its text is left out, as it may hold secrets)",

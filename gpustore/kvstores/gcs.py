@@ -3,7 +3,8 @@
 JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``. It works
 through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`), which finds credentials: those
 of ``GOOGLE_APPLICATION_CREDENTIALS``, of ``gcloud auth application-default login``, or of the
-machine; ``GOOGLE_SKIP_SIGNATURE=true`` reads without any, as from a public bucket.
+machine, if it is Google's; without any, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are
+anonymous, as a public bucket allows it.
 ``STORAGE_EMULATOR_HOST`` is another server, which gets none. The context resource
 ``gcs_user_project`` says which project pays.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -32,6 +34,7 @@ from gpustore.kvstores._bucket import (
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores._machine import is_made_by
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -54,6 +57,13 @@ _RESOURCES: Final = (
     "gcs_request_retries",
     "gcs_user_project",
     "http_request_timeouts",
+)
+_WELL_KNOWN: Final = "~/.config/gcloud/application_default_credentials.json"
+_VARIABLES: Final = (
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT"),
+    *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT"),
+    # Machines of Google that hide their firmware.
+    *("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "FUNCTION_TARGET", "GAE_ENV"),
 )
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -86,6 +96,8 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             # Unsigned writes do not exist in obstore; an emulator takes any token.
             config |= {"base_url": str(origin), "bearer_token": "emulator"}
             options["allow_http"] = origin.scheme == "http"
+        elif not _has_credentials():
+            config["skip_signature"] = True
         self._identity = "gcs", emulator, spec.bucket, project
         self._opened = Bucket(
             store=obstore_package().store.GCSStore(
@@ -96,6 +108,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             timeouts=resources["http_request_timeouts"].value,
             version="version",
             describe=self.describe,
+            keyless="GOOGLE_SKIP_SIGNATURE=true",
         )
 
     @property
@@ -108,6 +121,13 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
 
     def describe(self, key: str) -> str:
         return quote(f"gs://{self._spec.bucket}/{key}")
+
+
+def _has_credentials() -> bool:
+    """Whether obstore finds some without asking in vain for those of the machine."""
+    if any(name in os.environ for name in _VARIABLES):
+        return True
+    return is_made_by("Google") or Path(_WELL_KNOWN).expanduser().exists()
 
 
 @dataclass(frozen=True, slots=True)

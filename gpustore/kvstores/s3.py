@@ -36,6 +36,7 @@ from gpustore.kvstores._bucket import (
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpResponse
+from gpustore.kvstores._machine import is_made_by
 from gpustore.kvstores._s3_address import (
     USUAL_REGION,
     S3Address,
@@ -119,7 +120,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         config["region"] = region
         config["virtual_hosted_style_request"] = address.is_own_host
         sends = spec.use_conditional_write
-        hint = f'; is the bucket in another region than {region}? Set "aws_region"'
+        signs = "skip_signature" not in config
         permits = resources["s3_request_concurrency"].value
         retries = resources["s3_request_retries"].value
         timeouts = resources["http_request_timeouts"].value
@@ -130,11 +131,11 @@ class S3KvStore(BucketKvStore["S3Spec"]):
                 permits=permits,
                 retries=retries,
                 timeouts=timeouts,
-                explain=partial(_explain, hint),
+                explain=partial(_explain, region, signs),
                 passing=CONFLICT_PASSES,
             ),
             root=address.root,
-            signs="skip_signature" not in config,
+            signs=signs,
             fetches="access_key_id" not in config and not in_environment,
             store=obstore_package().store.S3Store(
                 spec.bucket or "bucket",
@@ -149,7 +150,8 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             describe=self.describe,
             looks=sends is False or (sends is None and self._endpoint is not None),
             sends=sends is not False,
-            hint=hint,
+            hint=_other_region(region),
+            keyless="aws_credentials of the type anonymous",
         )
 
     @property
@@ -164,9 +166,18 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         return quote("/".join(part for part in parts if part or part is key))
 
 
-def _explain(hint: str, response: HttpResponse) -> str:
-    """What an error says, and what may be the reason for being sent elsewhere."""
-    return code_of(response) + (hint if response.status in (301, 307, 400) else "")
+def _explain(region: str, signs: bool, response: HttpResponse) -> str:
+    """What an error says, and what may be the reason."""
+    code = code_of(response)
+    if response.status in (301, 307, 400):
+        return code + _other_region(region)
+    if response.status in (401, 403) and not signs:
+        return f"{code}; the request was anonymous: see the context resource aws_credentials"
+    return code
+
+
+def _other_region(region: str) -> str:
+    return f'; is the bucket in another region than {region}? Set "aws_region"'
 
 
 def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
@@ -204,9 +215,10 @@ def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
         return {}
     keys = profile_keys(source)
     services = ("AWS_CONTAINER_CREDENTIALS_", "AWS_WEB_IDENTITY_TOKEN_FILE")
-    elsewhere = any(name.startswith(services) for name in os.environ)
-    no_machine = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
-    return keys or ({"skip_signature": True} if no_machine and not elsewhere else {})
+    if keys or any(name.startswith(services) for name in os.environ):
+        return keys
+    disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    return {} if is_made_by("Amazon EC2") and not disabled else {"skip_signature": True}
 
 
 # The older rule of us-east-1, which contains the newer one.

@@ -3,6 +3,7 @@
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
 import itertools
+import json
 import pickle
 import re
 
@@ -13,6 +14,7 @@ import tensorstore
 import gpustore
 from gpustore.errors import InvalidKeyError, MetadataError, StoreIOError
 from gpustore.kvstore import KvStore
+from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores.base import ABSENT
 from tests.kvstores.contract import *
 from tests.kvstores.gcs_server import GcsServer
@@ -39,8 +41,8 @@ def server(shared_server, monkeypatch):
 
 
 def open_store(path="", **members):
-    json = {"driver": "gcs", "bucket": "bucket", "path": path, "gcs_request_retries": SOON}
-    return KvStore.open({**json, **members}).result()
+    spec = {"driver": "gcs", "bucket": "bucket", "path": path, "gcs_request_retries": SOON}
+    return KvStore.open({**spec, **members}).result()
 
 
 @pytest.fixture
@@ -145,3 +147,24 @@ def test_array_is_written_and_read_by_url(server):
         found = gpustore.open(url, device=device.name).result().read().result()
         assert np.array_equal(on_host(device, found), volume)
         del found
+
+
+@pytest.mark.parametrize("there", [None, "variable", "file", "machine"])
+def test_requests_are_anonymous_where_there_are_no_credentials(monkeypatch, tmp_path, there):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for name in gcs._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    account = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+    account["refresh_token"] = "SECRET"
+    path = tmp_path / ".config/gcloud/application_default_credentials.json"
+    path.parent.mkdir(parents=True)
+    if there in ("variable", "file"):
+        path.write_text(json.dumps(account))
+    if there == "variable":
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path.rename(tmp_path / "a.json")))
+    if there == "machine":
+        (tmp_path / "product_name").write_text("Google Compute Engine\n")
+    config = open_store().driver._bucket.store.config
+    assert bool(config.get("skip_signature")) == (there is None)

@@ -27,7 +27,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _s3_address
+from gpustore.kvstores import _machine, _s3_address
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
 from tests.kvstores.contract import *
@@ -251,9 +251,13 @@ def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
     open_store(server).read("a").result()
-    assert "authorization" not in server.requests[-1].headers
+    assert signature(server.requests[-1]) == {}
+    refused = Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"), times=1)
+    server.faults = [refused]
+    with pytest.raises(StoreIOError, match="AccessDenied; the request was anonymous: see the con"):
+        open_store(server).read("a").result()
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id=D\naws_secret_access_key=S%x\n"
         "[work]\naws_access_key_id=W\naws_secret_access_key=W2\naws_session_token=W3\n"
@@ -302,7 +306,26 @@ def test_credentials_of_a_container_are_fetched_and_not_shown(server, monkeypatc
             with pytest.raises(StoreIOError, match=r"bucket/a.*: .*HTTP code 403\]") as caught:
                 call()
             assert "TOKEN" not in str(caught.value)
+            assert "for a public bucket: aws_credentials of the type" in str(caught.value)
         assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("maker", "disabled", "signs"),
+    [("Amazon EC2\n", "", True), ("Amazon EC2\n", "true", False), ("QEMU\n", "", False)],
+)
+def test_only_a_machine_of_amazon_is_asked_for_credentials(
+    server, monkeypatch, tmp_path, maker, disabled, signs
+):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
+    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    (tmp_path / "sys_vendor").write_text(maker)
+    bucket = open_store(server).driver._bucket
+    assert (bucket.signs, bucket.fetches) == (signs, True)
 
 
 @pytest.mark.parametrize(
