@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gpustore
 from gpustore.cli.copy_journal import Journal
+from gpustore.cli.copy_overlap import overlap
 from gpustore.cli.copy_plan import Plan, plan_regions
 from gpustore.cli.copy_transfer import transfer
 from gpustore.cli.failure import CommandError
@@ -109,13 +110,12 @@ class ArrayCopy:
 
 
 def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore | None) -> None:
-    """Raise CommandError if the place of a copy called `name` overlaps that of the source."""
-    read: Any = {} if source is None else source.spec().to_json()
-    if kvstore["driver"] != "file" or read.get("driver") != "file":
-        return
-    here, there = Path(kvstore["path"]).resolve(), Path(read["path"]).resolve()
-    if here == there or here in there.parents or there in here.parents:
+    """Raise CommandError if a copy called `name` would change its source, or cannot be written."""
+    if source is not None and overlap(kvstore, source.spec().to_json()):
         raise CommandError(f"{name} overlaps the source: name another target")
+    driver = gpustore.KvStore.open(dict(kvstore)).result().driver
+    if not driver.can_write:
+        raise CommandError(f'{name} cannot be written: kvstore "{driver.id}" is only read')
 
 
 def check_place(

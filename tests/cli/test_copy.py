@@ -11,6 +11,7 @@ import zarr
 
 import gpustore
 from gpustore.cli.main import main
+from tests.kvstores.http_server import HttpServer
 
 SHAPE = (9, 14, 5)
 CHUNK = [4, 5, 2]
@@ -547,6 +548,46 @@ def test_the_source_is_safe(gpustore_command, tmp_path, where):
     assert code == 1
     assert "overlaps the source" in err
     np.testing.assert_array_equal(read_by_all(source)["gpustore"], values())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "overlaps"),
+    [
+        ("a.zip", "a.zip|zip:", True),
+        ("a.zip|zip:b", "a.zip|zip:", True),
+        ("a.zip|zip:b", "a.zip|zip:b/c", True),
+        ("a.zip|zip:b", "a.zip|zip:bc", False),
+        ("db", "db|ocdbt:", True),
+        ("db|ocdbt:@v3/", "db|ocdbt:new", False),
+        ("db|ocdbt:x.zip", "db|ocdbt:x.zip|zip:", True),
+        ("folder/a.zip", "folder", True),
+        ("folder/a.zip", "other", False),
+        ("folder", "folder/b.zip|zip:", True),
+        ("folder", "other.zip|zip:", False),
+    ],
+)  # fmt: skip
+def test_the_source_is_safe_in_archives_and_databases(
+    gpustore_command, tmp_path, monkeypatch, source, target, overlaps
+):
+    monkeypatch.chdir(tmp_path)
+    chain = {"a.zip": "|zip:", "db": "|ocdbt:", "db|ocdbt:x.zip": "|zip:", "folder/a.zip": "|zip:"}
+    url = f"{source}{chain.get(source, '')}|zarr3:".replace("@v3/", "")
+    store = gpustore.open(url, create=True, dtype="uint8", shape=[4]).result()
+    store[...] = 7
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code, _, err = gpustore_command("copy", "--quiet", "--overwrite", source, target)
+    assert (code, "overlaps the source" in err) == (int(overlaps), overlaps)
+    assert gpustore.open(source).result().read().result().tolist() == [7] * 4
+    if overlaps:
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_place_that_is_only_read_is_refused_at_once(gpustore_command, tmp_path):
+    make_with_gpustore(tmp_path / "a", 3, values(), CHUNK, 0, "uint16")
+    with HttpServer() as server:
+        code, _, err = gpustore_command("copy", tmp_path / "a", f"{server.url}/b")
+        assert (code, server.requests) == (1, [])
+    assert 'cannot be written: kvstore "http" is only read' in err
 
 
 ERRORS = [
