@@ -217,23 +217,8 @@ class HostBackend:
             0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
         )
         placed: set[int] = set()
-        if (
-            (len(values) > 1 and 2 * nbytes <= STACK_NBYTES)
-            and not (in_place or pitch or rows.narrowed or chain.decodes_parts)
-            and rows.points is None
-        ):
-            present = [value is not None for value in values]
-            most = STACK_NBYTES // max(nbytes, 1)
-            for stack, step in stacks(src_start, dst_start, shapes, present, most):
-                first, start = src_start[stack[0]], dst_start[stack[0]]
-                source = self._decode_stack([values[i] for i in stack], chain)
-                if source is None:
-                    continue
-                shape = (len(stack), *shapes[stack[0]])
-                np.ndarray(shape, dtype, flat, base + start, (step, *dst_stride))[...] = np.ndarray(
-                    shape, stored, source, chain.layout.offset + first, (nbytes, *src_stride)
-                )
-                placed.update(stack)
+        if not (in_place or pitch or rows.narrowed or chain.decodes_parts):
+            placed = self._scatter_stacks(rows, (src_start, dst_start, shapes), values, chain, out)
         view = flat.data
         for i, value in enumerate(values):
             if i in placed:
@@ -281,6 +266,38 @@ class HostBackend:
             except MemoryError:
                 errors[i] = too_large(chain.layout.shape, stored)
         return errors
+
+    def _scatter_stacks(
+        self,
+        rows: PlanWindow,
+        places: tuple[list[int], list[int], list[tuple[int, ...]]],
+        values: Sequence[Buffer | None],
+        chain: CodecChain,
+        out: HostMemory,
+    ) -> set[int]:
+        """Place small chunks that lie alike with one assignment for many; return their rows.
+
+        `places` is what ``rows.rows()`` returns.
+        """
+        placed: set[int] = set()
+        nbytes, dtype = chain.layout.nbytes, out.array.dtype
+        if len(values) == 1 or 2 * nbytes > STACK_NBYTES or rows.points is not None:
+            return placed
+        src_start, dst_start, shapes = places
+        present = [value is not None for value in values]
+        most = STACK_NBYTES // max(nbytes, 1)
+        for stack, step in stacks(src_start, dst_start, shapes, present, most):
+            source = self._decode_stack([values[i] for i in stack], chain)
+            if source is None:
+                continue
+            shape = (len(stack), *shapes[stack[0]])
+            there = out.offset + dst_start[stack[0]]
+            here = chain.layout.offset + src_start[stack[0]]
+            np.ndarray(shape, dtype, out.flat, there, (step, *rows.dst_stride))[...] = np.ndarray(
+                shape, chain.layout.dtype, source, here, (nbytes, *rows.src_stride)
+            )
+            placed.update(stack)
+        return placed
 
     def _scatter_objects(
         self,

@@ -244,33 +244,11 @@ class Zarr3Format:
         rank = domain.rank - component.rank
         layout = merged.chunk_layout
         check_codec_chunk(layout)
-        if constraints.chunk_edges is not None:
-            read, write = _rectilinear_shapes(constraints)
-        elif constraints.codecs is None or _is_sharded(constraints.codecs):
-            read, write = choose_read_write_chunk_shapes(
-                layout.read_chunk, layout.write_chunk, domain
-            )
-        else:
-            # The codecs leave no room for shards.
-            read = write = choose_single_chunk_shape(layout.read_write_chunk(first="write"), domain)
+        read, write = _chunk_shapes(constraints, layout, domain)
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
             codec = codec.merged(_ANY_CODEC)  # Raises.
         codecs = shard_v3(_codecs_of(codec.to_json()), read[:rank], write[:rank])
-        attributes = dict(constraints.attributes)
-        units = merged.dimension_units
-        if units is not None and any(unit is not None for unit in units):
-            if any(unit is not None for unit in units[rank:]):
-                raise MetadataError("Inner dimensions of a data type have no units in Zarr v3")
-            outer = units[:rank]
-            attributes["dimension_units"] = [None if unit is None else str(unit) for unit in outer]
-        names = constraints.dimension_names
-        if names is None and any(domain.labels):
-            if any(domain.labels[rank:]):
-                raise MetadataError("Inner dimensions of a data type have no names in Zarr v3")
-            names = tuple(label or None for label in domain.labels[:rank])
-        if names is not None and all(name is None for name in names):
-            names = None
         inner_order = layout.inner_order or layout.inner_order_soft_constraint
         if inner_order is not None:
             if inner_order[rank:] != tuple(range(rank, domain.rank)):
@@ -290,8 +268,8 @@ class Zarr3Format:
             fill_value=_native_fill_value(fill, element),
             codecs=complete_v3(codecs, data_type, rank, inner_order=inner_order),
             chunk_key_encoding=constraints.chunk_key_encoding or ChunkKeyEncoding(),
-            attributes=attributes,
-            dimension_names=names,
+            attributes={**constraints.attributes, **_units_attribute(merged, rank)},
+            dimension_names=_dimension_names(constraints, domain, rank),
             extensions=dict(constraints.extensions),
             chunk_edges=constraints.chunk_edges,
         )
@@ -398,6 +376,41 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
     if order is not None:
         order = (*order, *range(outer, rank))
         schema.update(chunk_layout=ChunkLayout(inner_order=order))
+
+
+def _chunk_shapes(
+    constraints: Zarr3Constraints, layout: ChunkLayout, domain: IndexDomain
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the innermost and of the outermost chunks of a new array."""
+    if constraints.chunk_edges is not None:
+        return _rectilinear_shapes(constraints)
+    if constraints.codecs is None or _is_sharded(constraints.codecs):
+        return choose_read_write_chunk_shapes(layout.read_chunk, layout.write_chunk, domain)
+    # The codecs leave no room for shards.
+    shape = choose_single_chunk_shape(layout.read_write_chunk(first="write"), domain)
+    return shape, shape
+
+
+def _units_attribute(schema: Schema, rank: int) -> dict[str, JsonValue]:
+    """The attribute that says the units of the first `rank` dimensions, if any has one."""
+    units = schema.dimension_units
+    if units is None or all(unit is None for unit in units):
+        return {}
+    if any(unit is not None for unit in units[rank:]):
+        raise MetadataError("Inner dimensions of a data type have no units in Zarr v3")
+    return {"dimension_units": [None if unit is None else str(unit) for unit in units[:rank]]}
+
+
+def _dimension_names(
+    constraints: Zarr3Constraints, domain: IndexDomain, rank: int
+) -> tuple[str | None, ...] | None:
+    """Names of the first `rank` dimensions; None if none has one."""
+    names = constraints.dimension_names
+    if names is None:
+        if any(domain.labels[rank:]):
+            raise MetadataError("Inner dimensions of a data type have no names in Zarr v3")
+        names = tuple(label or None for label in domain.labels[:rank])
+    return None if all(name is None for name in names) else names
 
 
 def _rectilinear_shapes(constraints: Zarr3Constraints) -> tuple[tuple[int, ...], tuple[int, ...]]:
