@@ -223,7 +223,7 @@ class ChunkPlan:
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
             keys=[self.key_prefix + self.key_separator.join(parts)],
-            points=self._points([(0,)] * len(self.tables), 1) if self.pointed else None,
+            points=self._points([(0,)] * len(self.tables)) if self.pointed else None,
         )
 
     def _window(self, index: list[Any], n: int, *, scalar: bool) -> PlanWindow:
@@ -237,10 +237,10 @@ class ChunkPlan:
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
             keys=self._keys(index, n),
-            points=self._points(index, n),
+            points=self._points(index),
         )
 
-    def _points(self, index: list[Any], n: int) -> list[tuple[Points, ...]] | None:
+    def _points(self, index: list[Any]) -> list[tuple[Points, ...]] | None:
         columns = [
             [table.points[i] for i in rows]
             for table, rows in zip(self.tables, index)

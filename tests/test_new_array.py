@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import gpustore
 
 MANY = settings(max_examples=250, derandomize=True, deadline=None)
-RANK = 3
 
 
 def codec(name, **options):

@@ -103,15 +103,13 @@ class Root:
     path : str
         Path of the kvstore as the user gave it. If it does not end in a slash it may be a
         directory, a file, or the common beginning of several names.
-    use_openat2 : bool, optional
-        Set to False where the kernel lacks it.
     """
 
     __slots__ = ("_openat2", "_root_has_link", "path")
 
-    def __init__(self, path: str, *, use_openat2: bool | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._openat2 = _OPENAT2 if use_openat2 is None else use_openat2
+        self._openat2 = _OPENAT2
         self._root_has_link = False
 
     def directory_of(self, key: str) -> str | None:

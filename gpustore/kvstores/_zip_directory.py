@@ -70,8 +70,10 @@ STAMP_ID: Final = int.from_bytes(b"gs", "little")
 STAMP_HEADER: Final = struct.pack("<2H", STAMP_ID, STAMP_NBYTES)
 """What precedes the stamp in an extra field."""
 
-_OTHER_METHODS: Final = {1: "shrink", 6: "implode", 9: "deflate64", 14: "lzma", 98: "ppmd"}
-_OTHER_METHODS_TEXT: Final = {**_OTHER_METHODS, 97: "wavpack", 96: "jpeg", 99: "AES encryption"}
+_OTHER_METHODS: Final = {
+    **{1: "shrink", 6: "implode", 9: "deflate64", 14: "lzma", 98: "ppmd"},
+    **{97: "wavpack", 96: "jpeg", 99: "AES encryption"},
+}
 
 _SIGNATURE: Final = b"PK\1\2"
 _DIGITAL_SIGNATURE: Final = b"PK\5\5"
@@ -258,7 +260,7 @@ class Directory:
         if flags & _ENCRYPTED:
             raise UnsupportedError("ZIP encryption is not supported")
         if method not in METHODS or flags & _PATCHED:
-            name = _OTHER_METHODS_TEXT.get(method)
+            name = _OTHER_METHODS.get(method)
             text = f"{method} ({name})" if name else str(method)
             raise UnsupportedError(
                 f"ZIP compression method {text} is not supported; expected one of "

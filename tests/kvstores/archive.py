@@ -8,8 +8,6 @@ from gpustore.kvstore import KvStore
 
 __all__ = ["central", "local", "made", "opened", "patched"]
 
-_END = b"PK\5\6"
-
 
 def made(members, *, method=zipfile.ZIP_STORED, comment=b""):
     """The bytes of an archive; `members` are (name, data) or (name, data, method)."""
