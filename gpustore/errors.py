@@ -194,6 +194,7 @@ class CorruptChunkError(GpustoreError, ValueError):
 
     @property
     def reason(self) -> str:
+        """What is wrong, without status."""
         return self.text
 
 
