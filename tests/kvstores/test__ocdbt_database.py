@@ -187,6 +187,52 @@ def test_damage_is_an_error_and_never_an_absent_key_long(config, steps, place, m
     check_damage(config, steps, place, mutation)
 
 
+def check_every_byte(made, kind, step):
+    """Of all files, each byte is wrong once, and each length too short."""
+    config = {"manifest_kind": kind, "max_decoded_node_bytes": 100, "version_tree_arity_log2": 1}
+    database = made({**config, "max_inline_value_bytes": 1000, "compression": None})
+    wanted = {}
+    for i in range(4):
+        database.apply({f"a/{i}": b"%d" % i, "b": b"%d" % i * 20})
+        wanted[i + 2] = database.items()
+    files = database.files
+    for name, data in sorted(files.items()):
+        for at in range(0, len(data), step):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << at % 8
+            for damaged in (bytes(flipped), data[:at]):
+                check_damaged({**files, name: damaged}, wanted)
+
+
+def check_damaged(files, wanted):
+    ours = Opened(files=files)
+    for version, store in ((5, ours.store), (3, ours.open(version=3))):
+        items = wanted[version]
+        columns = store.read_many(ReadRequest([key.decode() for key in items]))
+        for i, value in enumerate(items.values()):
+            if i in columns.error:
+                assert isinstance(columns.error[i], CorruptChunkError)
+                assert columns.error[i].key is not None
+            else:
+                assert columns.value[i] == value
+        try:
+            listed = store.list().result()
+        except CorruptChunkError as error:
+            listed = error
+        assert listed == sorted(items) or listed.key is not None
+
+
+@pytest.mark.parametrize("kind", ["single", "numbered"])
+def test_every_seventeenth_byte_that_is_wrong_is_an_error(kind):
+    check_every_byte(TensorStoreDatabase, kind, 17)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "step"), [("single", 1), ("numbered", 3)])
+def test_every_byte_that_is_wrong_is_an_error(kind, step):
+    check_every_byte(Opened, kind, step)
+
+
 # --------------------------------------------------------------------------- envelope
 
 
