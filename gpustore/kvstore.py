@@ -420,13 +420,10 @@ class KvStore:
     def _list_bytes(self, range: _result.KeyRange) -> builtins.list[bytes]:
         bounds = self._bounds(range)
         low, high = bounds or (self._path, prefix_end(self._path))
-        skip = len(self._path)
-        names = self._driver.list(low, high)
-        try:
-            # A third of the time that the exact conversion takes.
-            keys = [name[skip:].encode() for name in names]
-        except UnicodeEncodeError:
-            keys = [as_bytes(name[skip:]) for name in names]
+        skip = len(as_bytes(self._path))
+        keys = self._driver.list_bytes(low, high)
+        if skip:
+            keys = [key[skip:] for key in keys]
         return keys if bounds else sorted(key for key in keys if key in range)
 
     # ------------------------------------------------------------------ batches

@@ -20,6 +20,8 @@ __all__ = ["MAX_KEY_NBYTES", "Keys", "read_keys"]
 MAX_KEY_NBYTES: Final = 65535
 # Longer common begins are compared and put together key by key.
 _COLUMNWISE_NBYTES: Final = 64
+# Characters that are in few keys.
+_SEPARATORS: Final = (b"\0", b"\n", b"\x7f")
 
 
 class Keys:
@@ -74,18 +76,34 @@ class Keys:
         data = self.data
         return [data[a:b] for a, b in pairwise(start)]
 
-    def totext(self, low: int, high: int, prefix: bytes) -> list[str]:
+    def tolist_after(self, prefix: bytes, low: int, high: int) -> list[bytes]:
+        """The keys of some entries with `prefix` before each."""
+        joined, separator = self._joined(prefix, low, high)
+        if separator:
+            return joined.split(separator)
+        return [prefix + key for key in self.tolist(low, high)]
+
+    def totext(self, prefix: bytes, low: int, high: int) -> list[str]:
         """The keys of some entries with `prefix` before each, as text."""
+        joined, separator = self._joined(prefix, low, high)
+        if separator:
+            return joined.decode("utf-8", "surrogateescape").split(separator.decode())
+        keys = self.tolist(low, high)
+        return [(prefix + key).decode("utf-8", "surrogateescape") for key in keys]
+
+    def _joined(self, prefix: bytes, low: int, high: int) -> tuple[bytes, bytes]:
+        """Keys with a separator between them, which is empty if there is none."""
+        # To split them takes a third of the time of cutting them out one by one.
         first, last = int(self.start[low]), int(self.start[high])
         data = self.data[first:last]
-        if not (data.isascii() and prefix.isascii()):
-            keys = self.tolist(low, high)
-            return [(prefix + key).decode("utf-8", "surrogateescape") for key in keys]
-        text, begin = data.decode("ascii"), prefix.decode("ascii")
-        start = (self.start[low : high + 1] - first).tolist()
-        if not begin:
-            return [text[a:b] for a, b in pairwise(start)]
-        return [begin + text[a:b] for a, b in pairwise(start)]
+        separator = next((one for one in _SEPARATORS if one not in data and one not in prefix), b"")
+        if not separator or low >= high:
+            return b"", b""
+        ends = self.start[low + 1 : high] - first
+        joined = np.insert(np.frombuffer(data, np.uint8), ends, separator[0]).tobytes()
+        if prefix:
+            joined = prefix + joined.replace(separator, separator + prefix)
+        return joined, separator
 
     def rank(self, key: bytes) -> int:
         """Number of keys that are less than `key`."""

@@ -189,6 +189,11 @@ class LeafRows(NamedTuple):
     low: int
     high: int
 
+    @property
+    def is_ascii(self) -> bool:
+        """Whether all keys of the leaf are."""
+        return self.prefix.isascii() and self.leaf.keys.data.isascii()
+
     def row_of(self, key: bytes) -> int:
         """The first row whose key is not less; one behind the last if all are."""
         return child_rows(self.leaf, self.prefix, key, None).start

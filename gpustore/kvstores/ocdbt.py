@@ -61,11 +61,11 @@ from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from gpustore._json import JsonValue
     from gpustore.context import Context
-    from gpustore.kvstores._ocdbt_tree import Value
+    from gpustore.kvstores._ocdbt_tree import LeafRows, Value
     from gpustore.kvstores._ocdbt_version_tree import Version
     from gpustore.kvstores.base import KvStoreDriver, ReadRequest
     from gpustore.url import UrlComponent
@@ -247,16 +247,11 @@ class OcdbtKvStore(AdapterKvStore):
         return result
 
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
-        version = self._version()
         keys: builtins.list[str] = []
-        if version is None or (exclusive_max is not None and exclusive_max <= inclusive_min):
-            return keys
-        low = as_bytes(inclusive_min)
-        high = None if exclusive_max is None else _bound(exclusive_max)
         is_ascii = True
-        for rows in leaves(self._database, version, low, high):
-            keys += rows.leaf.keys.totext(rows.low, rows.high, rows.prefix)
-            is_ascii = is_ascii and rows.prefix.isascii() and rows.leaf.keys.data.isascii()
+        for rows in self._rows(inclusive_min, exclusive_max):
+            keys += rows.leaf.keys.totext(rows.prefix, rows.low, rows.high)
+            is_ascii = is_ascii and rows.is_ascii
         if is_ascii:
             return keys
         # Bytes that are not UTF-8 have another place among texts than among bytes.
@@ -265,6 +260,23 @@ class OcdbtKvStore(AdapterKvStore):
             for key in keys
             if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
         )
+
+    def list_bytes(
+        self, inclusive_min: str = "", exclusive_max: str | None = None
+    ) -> builtins.list[bytes]:
+        keys: builtins.list[bytes] = []
+        for rows in self._rows(inclusive_min, exclusive_max):
+            if not rows.is_ascii:
+                return super().list_bytes(inclusive_min, exclusive_max)
+            keys += rows.leaf.keys.tolist_after(rows.prefix, rows.low, rows.high)
+        return keys
+
+    def _rows(self, inclusive_min: str, exclusive_max: str | None) -> Iterator[LeafRows]:
+        version = self._version()
+        if version is None or (exclusive_max is not None and exclusive_max <= inclusive_min):
+            return
+        high = None if exclusive_max is None else _bound(exclusive_max)
+        yield from leaves(self._database, version, as_bytes(inclusive_min), high)
 
     def list_directories(self, prefix: str) -> builtins.list[str]:
         version = self._version()

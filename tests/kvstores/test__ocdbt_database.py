@@ -668,7 +668,12 @@ def test_varints_of_more_than_64_bits_are_errors(count, bad):
         Reader(b"\1" * (count - 1) + b"\x80").varints64(count)
 
 
-@given(st.lists(st.binary(max_size=6) | st.just(b"k" * 100), min_size=1, unique=True).map(sorted))
+_NAMES = (
+    st.binary(max_size=6) | st.just(b"k" * 100) | st.text("ab\0\n€", max_size=3).map(str.encode)
+)
+
+
+@given(st.lists(_NAMES, min_size=1, unique=True).map(sorted))
 def test_keys_are_found(keys):
     columns = Keys.of(keys)
     assert [columns[i] for i in range(-len(keys), len(keys))] == keys * 2
@@ -678,3 +683,9 @@ def test_keys_are_found(keys):
             assert columns.rank(key) == sum(one < key for one in keys)
             assert columns.find(key) == (keys.index(key) if key in keys else -1)
     assert columns.prefixed(b"ab").tolist() == [b"ab" + key for key in keys]
+    for low, high in ((0, len(keys)), (1, len(keys)), (0, 1), (1, 1)):
+        for prefix in (b"", b"p/", b"\xe2\x82", b"\0\n\x7f"):
+            wanted = [prefix + key for key in keys[low:high]]
+            assert columns.tolist_after(prefix, low, max(low, high)) == wanted
+            text = columns.totext(prefix, low, max(low, high))
+            assert text == [key.decode("utf-8", "surrogateescape") for key in wanted]
