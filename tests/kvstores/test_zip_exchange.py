@@ -252,3 +252,31 @@ def test_killed_writers_leave_the_old_archive_or_the_new_one(tmp_path):
     assert sorted(store.list().result()) == [b"kept", b"v"]
     again = KvStore.open(f"file://{path}|zip:", context=gpustore.Context()).result()
     assert again["v"] == b"end"
+
+
+@pytest.mark.long
+def test_killed_writers_of_both_libraries_lose_nothing_of_others(tmp_path):
+    path = tmp_path / "a.zip"
+    store = KvStore.open(f"file://{path}|zip:").result()
+    model = {"kept": os.urandom(100_000)}
+    store["kept"] = model["kept"]
+    draw = random.Random(7)
+    libraries = ["gpustore", "tensorstore"]
+    for step in range(4):
+        workers = [start("write", library, path) for library in libraries]
+        for worker in workers:
+            assert worker.stdout.readline() == b"ready\n"
+        for i in range(3):
+            time.sleep(draw.uniform(0.005, 0.05))
+            store[f"{step}/{i}"] = model[f"{step}/{i}"] = draw.randbytes(100)
+        for worker in workers:
+            worker.kill()
+            worker.communicate(timeout=30)
+        theirs = tensorstore.KvStore.open(f"file://{path}|zip:").result()
+        for one in (store, theirs):
+            found = {key.decode(): one[key] for key in one.list().result()}
+            for library in libraries:
+                value = found.pop(library)
+                assert value
+                assert value == value[:10] * (len(value) // 10)
+            assert found == model

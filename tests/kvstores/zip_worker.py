@@ -2,6 +2,7 @@
 
 zip_worker.py increment {gpustore|tensorstore} PATH OWN_KEY COUNT
 zip_worker.py overwrite PATH COUNT
+zip_worker.py write {gpustore|tensorstore} PATH
 """
 
 import itertools
@@ -46,8 +47,19 @@ def overwrite(path, count):
         print("dead", flush=True)
 
 
+def write(library, path):
+    """Write the library's own key until it is killed."""
+    store = open_store(library, path)
+    for i in itertools.count():
+        store.write(library, (b"%09d," % i) * (50_000 if i % 2 else 100)).result()
+        if not i:
+            print("ready", flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "overwrite":
         overwrite(sys.argv[2], int(sys.argv[3]))
+    elif sys.argv[1] == "write":
+        write(*sys.argv[2:])
     else:
         increment(*sys.argv[2:5], int(sys.argv[5]))
