@@ -77,7 +77,7 @@ class Connection:
     ----------
     connected, reusable : bool
     moved : int
-        How many bytes were sent and received, since it was set.
+        How many bytes were sent and received since it was set, without those passed over.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Connection:
         self._block = bytearray(_BLOCK_NBYTES)
         self._view = memoryview(self._block)
         self._tried: tuple[Origin, Address] | None = None
-        self._turn = 0  # When others have their turn, in bytes moved.
+        self._turn = _TURN_NBYTES  # So many bytes more, and others have their turn.
         self._start = self._filled = 0  # What lies between is received and not yet looked at.
         self.connected = self.reusable = self.used = False
         self.moved = 0
@@ -158,7 +158,7 @@ class Connection:
         if not self.connected:
             yield from self._connect()
         stale, self.used, self._received = self.used, True, False
-        self._turn = self.moved + _TURN_NBYTES
+        self._turn = _TURN_NBYTES
         try:
             yield from self._send(request.head(self.origin, self._for_proxy), request.body)
             yield READ
@@ -303,8 +303,8 @@ class Connection:
     def _receive(self, memory: memoryview) -> Generator[int, None, int]:
         """Receive at least a byte into `memory`; EOFError at the end."""
         assert self._socket is not None
-        if self.moved >= self._turn:
-            self._turn = self.moved + _TURN_NBYTES
+        if self._turn <= 0:
+            self._turn = _TURN_NBYTES
             # What a TLS connection holds already makes its socket ready for nobody.
             if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 yield READ
@@ -319,6 +319,7 @@ class Connection:
                 if not count:
                     raise EOFError("the server closed the connection")
                 self.moved += count
+                self._turn -= count
                 self._received = True
                 return count
 
@@ -380,7 +381,7 @@ class Connection:
                 return False
             ready = min(nbytes, self._filled - self._start)
             if ready:
-                body.take(self._view[self._start : self._start + ready])
+                self.moved -= body.take(self._view[self._start : self._start + ready])
                 self._start += ready
                 nbytes -= ready
                 continue
@@ -429,7 +430,7 @@ class Connection:
         """Receive until the server closes the connection."""
         while not body.is_full:
             if self._start < self._filled:
-                body.take(self._view[self._start : self._filled])
+                self.moved -= body.take(self._view[self._start : self._filled])
                 self._start = self._filled
             try:
                 yield from self._more()
@@ -479,8 +480,8 @@ class _Body:
         """So many bytes were received into :meth:`direct`."""
         self._at += nbytes
 
-    def take(self, data: memoryview) -> None:
-        """Keep what is wanted of `data`."""
+    def take(self, data: memoryview) -> int:
+        """Keep what is wanted of `data`; return how many bytes were passed over before it."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = data[skipped:]
@@ -489,10 +490,11 @@ class _Body:
             count = min(len(data), len(memory) - self._at)
             memory[self._at : self._at + count] = data[:count]
             self._at += count
-            return
+            return skipped
         if len(data) > self.most:
             self.refuse(len(data))
         self._kept += data[: self._plan.max_nbytes - len(self._kept)]
+        return skipped
 
     def finish(self) -> Buffer:
         """What was kept; EOFError if memory was to be filled and is not."""

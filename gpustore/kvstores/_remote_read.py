@@ -7,9 +7,10 @@
    follows; only if this is what was asked for is memory taken, and exactly as much.
 4. The rows cut their parts out of it.
 
-A server that does not know ranges sends the whole value: what precedes the range is passed over,
-and the connection is closed where it ends. Where it refuses a range (416) the size is asked for;
-where a head does not say what is missing (404 has no body there), the first byte is.
+A server that does not know ranges sends the whole value: what precedes the range is passed over
+as long as the time lasts, and the connection is closed where the range ends. Where it refuses a
+range (416) the size is asked for; where a head does not say what is missing (404 has no body
+there), the first byte is.
 """
 
 from __future__ import annotations

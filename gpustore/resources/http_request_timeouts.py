@@ -3,10 +3,11 @@
 JSON: ``{"connect": "10s", "idle": "30s", "total": "120s"}`` (the defaults):
 
 ===========  ===================================================================================
-``connect``  until a connection is there, its encryption included
+``connect``  until a connection is there, its encryption and the name of the host included
 ``idle``     until the next byte is sent or received
 ``total``    for a request with all its repetitions; every 64 KiB that arrive add a second, so a
-             long transfer is not cut, and one that drips is
+             long transfer is not cut, and one that drips is. What a server without ranges sends
+             before the range adds nothing
 ===========  ===================================================================================
 
 TensorStore has no such resource, and no such limits.

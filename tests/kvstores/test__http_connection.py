@@ -210,6 +210,18 @@ def test_body_after_a_response_without_one_is_not_taken_for_the_next(server):
     assert read(store) == server.values["k"]
 
 
+@pytest.mark.parametrize("fields", [b"Content-Length: 1125899906842624\r\n", b""])
+def test_value_before_the_range_is_not_passed_over_for_ever(server, fields):
+    server.faults.append(Fault(says(OK, fields, b"\r\n", again=bytes(1 << 16))))
+    store = open_store(server.url, http_request_timeouts={"total": "200ms"})
+    start = 1 << 49
+    error = read(store, start=[start], stop=[start + 9])
+    assert str(error).startswith("DEADLINE_EXCEEDED: ")
+    assert "no complete response within 0.2 s" in str(error)
+    if fields:
+        assert "no complete response within 0.2 s" in str(read(store, start=[-9]))
+
+
 def test_read_can_be_cancelled_while_bytes_keep_coming(server):
     def endless(server, connection, request):
         connection.sendall(OK + b"\r\n")
