@@ -44,6 +44,9 @@ constexpr u32 NEAREST_EVEN = 0, TOWARDS_ZERO = 1, TOWARDS_POSITIVE = 2, TOWARDS_
               NEAREST_AWAY = 4;
 // What becomes of numbers beyond the largest one.
 constexpr u32 FAIL = 0, CLAMP = 1, WRAP = 2, TO_INFINITY = 3;
+// As x86 converts floats: the least signed integer of that many bits stands for what is none, but for
+// what is too large for unsigned ones, of which there are only those of 64 bits here, 0 does.
+constexpr u32 LEAST = 4;
 
 struct ValueStep {
   NumberFormat from;
@@ -157,7 +160,8 @@ __device__ __forceinline__ u64 integer_of(const Number& number, const NumberForm
                                           u32 rounding, u32 beyond, bool* failed) {
   if (format.kind == BOOL) return number.kind != FINITE || number.magnitude != 0;
   const u64 high = low_bits(format.bits - (format.kind == SIGNED));
-  const u64 low = format.kind == SIGNED ? high + 1 : 0;
+  const u64 least = (u64)1 << (format.bits - 1);
+  const u64 low = format.kind == SIGNED || beyond == LEAST ? least : 0;
   const u64 most = number.is_negative ? low : high;
   u64 found = 0;
   bool outside = number.kind != FINITE;
@@ -172,7 +176,10 @@ __device__ __forceinline__ u64 integer_of(const Number& number, const NumberForm
     }
     outside |= found > most;
   }
-  if (outside && beyond != WRAP) {
+  if (outside && beyond == LEAST) {
+    const bool too_large = !number.is_negative && number.kind != NOT_A_NUMBER;
+    found = format.kind == UNSIGNED && too_large ? 0 : least;
+  } else if (outside && beyond != WRAP) {
     if (beyond != CLAMP || number.kind == NOT_A_NUMBER) *failed = true;
     found = most;
   }

@@ -1,13 +1,15 @@
 """Which arrays on a device a kernel converts, and how.
 
-To float16, bfloat16 and float32 it computes the numbers (:func:`.cast_launches`). What elements of
-one byte become, of whatever type, is looked up in a table of 256, if both arrays lie alike.
+To float16, bfloat16 and float32 it computes the numbers wherever they lie (:func:`.cast_launches`).
+If both arrays lie alike, what elements of one byte become, of whatever type, is looked up in a
+table of 256, and integers, ``bool``, float64 and complex numbers are computed, as
+:mod:`gpustore.conversion` has it, by the kernel that decodes codecs of values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +21,14 @@ from gpustore.device import DeviceArray
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import cast_launches, has_cast
 from gpustore.device_kernels.run import Rows
-from gpustore.device_kernels.value import Side, steps_and_words, value_runs
+from gpustore.device_kernels.value import (
+    NARROW,
+    Conversion,
+    Side,
+    number_format,
+    steps_and_words,
+    value_runs,
+)
 
 __all__ = ["conversion_of"]
 
@@ -50,18 +59,53 @@ def conversion_of(
         )
         launches = cast_launches(rows, source.dtype, target.dtype)
         return lambda batch: batch.launch_tables(launches)
-    if source.dtype.itemsize > 1 or target.dtype.itemsize > _WORD_NBYTES:
-        return None
     if not _lie_alike(source, target):
         return None
-    found = convert(np.arange(256, dtype=np.uint8).view(source.dtype))
-    return partial(_look_up, source, target, found)
+    if source.dtype.itemsize == 1 and target.dtype.itemsize <= _WORD_NBYTES:
+        found = convert(np.arange(256, dtype=np.uint8).view(source.dtype))
+        # Parts of complex numbers stay together.
+        nbytes = target.dtype.itemsize
+        words = found.astype(target.dtype, copy=False).view(f"u{nbytes}")
+        sides = Side(1, 1, is_swapped=False), Side(nbytes, nbytes, is_swapped=False)
+        table = (words, np.ones(256, np.bool_))
+        return partial(_convert, source, target, sides, (), table)
+    conversions = _conversions(_real(source.dtype), _real(target.dtype))
+    if conversions is None:
+        return None
+    if source.dtype.kind == target.dtype.kind == "c":
+        sides = Side.of(_real(source.dtype)), Side.of(_real(target.dtype))
+    else:
+        sides = Side.of(source.dtype), Side.of(target.dtype)
+    return partial(_convert, source, target, sides, conversions, None)
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of both parts of complex numbers; others as they are."""
+    return np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def _conversions(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[Conversion, ...] | None:
+    """What becomes of each number, None if the kernel does not know such numbers."""
+    if number_format(source) is None or number_format(target) is None:
+        return None
+    if not np.issubdtype(target, np.integer) and target.name not in NARROW:
+        # What becomes bfloat16 goes through float32, as everywhere.
+        by = np.dtype(np.float32) if target.name == "bfloat16" else source
+        wide = () if by == source else (Conversion(source, by, beyond="infinity"),)
+        return *wide, Conversion(by, target, beyond="infinity")
+    if source.kind in "iub" or source.name in NARROW:
+        return (Conversion(source, target, beyond="wrap"),)
+    if target == np.uint64:
+        return (Conversion(source, target, "towards-zero", "least"),)
+    by = np.dtype(np.int64 if target in (np.int64, np.uint32) else np.int32)
+    signed = Conversion(source, by, "towards-zero", "least")
+    return signed, Conversion(by, target, beyond="wrap")
 
 
 def _lie_alike(source: DeviceArray, target: DeviceArray) -> bool:
     """Whether elements follow each other without gaps, in the same order on both sides."""
     steps = [
-        (of_source, of_target // target.dtype.itemsize, size)
+        (of_source / source.dtype.itemsize, of_target / target.dtype.itemsize, size)
         for of_source, of_target, size in zip(source.strides, target.strides, source.shape)
         if size > 1
     ]
@@ -73,15 +117,18 @@ def _lie_alike(source: DeviceArray, target: DeviceArray) -> bool:
     return True
 
 
-def _look_up(
-    source: DeviceArray, target: DeviceArray, found: NDArray[Any], batch: DeviceBatch
+def _convert(
+    source: DeviceArray,
+    target: DeviceArray,
+    sides: tuple[Side, Side],
+    conversions: Sequence[Conversion],
+    table: tuple[NDArray[Any], NDArray[np.bool_]] | None,
+    batch: DeviceBatch,
 ) -> None:
-    elements = math.prod(source.shape)
+    # Both parts of complex numbers that become complex ones are numbers by themselves.
+    elements = math.prod(source.shape) * (source.dtype.itemsize // sides[0].stride)
     runs, _, blocks = value_runs([source.address], [target.address], [elements])
-    # Parts of complex numbers stay together.
-    nbytes = target.dtype.itemsize
-    words = found.astype(target.dtype, copy=False).view(f"u{nbytes}")
-    steps, table = steps_and_words((), (words, np.ones(256, np.bool_)))
+    steps, words = steps_and_words(conversions, table)
     batch.launch(
         "value",
         "gs::convert_values",
@@ -89,12 +136,12 @@ def _look_up(
         [
             batch.table(runs),
             np.uint32(len(runs)),
-            *Side(1, 1, is_swapped=False).arguments,
-            *Side(nbytes, nbytes, is_swapped=False).arguments,
+            *sides[0].arguments,
+            *sides[1].arguments,
             batch.table(steps),
             np.uint32(len(steps)),
-            batch.table(table),
-            # Every byte is legal, so nobody reads what the kernel counts there.
+            batch.table(words),
+            # Everything is converted, so nobody reads what the kernel counts there.
             batch.table(np.zeros(1, np.uint32)),
         ],
     )

@@ -22,6 +22,7 @@ from gpustore.device_kernels.descriptor import (
 
 __all__ = [
     "BEYOND",
+    "NARROW",
     "ROUNDING",
     "Conversion",
     "Side",
@@ -42,13 +43,17 @@ ROUNDING: Final = {
 }
 """How numbers are rounded, by the words of the codec ``cast_value``."""
 
-BEYOND: Final = {"error": 0, "clamp": 1, "wrap": 2, "infinity": 3}
-"""What becomes of numbers that the other type does not reach."""
+BEYOND: Final = {"error": 0, "clamp": 1, "wrap": 2, "infinity": 3, "least": 4}
+"""What becomes of numbers that the other type does not reach.
+
+With ``least`` floats become signed integers as on x86: what does not fit, and NaN, is the least.
+Of unsigned ones, which must have 64 bits, what is too large becomes 0.
+"""
 
 _LOOK_UP, _CONVERT, _SCALE, _SCALE_INTEGER = range(4)
 _UNSIGNED, _SIGNED, _BOOL, _FLOAT, _FLOAT_OF_ONE_NAN = range(5)
 
-_NARROW: Final = {"int2": 2, "int4": 4, "uint2": 2, "uint4": 4}
+NARROW: Final = {"int2": 2, "int4": 4, "uint2": 2, "uint4": 4}
 """Integers that have less than their bytes, by name."""
 
 _FLOATS: Final = {
@@ -71,8 +76,8 @@ def number_format(dtype: np.dtype[Any]) -> tuple[int, int, int, int] | None:
         return _BOOL, 8, 0, 0
     if dtype.kind in "iu":
         return (_SIGNED if dtype.kind == "i" else _UNSIGNED), 8 * dtype.itemsize, 0, 0
-    if name in _NARROW:
-        return (_SIGNED if name.startswith("int") else _UNSIGNED), _NARROW[name], 0, 0
+    if name in NARROW:
+        return (_SIGNED if name.startswith("int") else _UNSIGNED), NARROW[name], 0, 0
     if name in _FLOATS:
         kind = _FLOAT_OF_ONE_NAN if name == "bfloat16" else _FLOAT
         return kind, 8 * dtype.itemsize, *_FLOATS[name]

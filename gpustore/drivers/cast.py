@@ -6,8 +6,9 @@ JSON example::
 
 Reads convert from the base's data type, writes to it (:mod:`gpustore.conversion`); where only one
 of them is possible the store is read-only, or can only be written. Domain, layout, codec and units
-are those of the base, the fill value is converted. On a device a kernel converts to float16,
-bfloat16 and float32; other types are converted by the host, which is counted.
+are those of the base, the fill value is converted. On a device kernels convert
+numbers; but the host makes floats of one byte from wider numbers, and what goes into the caller's
+memory in another order, which is counted.
 
 Source: TensorStore's ``driver/cast``.
 """

@@ -119,6 +119,9 @@ MUTANTS = [
     ("value.cu", "highest > least ? highest : least", "highest"),
     ("value.cu", "if (found < infinity) return", "if (found <= infinity) return"),
     ("value.cu", "outside |= found > most;", ""),
+    ("value.cu", "format.kind == UNSIGNED && too_large ? 0 : least", "least"),
+    ("value.cu", "format.kind == SIGNED || beyond == LEAST ? least : 0",
+     "format.kind == SIGNED ? least : 0"),
     ("value.cu", "  word = converted(bits, wide, step.from, NEAREST_EVEN, TO_INFINITY, failed);\n"
      "  bits = converted(word, step.from, wide, NEAREST_EVEN, TO_INFINITY, failed);\n",
      ""),

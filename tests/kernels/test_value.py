@@ -1,6 +1,7 @@
 """kernels/value.cu against the codecs of the host and NumPy, run on the host in three orders."""
 
 import itertools
+from types import SimpleNamespace
 
 import ml_dtypes
 import numcodecs
@@ -9,7 +10,14 @@ import pytest
 
 from gpustore import registry
 from gpustore.codecs.value import Elements
-from gpustore.device_kernels.value import Side, number_format, steps_and_words, value_runs
+from gpustore.conversion import converter
+from gpustore.device_kernels.value import (
+    Conversion,
+    Side,
+    number_format,
+    steps_and_words,
+    value_runs,
+)
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError
 from tests.emulator import host_build
@@ -98,6 +106,18 @@ def launch(stage, runs, blocks, blocks_each, src, dst, order, table=None):
     arguments += [np.uint64(execution.address(words)), np.uint64(execution.address(result))]
     host_build.load("value").launch("gs::convert_values", blocks, arguments, order=order)
     return result + np.uint32(1) != blocks_each
+
+
+@pytest.mark.parametrize("target", ["i4", "i8", "u8"])
+@pytest.mark.parametrize("source", ["f2", BFLOAT16, "f4", "f8"], ids=str)
+def test_floats_become_integers_as_on_x86(source, target):
+    source, target = np.dtype(source), np.dtype(target)
+    values = numbers(source)
+    conversion = Conversion(source, target, "towards-zero", "least")
+    stage = SimpleNamespace(parts=(target, source), conversions=lambda: [conversion])
+    found, _ = run(stage, values)
+    expected = converter(DataType(source.name), DataType(target.name))(values)
+    assert np.array_equal(np.frombuffer(found, target), expected)
 
 
 def decoded_by_host(stage, elements):
