@@ -18,6 +18,7 @@ import gpustore
 from gpustore.backends import _files
 from gpustore.errors import UnsupportedError
 from gpustore.kvstore import KvStore
+from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores.base import ReadRequest
 from tests.kvstores.archive import central, patched
 from tests.kvstores.gcs_server import GcsServer
@@ -212,6 +213,13 @@ def test_what_cannot_be_decoded_is_kept_with_all_that_belongs_to_it():
 
 
 # --------------------------------------------------------------------------- bases
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections():
+    """Closed in the end; else whatever module comes next would be told."""
+    yield
+    POOL.close()
 
 
 @pytest.fixture(scope="module")
