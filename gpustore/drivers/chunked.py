@@ -6,11 +6,9 @@ import itertools
 import math
 import re
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from gpustore import registry
@@ -18,14 +16,13 @@ from gpustore._json import JsonValue, quote
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
 from gpustore.batch import Batch
-from gpustore.cache import Cache, Entry, Space
 from gpustore.context import Context
+from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
-from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.drivers.format import ArrayDescription
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
     ConflictError,
-    GpustoreError,
     MetadataError,
     MismatchError,
     NotFoundError,
@@ -40,10 +37,8 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
 from gpustore.json_file import JsonFile
 from gpustore.kvstore import KvStore
-from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest, prefix_end
-from gpustore.limits import Limits
+from gpustore.kvstores.base import WriteRequest, prefix_end
 from gpustore.metadata.logical_path import ancestors
-from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import Explanation
@@ -56,12 +51,9 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
 from gpustore.write_futures import WriteFutures
 
-__all__ = ["ChunkedDriver", "MetadataFile", "described"]
+__all__ = ["ChunkedDriver"]
 
 _ATTEMPTS = 100
-
-_REMEMBERED_NBYTES = 16 << 10
-"""Longest document whose parsed form is remembered."""
 
 _DELETE_BATCH = 4096
 
@@ -69,139 +61,6 @@ _MOST_ENUMERATED = 100_000
 """Up to this many chunks are deleted by name; beyond, those that exist are listed first."""
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-
-
-@lru_cache(maxsize=64)
-def _remembered(decode: Callable[..., Any], data: bytes, limits: Limits) -> Any:
-    """The metadata in `data`: arrays are opened again and again, and checking takes time."""
-    return decode(data, where="", limits=limits)
-
-
-class _Same:
-    """One metadata object, which is not kept alive: it may be large, and slow to compare."""
-
-    __slots__ = ("_hash", "_ref")
-
-    def __init__(self, metadata: Any) -> None:
-        self._ref = weakref.ref(metadata)
-        self._hash = id(metadata)
-
-    def __call__(self) -> Any:
-        return self._ref()
-
-    def __eq__(self, other: object) -> bool:
-        metadata = self._ref()
-        return isinstance(other, _Same) and metadata is not None and metadata is other()
-
-    def __hash__(self) -> int:
-        return self._hash
-
-
-def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
-    """The array that `metadata` describe; those remembered are described once."""
-    return _described(format_, _Same(metadata), limits)
-
-
-@lru_cache(maxsize=64)
-def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescription:
-    description: ArrayDescription = format_.describe(metadata(), limits=limits)
-    return description
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataFile:
-    """Where the metadata of an array are stored, and in which format."""
-
-    format: Format
-    store: KvStoreDriver
-    key: str
-    limits: Limits
-    constraints: Any
-    cache: Cache | None
-
-    @property
-    def name(self) -> str:
-        """How messages name it."""
-        return self.store.describe(self.key)
-
-    def load(self, bound: float = math.inf) -> tuple[Any, bytes]:
-        """Metadata (None if there are none) and their generation.
-
-        Parameters
-        ----------
-        bound : float
-            Cached ones that were stored at this time or later will do, in seconds since the epoch.
-
-        Raises
-        ------
-        MetadataError, UnsupportedError, LimitError, StoreIOError
-            Naming the file.
-        """
-        if self.cache is None:
-            data, generation = self._read()
-        else:
-            now = time.time()
-            space = Space(self.store.identity, "metadata")
-            [(entry, stamp)] = self.cache.find(space, [self.key], [None])
-            if entry is not None and entry.read_at >= bound:
-                data, generation = entry.value, entry.generation
-            else:
-                data, generation = self._read()
-                if data is not None:
-                    entry = Entry(data, len(data), generation, now)
-                    self.cache.put(space, self.key, None, entry, stamp)
-        if data is None:
-            return None, generation
-        return self._metadata(data, self.name), generation
-
-    def of_node(self, node: Node) -> Any:
-        """The metadata that a hierarchy has read already; errors as of :meth:`load`."""
-        return self._metadata(node.encoded(), node.described)
-
-    def of_value(self, data: bytes) -> Any:
-        """The metadata that were read already; errors as of :meth:`load`."""
-        return self._metadata(data, self.name)
-
-    def _metadata(self, data: bytes, where: str) -> Any:
-        with self.blamed():
-            return self.format.completed(self.constraints, self._decoded(data, where))
-
-    def _read(self) -> tuple[bytes | None, bytes]:
-        columns = self.store.read_many(
-            ReadRequest([self.key], max_nbytes=self.limits.metadata_nbytes)
-        )
-        columns.raise_first()
-        data = columns.value[0]
-        return None if data is None else bytes(data), columns.generation[0]
-
-    def _decoded(self, data: bytes, where: str) -> Any:
-        if len(data) <= _REMEMBERED_NBYTES:
-            try:
-                return _remembered(self.format.decode, data, self.limits)
-            except GpustoreError:
-                pass  # Once more, to raise what names this file.
-        return self.format.decode(data, where=where, limits=self.limits)
-
-    @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Attach the key to errors about what the file says."""
-        try:
-            yield
-        except GpustoreError as error:
-            error.key = self.key
-            raise
-
-    def save(self, metadata: Any, generation: bytes) -> bool:
-        """Replace the metadata if they still have `generation`; whether that was so."""
-        try:
-            columns = self.store.write_many(
-                WriteRequest([self.key], [metadata.encode()], [generation])
-            )
-        finally:
-            if self.cache is not None:
-                self.cache.forget(Space(self.store.identity, "metadata"), [self.key])
-        columns.raise_first()
-        return bool(columns.generation[0])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import for_objects, select_backend
 from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
 from gpustore.context import resource_json
+from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import (
     METADATA_POOL,
     Driver,
@@ -34,7 +35,7 @@ from gpustore.drivers.base import (
     open_kvstore,
     schema_members,
 )
-from gpustore.drivers.chunked import ChunkedDriver, MetadataFile, described
+from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.format import ArrayDescription, Format, Selection
 from gpustore.errors import (
     AlreadyExistsError,

@@ -1,0 +1,161 @@
+"""The file that holds the metadata of an array: read, remembered, replaced.
+
+Parsed metadata, and what arrays they describe, are remembered for the last documents: arrays are
+opened again and again, and checking takes time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpustore.cache import Cache, Entry, Space
+from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.errors import GpustoreError
+from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
+from gpustore.limits import Limits
+from gpustore.metadata.node import Node
+
+__all__ = ["MetadataFile", "described"]
+
+_REMEMBERED_NBYTES = 16 << 10
+"""Longest document whose parsed form is remembered."""
+
+
+@lru_cache(maxsize=64)
+def _remembered(decode: Callable[..., Any], data: bytes, limits: Limits) -> Any:
+    """The metadata in `data`."""
+    return decode(data, where="", limits=limits)
+
+
+class _Same:
+    """One metadata object, which is not kept alive: it may be large, and slow to compare."""
+
+    __slots__ = ("_hash", "_ref")
+
+    def __init__(self, metadata: Any) -> None:
+        self._ref = weakref.ref(metadata)
+        self._hash = id(metadata)
+
+    def __call__(self) -> Any:
+        return self._ref()
+
+    def __eq__(self, other: object) -> bool:
+        metadata = self._ref()
+        return isinstance(other, _Same) and metadata is not None and metadata is other()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
+    """The array that `metadata` describe; those remembered are described once."""
+    return _described(format_, _Same(metadata), limits)
+
+
+@lru_cache(maxsize=64)
+def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescription:
+    description: ArrayDescription = format_.describe(metadata(), limits=limits)
+    return description
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFile:
+    """Where the metadata of an array are stored, and in which format."""
+
+    format: Format
+    store: KvStoreDriver
+    key: str
+    limits: Limits
+    constraints: Any
+    cache: Cache | None
+
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return self.store.describe(self.key)
+
+    def load(self, bound: float = math.inf) -> tuple[Any, bytes]:
+        """Metadata (None if there are none) and their generation.
+
+        Parameters
+        ----------
+        bound : float
+            Cached ones that were stored at this time or later will do, in seconds since the epoch.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError, StoreIOError
+            Naming the file.
+        """
+        if self.cache is None:
+            data, generation = self._read()
+        else:
+            now = time.time()
+            space = Space(self.store.identity, "metadata")
+            [(entry, stamp)] = self.cache.find(space, [self.key], [None])
+            if entry is not None and entry.read_at >= bound:
+                data, generation = entry.value, entry.generation
+            else:
+                data, generation = self._read()
+                if data is not None:
+                    entry = Entry(data, len(data), generation, now)
+                    self.cache.put(space, self.key, None, entry, stamp)
+        if data is None:
+            return None, generation
+        return self._metadata(data, self.name), generation
+
+    def of_node(self, node: Node) -> Any:
+        """The metadata that a hierarchy has read already; errors as of :meth:`load`."""
+        return self._metadata(node.encoded(), node.described)
+
+    def of_value(self, data: bytes) -> Any:
+        """The metadata that were read already; errors as of :meth:`load`."""
+        return self._metadata(data, self.name)
+
+    def _metadata(self, data: bytes, where: str) -> Any:
+        with self.blamed():
+            return self.format.completed(self.constraints, self._decoded(data, where))
+
+    def _read(self) -> tuple[bytes | None, bytes]:
+        columns = self.store.read_many(
+            ReadRequest([self.key], max_nbytes=self.limits.metadata_nbytes)
+        )
+        columns.raise_first()
+        data = columns.value[0]
+        return None if data is None else bytes(data), columns.generation[0]
+
+    def _decoded(self, data: bytes, where: str) -> Any:
+        if len(data) <= _REMEMBERED_NBYTES:
+            try:
+                return _remembered(self.format.decode, data, self.limits)
+            except GpustoreError:
+                pass  # Once more, to raise what names this file.
+        return self.format.decode(data, where=where, limits=self.limits)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Attach the key to errors about what the file says."""
+        try:
+            yield
+        except GpustoreError as error:
+            error.key = self.key
+            raise
+
+    def save(self, metadata: Any, generation: bytes) -> bool:
+        """Replace the metadata if they still have `generation`; whether that was so."""
+        try:
+            columns = self.store.write_many(
+                WriteRequest([self.key], [metadata.encode()], [generation])
+            )
+        finally:
+            if self.cache is not None:
+                self.cache.forget(Space(self.store.identity, "metadata"), [self.key])
+        columns.raise_first()
+        return bool(columns.generation[0])
