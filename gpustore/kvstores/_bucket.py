@@ -8,33 +8,23 @@ once, on threads of their own, and what fails in a way that may pass is repeated
 2. Each is tried on a thread, and tried again; obstore itself repeats nothing.
 3. A body is read up to the length that its head has announced and one byte more, so an endless one
    is an error. The version of the object is compared with the conditions of the rows.
-
-obstore's threads do not live on in a forked process, where a call would wait for ever. So a child
-of a process that has used it gets a ForkError.
 """
 
 from __future__ import annotations
 
 import builtins
-import os
 import random
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-from gpustore import registry
 from gpustore.errors import (
-    ForkError,
     GpustoreError,
     InvalidKeyError,
     LimitError,
     StoreIOError,
-    UnsupportedError,
 )
 from gpustore.executor import CancelToken, Executor
 from gpustore.kvstores._columns import (
@@ -46,6 +36,15 @@ from gpustore.kvstores._columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores._obstore import (
+    Hints,
+    Missing,
+    NotInRange,
+    Passing,
+    Unfulfilled,
+    begin_use,
+    called,
+)
 from gpustore.kvstores._remote_read import PlannedRead, part_of, plan_reads
 from gpustore.kvstores.base import check_nbytes, condition_holds, invalid_key, prefix_end
 from gpustore.resources._request_concurrency import Permits
@@ -56,22 +55,12 @@ from gpustore.statistics import STATISTICS
 __all__ = [
     "WHOLE_NBYTES",
     "Bucket",
-    "begin_use",
-    "called",
     "check_object_key",
     "check_object_path",
-    "client_options",
-    "obstore_package",
-    "require_obstore",
 ]
 
 T = TypeVar("T")
 
-_PASSING: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
-_KNOWN: Final = frozenset(HTTPStatus)
-_STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
-_LOST: Final = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 _TICK_S: Final = 0.25
 WHOLE_NBYTES: Final = 64 << 20
 """A longer value is written in parts, if there is no condition."""
@@ -84,55 +73,6 @@ _FEW: Final = 4
 """A server that answers within this time is asked by so many threads: with more of them the
 interpreter lock is what is waited for (4 KiB ranges on loopback, 2 cores: 75 us each, with 32
 threads 104)."""
-
-_user = 0
-"""The process that has started obstore's threads, 0 if none has."""
-
-
-def require_obstore() -> None:
-    """Raise UnsupportedError unless the package obstore is installed."""
-    if not registry.is_installed("obstore"):
-        raise UnsupportedError("buckets need the package obstore: pip install 'gpustore[cloud]'")
-
-
-def obstore_package() -> Any:
-    """The package obstore, for what starts no threads."""
-    import obstore
-
-    return obstore
-
-
-def begin_use(*, waits: bool = True) -> Any:
-    """The package obstore, for what starts its threads and, if it `waits`, needs them.
-
-    Raises
-    ------
-    ForkError
-        If they are needed and were those of the process this one was forked from.
-    """
-    global _user
-    if not _user:
-        _user = os.getpid()
-    if waits and _user != os.getpid():
-        raise ForkError(
-            "a bucket was used before this process was forked, and obstore does not work in it: "
-            'start workers with "spawn" or "forkserver", or open buckets in the workers only'
-        )
-    return obstore_package()
-
-
-def client_options(timeouts: Timeouts) -> dict[str, Any]:
-    """The options for a client of obstore."""
-
-    def limited(seconds: float) -> timedelta:
-        return timedelta(seconds=min(seconds, 1e8))
-
-    return {
-        "connect_timeout": limited(timeouts.connect_s),
-        "read_timeout": limited(timeouts.idle_s),
-        "timeout": limited(timeouts.total_s),
-        "user_agent": "gpustore",
-    }
 
 
 def check_object_path(path: str) -> None:
@@ -160,29 +100,6 @@ def check_object_key(key: str) -> None:
         raise invalid_key(key, "ends with a slash")
 
 
-class _Passing(Exception):
-    """A failure that may pass; `sent`: the server may have obeyed."""
-
-    def __init__(self, text: str, *, sent: bool = True) -> None:
-        super().__init__(text)
-        self.sent = sent
-
-
-class _Missing(Exception):
-    """There is no such key. `sure`: and it is not the bucket that is missing."""
-
-    def __init__(self, *, sure: bool) -> None:
-        self.sure = sure
-
-
-class _Unfulfilled(Exception):
-    """A condition does not hold."""
-
-
-class _NotInRange(Exception):
-    """The range does not lie in the value."""
-
-
 @dataclass(slots=True)
 class _Pace:
     """The shortest time that a request of the last batch took, in seconds."""
@@ -205,10 +122,7 @@ class Bucket:
         The member of obstore's metadata that is the generation: ``"e_tag"`` or ``"version"``.
     describe : callable
         Of the driver.
-    hint : str
-        Added to the error of a redirect.
-    keyless : str
-        How a public bucket is opened, for the error that there are no credentials.
+    hints : Hints
     looks, sends : bool
         Whether conditions of writes are looked at before, and whether they are sent.
     """
@@ -219,8 +133,7 @@ class Bucket:
     timeouts: Timeouts
     version: str
     describe: Callable[[str], str]
-    hint: str = ""
-    keyless: str = ""
+    hints: Hints = field(default_factory=Hints)
     looks: bool = False
     sends: bool = True
     _pace: _Pace = field(default_factory=_Pace)
@@ -262,16 +175,16 @@ class Bucket:
         for _ in range(3):
             try:
                 self._repeat(partial(self._read_once, read, request))
-            except _Missing as missing:
+            except Missing as missing:
                 if not missing.sure:  # A head has no body that says what is missing.
                     read.low, read.high = 0, 1
                     continue
                 read.generation, read.total = ABSENT, -1
                 read.holds = condition_holds(read.equal, ABSENT)
                 return ReadState.MISSING
-            except _Unfulfilled:
+            except Unfulfilled:
                 read.generation, read.holds = read.other, False
-            except _NotInRange:
+            except NotInRange:
                 read.low, read.high = 0, 0  # Only the size is wanted: the rows judge it.
                 continue
             return ReadState.VALUE
@@ -280,7 +193,7 @@ class Bucket:
     def _read_once(self, read: PlannedRead, request: ReadRequest) -> None:
         obstore = begin_use()
         if read.is_empty:
-            self._see(read, called(self, obstore.head, self.store, read.key))
+            self._see(read, called(self.hints, obstore.head, self.store, read.key))
             return
         options: dict[str, Any] = {}
         if read.high is not None:
@@ -290,7 +203,7 @@ class Bucket:
             options["range"] = low
         if self.version == "e_tag" and read.other not in (b"", ABSENT):
             options["if_none_match"] = read.other.decode("latin-1")
-        found = called(self, obstore.get, self.store, read.key, options=options)
+        found = called(self.hints, obstore.get, self.store, read.key, options=options)
         self._see(read, found.meta)
         if not read.holds:
             return
@@ -301,7 +214,7 @@ class Bucket:
         if read.high is None:
             check_nbytes(nbytes, request.max_nbytes, read.key)
         read.first = start
-        read.body = _body(self, found, nbytes)
+        read.body = _body(self.hints, found, nbytes)
 
     def _see(self, read: PlannedRead, meta: Any) -> None:
         """What the head of a response says."""
@@ -360,8 +273,8 @@ class Bucket:
         lost: list[bool] = []
         try:
             return self._repeat(partial(self._put, key, value, condition), lost)
-        except (_Unfulfilled, _Missing) as error:
-            if not condition or (isinstance(error, _Missing) and not error.sure):
+        except (Unfulfilled, Missing) as error:
+            if not condition or (isinstance(error, Missing) and not error.sure):
                 raise StoreIOError("the bucket is not there", status="NOT_FOUND") from None
             # The answer to an attempt may have been lost: then equal bytes are ours.
             return self._stored(key, value) if lost else b""
@@ -379,7 +292,7 @@ class Bucket:
         options: dict[str, Any] = {"mode": mode, "use_multipart": False}
         if not condition and len(data) > WHOLE_NBYTES:
             options |= {"use_multipart": True, "chunk_size": 16 << 20}
-        found = called(self, obstore.put, self.store, key, data, **options)
+        found = called(self.hints, obstore.put, self.store, key, data, **options)
         return self._generation(found)
 
     def _stored(self, key: str, value: Buffer) -> bytes:
@@ -392,13 +305,13 @@ class Bucket:
     def _delete(self, key: str) -> bytes:
         try:
             self._repeat(partial(self._delete_once, key))
-        except _Missing as missing:
+        except Missing as missing:
             if not missing.sure:
                 raise StoreIOError("the bucket is not there", status="NOT_FOUND") from None
         return ABSENT
 
     def _delete_once(self, key: str) -> None:
-        called(self, begin_use().delete, self.store, key)
+        called(self.hints, begin_use().delete, self.store, key)
 
     # ------------------------------------------------------------------ ranges
 
@@ -431,7 +344,7 @@ class Bucket:
         last = ""
         while True:
             wanted.check()
-            page = called(self, next, pages, None)
+            page = called(self.hints, next, pages, None)
             if page is None:
                 return found
             keys = [one["path"] for one in page]
@@ -448,7 +361,7 @@ class Bucket:
         try:
             directory = prefix.rstrip("/") or None
             page = self._repeat(
-                partial(called, self, obstore.list_with_delimiter, self.store, directory)
+                partial(called, self.hints, obstore.list_with_delimiter, self.store, directory)
             )
         except GpustoreError as error:
             where = f"Error listing {self.describe(prefix)}"
@@ -507,7 +420,7 @@ class Bucket:
             wanted.check()
             try:
                 return attempt()
-            except _Passing as error:
+            except Passing as error:
                 failure = str(error)
                 if error.sent and lost is not None:
                     lost.append(True)
@@ -526,87 +439,17 @@ class Bucket:
         raise StoreIOError(failure, status="ABORTED")
 
 
-def _body(bucket: Bucket, found: Any, nbytes: int) -> memoryview:
+def _body(hints: Hints, found: Any, nbytes: int) -> memoryview:
     """The body of a response, which has announced so many bytes."""
     stream = iter(found.stream(min_chunk_size=nbytes + 1))
     # It is shorter than that only if nothing follows.
-    part = called(bucket, next, stream, None)
+    part = called(hints, next, stream, None)
     received = 0 if part is None else len(part)
     if received > nbytes:
         raise LimitError(f"the body is longer than the {nbytes} bytes that were announced")
     if received < nbytes:
-        raise _Passing(f"the body is {nbytes - received} bytes too short", sent=False)
+        raise Passing(f"the body is {nbytes - received} bytes too short", sent=False)
     return memoryview(part or b"")
-
-
-def called(bucket: Bucket, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-    """Call obstore, whose errors become ours; none of its text is shown that might be secret."""
-    exceptions = obstore_package().exceptions
-    try:
-        return function(*args, **options)
-    except exceptions.NotModifiedError:
-        raise _Unfulfilled from None
-    except (exceptions.PreconditionError, exceptions.AlreadyExistsError) as error:
-        if "status code: 409" in str(error):  # Another writer at the same moment.
-            raise _Passing("Conflict [HTTP code 409]", sent=False) from None
-        raise _Unfulfilled from None
-    except FileNotFoundError as error:
-        code = _code(str(error))
-        if code == "NoSuchBucket":
-            raise StoreIOError(
-                "Not Found [HTTP code 404]: NoSuchBucket", status="NOT_FOUND"
-            ) from None
-        raise _Missing(sure=bool(code) or "HEAD" not in str(error)) from None
-    except (exceptions.BaseError, ValueError, OSError) as error:
-        raise _explained(str(error), bucket) from None
-
-
-def _explained(text: str, bucket: Bucket) -> Exception:
-    """What an error of obstore means."""
-    status, code = _STATUS.search(text), _code(text)
-    if "token request" in text or "credentials" in text.partition("Debug source")[0]:
-        asked = f" [HTTP code {status[1]}]" if status else ""
-        return StoreIOError(
-            f"there are no credentials, or they cannot be fetched{asked}; for a public bucket: "
-            f"{bucket.keyless}",
-            status="PERMISSION_DENIED",
-        )
-    if status is not None:
-        number = int(status[1])
-        phrase = HTTPStatus(number).phrase if number in _KNOWN else "Unknown"
-        words = f"{phrase} [HTTP code {number}]{': ' if code else ''}{code}"
-        if number in _PASSING:
-            return _Passing(words, sent=number != 429)
-        if number == 416:
-            return _NotInRange()
-        denied = number in (401, 403)
-        return StoreIOError(
-            words + (bucket.hint if number in (301, 307, 400) else ""),
-            status="PERMISSION_DENIED" if denied else "FAILED_PRECONDITION",
-        )
-    lost = _LOST.search(text)
-    if lost is not None:
-        reasons = {"Connect": "cannot connect", "Timeout": "no answer in time"}
-        return _Passing(reasons.get(lost[1], "the connection was lost"))
-    if "Range request not supported" in text:
-        return StoreIOError("the server does not know ranges", status="FAILED_PRECONDITION")
-    if "UnexpectedRange" in text:
-        return StoreIOError("the response holds another range than was asked for", status="UNKNOWN")
-    if "BareRedirect" in text or "without LOCATION" in text:
-        return StoreIOError(
-            f"the request was redirected{bucket.hint}", status="FAILED_PRECONDITION"
-        )
-    kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
-    return StoreIOError(
-        f"obstore: {kind[0] if kind else 'error'} (its text is left out, as it may hold secrets)",
-        status="FAILED_PRECONDITION",
-    )
-
-
-def _code(text: str) -> str:
-    """The code of an error that S3 or GCS describes."""
-    match = _CODE.search(text)
-    return match[1] if match else ""
 
 
 def _common(first: str, second: str) -> str:

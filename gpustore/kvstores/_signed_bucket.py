@@ -24,13 +24,12 @@ from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstores._bucket import (
     WHOLE_NBYTES,
     Bucket,
-    begin_use,
-    called,
     check_object_key,
 )
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteRequest
 from gpustore.kvstores._http_client import PASSING, HttpClient
 from gpustore.kvstores._http_message import HttpRequest, HttpResponse
+from gpustore.kvstores._obstore import begin_use, called
 from gpustore.kvstores._remote_read import RemoteReader
 from gpustore.url import encode_path
 
@@ -96,7 +95,7 @@ class SignedBucket(Bucket):
                 missing.setdefault(method, []).append(key)
         for method, keys in missing.items():
             obstore = begin_use(waits=self.fetches)
-            sign = partial(called, self, obstore.sign, self.store, method, keys, _VALID)
+            sign = partial(called, self.hints, obstore.sign, self.store, method, keys, _VALID)
             for key, url in zip(keys, self._repeat(sign), strict=True):
                 known[method, key] = self._target(url)
         return (HttpRequest(method, known[method, key]) for method, key in asked)

@@ -28,13 +28,11 @@ from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.kvstores._bucket import (
     Bucket,
     check_object_path,
-    client_options,
-    obstore_package,
-    require_obstore,
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores._machine import is_made_by
+from gpustore.kvstores._obstore import Hints, client_options, obstore_package, require_obstore
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -108,7 +106,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             timeouts=resources["http_request_timeouts"].value,
             version="version",
             describe=self.describe,
-            keyless="GOOGLE_SKIP_SIGNATURE=true",
+            hints=Hints(keyless="GOOGLE_SKIP_SIGNATURE=true"),
         )
 
     @property

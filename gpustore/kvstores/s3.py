@@ -29,14 +29,12 @@ from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
 from gpustore.kvstores._bucket import (
     check_object_path,
-    client_options,
-    obstore_package,
-    require_obstore,
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpResponse
 from gpustore.kvstores._machine import is_made_by
+from gpustore.kvstores._obstore import Hints, client_options, obstore_package, require_obstore
 from gpustore.kvstores._s3_address import (
     USUAL_REGION,
     S3Address,
@@ -150,8 +148,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             describe=self.describe,
             looks=sends is False or (sends is None and self._endpoint is not None),
             sends=sends is not False,
-            hint=_other_region(region),
-            keyless="aws_credentials of the type anonymous",
+            hints=Hints(_other_region(region), "aws_credentials of the type anonymous"),
         )
 
     @property
