@@ -1,4 +1,4 @@
-"""A bucket whose objects are asked for by signed URLs, so that the requests are our own.
+"""A bucket whose objects are asked for by URLs, signed or public, so that the requests are our own.
 
 obstore finds the credentials and signs; :mod:`~gpustore.kvstores._http_client` sends, which bounds
 bodies and waits, obeys ``Retry-After``, follows no redirect, works in forked processes and takes
@@ -38,6 +38,9 @@ __all__ = ["CONFLICT_PASSES", "SignedBucket", "code_of"]
 _VALID: Final = timedelta(hours=1)
 _USED_S: Final = 60.0
 _MOST: Final = 1 << 14
+_GENERATIONS: Final = {"e_tag": "etag", "version": "x-goog-generation"}
+"""Which field of a response is what obstore calls so."""
+
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 
 
@@ -106,14 +109,29 @@ class SignedBucket(Bucket):
             raise StoreIOError("obstore signs for another server", status="INTERNAL")
         return url[len(origin) :]
 
+    # ------------------------------------------------------------------ generations
+
+    def _seen(self, response: HttpResponse) -> bytes:
+        return response.headers.get(_GENERATIONS[self.version], "").encode("latin-1")
+
+    def _not_if(self, generation: bytes) -> tuple[str, str]:
+        name = "If-None-Match" if self.version == "e_tag" else "x-goog-if-generation-not-match"
+        return name, generation.decode("latin-1")
+
+    def _if_equal(self, condition: bytes) -> tuple[str, str]:
+        text = condition.decode("latin-1")
+        if self.version == "version":
+            return "x-goog-if-generation-match", "0" if condition == ABSENT else text
+        return ("If-None-Match", "*") if condition == ABSENT else ("If-Match", text)
+
     # ------------------------------------------------------------------ reading
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         return RemoteReader(
             client=self.client,
             requests=self._requests,
-            generation=_generation,
-            not_if=lambda generation: ("If-None-Match", generation.decode("latin-1")),
+            generation=self._seen,
+            not_if=self._not_if,
             describe=self.describe,
             check_key=check_object_key,
             misses_more=_misses_bucket,
@@ -187,11 +205,10 @@ class SignedBucket(Bucket):
     def _prepared(self, request: WriteRequest, row: int, wanted: HttpRequest) -> HttpRequest:
         value, condition = request.values[row], _condition(request, row)
         wanted.body = b"" if value is None else memoryview(value).cast("B")
-        if condition == ABSENT and self.sends:
-            wanted.headers["If-None-Match"] = "*"
-        elif condition and self.sends and not (self.looks and value is None):
-            # Who may not know the condition of a deletion may refuse it.
-            wanted.headers["If-Match"] = condition.decode("latin-1")
+        # Who may not know the condition of a deletion may refuse it.
+        if condition and self.sends and not (self.looks and value is None):
+            name, text = self._if_equal(condition)
+            wanted.headers[name] = text
         return wanted
 
     def _written(self, request: WriteRequest, row: int, response: HttpResponse) -> bytes:
@@ -202,7 +219,7 @@ class SignedBucket(Bucket):
         if value is None and (gone or 200 <= response.status < 300):
             return b"" if gone and condition and not response.lost else ABSENT
         if value is not None and 200 <= response.status < 300:
-            return _generation(response)
+            return self._seen(response)
         if not condition or not (gone or response.status == 412):
             raise self.client.refusal(response)
         if not response.lost:
@@ -217,10 +234,6 @@ class SignedBucket(Bucket):
 
 def _condition(request: WriteRequest, row: int) -> bytes:
     return b"" if request.if_equal is None else request.if_equal[row]
-
-
-def _generation(response: HttpResponse) -> bytes:
-    return response.headers.get("etag", "").encode("latin-1")
 
 
 def _misses_bucket(response: HttpResponse) -> bool:

@@ -3,8 +3,9 @@
 JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``. It works
 through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`), which finds credentials: those
 of ``GOOGLE_APPLICATION_CREDENTIALS``, of ``gcloud auth application-default login``, or of the
-machine, if it is Google's; without any, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are
-anonymous, as a public bucket allows it.
+machine, if it is Google's. Without any, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are
+anonymous, as a public bucket allows it, and our own
+(:mod:`~gpustore.kvstores._signed_bucket`).
 ``STORAGE_EMULATOR_HOST`` is another server, which gets none. The context resource
 ``gcs_user_project`` says which project pays.
 
@@ -30,9 +31,11 @@ from gpustore.kvstores._bucket import (
     check_object_path,
 )
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import HttpResponse, Origin
 from gpustore.kvstores._machine import is_made_by
 from gpustore.kvstores._obstore import Hints, client_options, obstore_package, require_obstore
+from gpustore.kvstores._signed_bucket import CONFLICT_PASSES, SignedBucket, code_of
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -56,6 +59,7 @@ _RESOURCES: Final = (
     "gcs_user_project",
     "http_request_timeouts",
 )
+GOOGLE: Final = Origin("https", "storage.googleapis.com", 443)
 _WELL_KNOWN: Final = "~/.config/gcloud/application_default_credentials.json"
 _VARIABLES: Final = (
     *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT"),
@@ -81,33 +85,49 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
     def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)
         require_obstore()
-        options = client_options(resources["http_request_timeouts"].value)
+        timeouts = resources["http_request_timeouts"].value
+        options = client_options(timeouts)
         project = resources["gcs_user_project"].value
         if project is not None:
             options["default_headers"] = {"x-goog-user-project": project}
         config: dict[str, Any] = {}
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        signs = bool(emulator) or _has_credentials()
+        origin = GOOGLE
         if emulator:
             url = emulator if "://" in emulator else f"http://{emulator}"
             parts = urlsplit(url)
             origin = Origin.parse(parts.scheme, parts.netloc)
             # Unsigned writes do not exist in obstore; an emulator takes any token.
             config |= {"base_url": str(origin), "bearer_token": "emulator"}
-            options["allow_http"] = origin.scheme == "http"
-        elif not _has_credentials():
-            config["skip_signature"] = True
+        elif not signs:
+            config |= {"base_url": str(origin), "skip_signature": True}
+        options["allow_http"] = origin.scheme == "http"
         self._identity = "gcs", emulator, spec.bucket, project
-        self._opened = Bucket(
-            store=obstore_package().store.GCSStore(
+        shared: dict[str, Any] = {
+            "store": obstore_package().store.GCSStore(
                 spec.bucket, config=config, client_options=options, retry_config={"max_retries": 0}
             ),
-            permits=resources["gcs_request_concurrency"].value,
-            retries=resources["gcs_request_retries"].value,
-            timeouts=resources["http_request_timeouts"].value,
-            version="version",
-            describe=self.describe,
-            hints=Hints(keyless="GOOGLE_SKIP_SIGNATURE=true"),
+            "permits": resources["gcs_request_concurrency"].value,
+            "retries": resources["gcs_request_retries"].value,
+            "timeouts": timeouts,
+            "version": "version",
+            "describe": self.describe,
+            "hints": Hints(keyless="GOOGLE_SKIP_SIGNATURE=true"),
+        }
+        if signs:
+            self._opened = Bucket(**shared)
+            return
+        client = HttpClient(
+            origin,
+            permits=shared["permits"],
+            retries=shared["retries"],
+            timeouts=timeouts,
+            explain=_explain,
+            passing=CONFLICT_PASSES,
         )
+        root = f"/{spec.bucket}/"
+        self._opened = SignedBucket(**shared, client=client, root=root, signs=False, fetches=False)
 
     @property
     def _bucket(self) -> Bucket:
@@ -121,8 +141,16 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         return quote(f"gs://{self._spec.bucket}/{key}")
 
 
+def _explain(response: HttpResponse) -> str:
+    """What an error says that answers an anonymous request."""
+    anonymous = "; the request was anonymous, as no credentials were found"
+    return code_of(response) + (anonymous if response.status in (401, 403) else "")
+
+
 def _has_credentials() -> bool:
     """Whether obstore finds some without asking in vain for those of the machine."""
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+        return False
     if any(name in os.environ for name in _VARIABLES):
         return True
     return is_made_by("Google") or Path(_WELL_KNOWN).expanduser().exists()
