@@ -5,12 +5,11 @@ through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`), which find
 of ``GOOGLE_APPLICATION_CREDENTIALS``, of ``gcloud auth application-default login``, or of the
 machine, if it is Google's. Without any, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are
 anonymous, as a public bucket allows it, and our own
-(:mod:`~gpustore.kvstores._signed_bucket`).
-``STORAGE_EMULATOR_HOST`` is another server, which gets none. The context resource
-``gcs_user_project`` says which project pays.
+(:mod:`~gpustore.kvstores._signed_bucket`). ``STORAGE_EMULATOR_HOST`` is another server, which gets
+no credentials. The context resource ``gcs_user_project`` says which project pays.
 
-The generation is that of the object. Google compares and writes in one step; the condition of a
-deletion is looked at before, which does not exclude other writers.
+The generation is that of the object. Google compares and writes in one step; with credentials, the
+condition of a deletion is looked at before, which does not exclude other writers.
 
 Source: TensorStore ``kvstore/gcs/index.rst``.
 """

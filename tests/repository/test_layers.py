@@ -87,7 +87,7 @@ CONFINED = {
     "kvikio": "gpustore.backends._gds",
     "nvidia": "gpustore.backends._nvcomp",
     "importlib": "gpustore.registry",
-    "obstore": "gpustore.kvstores._bucket",
+    "obstore": "gpustore.kvstores._obstore",
     "rich": "gpustore.cli",
     "PIL": "gpustore.cli",
 }
