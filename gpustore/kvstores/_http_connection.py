@@ -47,8 +47,6 @@ _TURN_NBYTES: Final = 1 << 20
 """After so many bytes others have their turn, even if there are more."""
 _IDLE_S: Final = 15.0
 """Servers drop idle connections too, most of them later than this."""
-_FRESH_S: Final = 0.5
-"""To look whether a connection is alive costs a tenth of a small request."""
 _MOST_IDLE: Final = 64
 
 
@@ -130,12 +128,14 @@ class Connection:
             RESOLVER.put_last(*self._tried)
 
     def is_alive(self) -> bool:
-        """Whether an idle connection can be used: nothing has come, not even its end."""
-        idle_s = time.monotonic() - self.since
-        if self._socket is None or idle_s > _IDLE_S:
+        """Whether an idle connection can be used: nothing has come, not even its end.
+
+        What a server sends beyond a response would be taken for the next one.
+        """
+        if self._socket is None or time.monotonic() - self.since > _IDLE_S:
             return False
-        if idle_s < _FRESH_S:
-            return True  # If it is not, it is stale: see Lost.
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -530,6 +530,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._idle: dict[Origin, list[Connection]] = {}
+        self._swept = 0.0
         self._lock = threading.Lock()
         reset_after_fork(self)
 
@@ -551,15 +552,30 @@ class _Pool:
             connection.close()
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection if it can be used again, else close it."""
+        """Keep a connection if it can be used again, else close it; and those idle for too long."""
+        unwanted = [connection]
         if connection.reusable:
-            connection.since = time.monotonic()
+            connection.since = now = time.monotonic()
             with self._lock:
+                if now - self._swept > _IDLE_S:
+                    self._swept = now
+                    unwanted += self._take_old(now)
                 idle = self._idle.setdefault(connection.origin, [])
                 if len(idle) < _MOST_IDLE:
                     idle.append(connection)
-                    return
-        connection.close()
+                    del unwanted[0]
+        for one in unwanted:
+            one.close()
+
+    def _take_old(self, now: float) -> list[Connection]:
+        """Those that nobody has used for long, also of origins that nobody asks any more."""
+        old = []
+        for origin, idle in list(self._idle.items()):
+            old += [one for one in idle if now - one.since > _IDLE_S]
+            idle[:] = [one for one in idle if now - one.since <= _IDLE_S]
+            if not idle:
+                del self._idle[origin]
+        return old
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -41,6 +41,21 @@ def server(shared_server):
     shared_server.requests.clear()
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def trusted(authority, monkeypatch):
+    """What the authority has signed is trusted."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    monkeypatch.setattr(_http_connection, "_TLS", [])
+    POOL.close()
+    yield authority
+    POOL.close()
+
+
 def open_store(url, **members):
     spec = {"driver": "http", "base_url": f"{url}/", "http_request_retries": SOON, **members}
     return KvStore.open(spec).result()
@@ -210,6 +225,38 @@ def test_body_after_a_response_without_one_is_not_taken_for_the_next(server):
     assert read(store) == server.values["k"]
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_bytes_behind_a_body_are_not_taken_for_the_next_response(trusted, encrypted):
+    sent = threading.Event()
+    body = bytes(1_000_000)
+
+    def more(server, connection, request):
+        other = OK + b"Content-Length: 5\r\n\r\nwrong"
+        connection.sendall(OK + b"Content-Length: 1000000\r\n\r\n" + body + other)
+        sent.set()
+
+    values = {"k": b"right"}
+    with TlsServer(trusted.context(), values) if encrypted else HttpServer(values) as server:
+        server.faults.append(Fault(more, times=1))
+        store = open_store(server.url)
+        assert read(store) == body
+        assert sent.wait(30)
+        assert read(store) == b"right"
+        assert server.connections == 2
+        POOL.close()
+
+
+def test_connections_that_nobody_uses_any_more_are_closed(server, monkeypatch):
+    monkeypatch.setattr(_http_connection, "_IDLE_S", 0.0)
+    with HttpServer({"k": b"1"}) as other:
+        assert read(open_store(other.url)) == b"1"
+        [[idle]] = POOL._idle.values()
+        assert idle.connected
+        assert read(open_store(server.url)) == server.values["k"]
+        assert not idle.connected
+        assert len(POOL._idle) == 1
+
+
 @pytest.mark.parametrize("fields", [b"Content-Length: 1125899906842624\r\n", b""])
 def test_value_before_the_range_is_not_passed_over_for_ever(server, fields):
     server.faults.append(Fault(says(OK, fields, b"\r\n", again=bytes(1 << 16))))
@@ -358,21 +405,6 @@ def test_address_of_version_6():
 
 
 # ------------------------------------------------------------------------- TLS
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture
-def trusted(authority, monkeypatch):
-    """What the authority has signed is trusted."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(_http_connection, "_TLS", [])
-    POOL.close()
-    yield authority
-    POOL.close()
 
 
 def test_values_are_read_over_tls(trusted):
