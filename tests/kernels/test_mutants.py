@@ -119,7 +119,7 @@ MUTANTS = [
     ("value.cu", "highest > least ? highest : least", "highest"),
     ("value.cu", "if (found < infinity) return", "if (found <= infinity) return"),
     ("value.cu", "outside |= found > most;", ""),
-    ("value.cu", "format.kind == UNSIGNED && too_large ? 0 : least", "least"),
+    ("value.cu", "UNSIGNED && too_large ? 0", "UNSIGNED && !too_large ? 0"),
     ("value.cu", "format.kind == SIGNED || beyond == LEAST ? least : 0",
      "format.kind == SIGNED ? least : 0"),
     ("value.cu", "  word = converted(bits, wide, step.from, NEAREST_EVEN, TO_INFINITY, failed);\n"
