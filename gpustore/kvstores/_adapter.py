@@ -115,6 +115,10 @@ class AdapterKvStore(KvStoreDriver):
     def check_key(self, key: str) -> None:
         """Accept any key."""
 
+    def read_base(self, request: ReadRequest) -> ReadColumns:
+        """Read keys of the base."""
+        return self.base.driver.read_many(request)
+
     def read_parts(
         self, parts: Sequence[Part], request: ReadRequest, result: ReadColumns
     ) -> list[int]:
@@ -137,7 +141,7 @@ class AdapterKvStore(KvStoreDriver):
         """
         if not parts:
             return []
-        columns = self.base.driver.read_many(
+        columns = self.read_base(
             ReadRequest(
                 [part.key for part in parts],
                 start=[part.start for part in parts],

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_node import Interior, Leaf
     from gpustore.kvstores._ocdbt_version import VersionSpec
     from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
-    from gpustore.kvstores.base import Base, Buffer
+    from gpustore.kvstores.base import Base, Buffer, ReadColumns
 
 __all__ = ["MANIFEST_KEY", "Database", "Snapshot", "numbered_key", "numbered_of"]
 
@@ -109,6 +109,8 @@ class Database:
         For decoded nodes.
     max_nbytes : int
         The most a decoded node may have.
+    read_base : callable, optional
+        How to read the base, if not as it is.
     """
 
     def __init__(
@@ -119,8 +121,10 @@ class Database:
         constraints: ConfigConstraints,
         cache: Cache | None,
         max_nbytes: int,
+        read_base: Callable[[ReadRequest], ReadColumns] | None = None,
     ) -> None:
         self.base = base
+        self._read_base = read_base or base.driver.read_many
         self.manifests = manifests
         self._constraints = constraints
         self._cache = cache
@@ -360,7 +364,7 @@ class Database:
         """The bytes at these locations, in one request."""
         if not locations:
             return []
-        columns = self.base.driver.read_many(
+        columns = self._read_base(
             ReadRequest(
                 [self.base.path + location.file.path for location in locations],
                 start=[location.offset for location in locations],

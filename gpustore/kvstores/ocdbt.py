@@ -12,7 +12,13 @@ JSON, all members but ``base`` optional::
      "config": {"max_inline_value_bytes": 100}, "manifest": "memory://m/",
      "value_data_prefix": "d/", "btree_node_data_prefix": "d/",
      "version_tree_node_data_prefix": "d/", "target_data_file_size": 2147483648,
-     "assume_config": false}
+     "assume_config": false, "experimental_read_coalescing_threshold_bytes": 4096,
+     "experimental_read_coalescing_merged_bytes": 1048576,
+     "experimental_read_coalescing_interval": "1ms"}
+
+Members of coalescing say which reads of data files are made one
+(:mod:`~gpustore.kvstores._ocdbt_coalesce`); without any, that is up to the base. What is joined
+does not go straight to a device.
 
 URL ``file:///data/db/|ocdbt:a/``, of a version ``|ocdbt:@v5/a/`` or
 ``|ocdbt:@2024-01-02T03:04:05Z/a/``. Any key of at most 65535 bytes is legal, also the empty one.
@@ -32,6 +38,7 @@ from gpustore._json import Members, expect_object, expect_str, quote
 from gpustore.cache import cache_of
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
+from gpustore.kvstores._ocdbt_coalesce import Coalescer, Coalescing
 from gpustore.kvstores._ocdbt_commit import Committer
 from gpustore.kvstores._ocdbt_config import ConfigConstraints
 from gpustore.kvstores._ocdbt_data_file import DEFAULT_TARGET_NBYTES
@@ -78,11 +85,6 @@ _PREFIXES: Final = (
     "version_tree_node_data_prefix",
 )
 _DEFAULT_PREFIX: Final = "d/"
-_TUNING: Final = (
-    "experimental_read_coalescing_threshold_bytes",
-    "experimental_read_coalescing_merged_bytes",
-    "experimental_read_coalescing_interval",
-)
 
 
 class OcdbtKvStore(AdapterKvStore):
@@ -109,7 +111,9 @@ class OcdbtKvStore(AdapterKvStore):
         manifests: Base | None = None,
     ) -> None:
         super().__init__(base, spec=spec, resources=resources)
-        self.locates_files = base.driver.locates_files
+        coalescing = spec.coalescing
+        self._coalescer = coalescing and Coalescer(base.driver.read_many, coalescing)
+        self.locates_files = base.driver.locates_files and self._coalescer is None
         self.can_write = spec.version is None and base.driver.can_write
         self._database = Database(
             base,
@@ -117,6 +121,7 @@ class OcdbtKvStore(AdapterKvStore):
             constraints=spec.config,
             cache=cache_of(resources["cache_pool"].value),
             max_nbytes=resources["limits"].value.ocdbt_node_nbytes,
+            read_base=None if self._coalescer is None else self._coalescer.read,
         )
         self._committer = Committer(
             self._database,
@@ -149,6 +154,11 @@ class OcdbtKvStore(AdapterKvStore):
         _check_key(key)
 
     # ------------------------------------------------------------------ reading
+
+    def read_base(self, request: ReadRequest) -> ReadColumns:
+        if self._coalescer is None:
+            return super().read_base(request)
+        return self._coalescer.read(request)
 
     def _version(self, staleness_bound: float | None = None) -> Version | None:
         """The version to read; None if the database is new."""
@@ -383,6 +393,8 @@ class OcdbtSpec(AdapterSpec):
         Of data files with values, with B+tree nodes, and with version nodes.
     target_data_file_size : int or None
         Size in bytes from which on another data file is begun.
+    coalescing : Coalescing or None
+        How reads of data files are joined; None leaves that to the base.
     """
 
     version: VersionSpec | None = None
@@ -391,6 +403,7 @@ class OcdbtSpec(AdapterSpec):
     assume_config: bool = False
     prefixes: tuple[str, str, str] = (_DEFAULT_PREFIX,) * 3
     target_data_file_size: int | None = None
+    coalescing: Coalescing | None = None
 
     id = "ocdbt"
     resource_ids = ("cache_pool", "data_copy_concurrency", "limits")
@@ -412,6 +425,8 @@ class OcdbtSpec(AdapterSpec):
         }
         if self.target_data_file_size is not None:
             json["target_data_file_size"] = self.target_data_file_size
+        if self.coalescing is not None:
+            json |= self.coalescing.to_json()
         return json
 
     def to_url(self, path: str) -> str:
@@ -469,9 +484,6 @@ class _Kind:
     def from_json(self, members: Members) -> OcdbtSpec:
         common: dict[str, Any] = OcdbtSpec.take(members)
         members.take_with("coordinator", _refuse, None)
-        unknown = [name for name in _TUNING if name in members]
-        if unknown:
-            raise members.error(UnsupportedError("not supported: leave it away"), unknown[0])
         config = members.take_object("config", None)
         prefixes = [members.take_with(name, _prefix, _DEFAULT_PREFIX) for name in _PREFIXES]
         return OcdbtSpec(
@@ -482,6 +494,7 @@ class _Kind:
             assume_config=members.take_bool("assume_config", False),
             prefixes=(prefixes[0], prefixes[1], prefixes[2]),
             target_data_file_size=members.take_int("target_data_file_size", 0, 2**64 - 1, None),
+            coalescing=Coalescing.take(members),
         )
 
     def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[OcdbtSpec, str]:

@@ -203,6 +203,9 @@ MEMBERS = [
     {"version": None},
     {"version": True},
     {"version": "2030-01-02T03:04:05.1234567891Z"},
+    *({"experimental_read_coalescing_threshold_bytes": n} for n in (0, 5.0, -1, 2**64 - 1, "1")),
+    *({"experimental_read_coalescing_merged_bytes": n} for n in (0, 5, -1, 1.5, None)),
+    *({"experimental_read_coalescing_interval": t} for t in ("1ms", "0s", "-1s", "inf", "1", 5)),
     {"cache_pool": {"total_bytes_limit": 5}},
     {"data_copy_concurrency": {"limit": 3}},
     {"foo": 1},
@@ -245,8 +248,6 @@ def test_defaults_are_shown_as_by_tensorstore():
     "members",
     [
         {"coordinator": {"address": "localhost:1"}},
-        {"experimental_read_coalescing_threshold_bytes": 5},
-        {"experimental_read_coalescing_interval": "1s"},
     ],
     ids=str,
 )

@@ -1,0 +1,236 @@
+"""Reads of data files of an OCDBT database that lie close together are made one.
+
+What a request wants of one file is joined where the gaps are small, also with what other threads
+want within some time: the first of them waits that long and then reads for all. Bases join close
+ranges by rules of their own; this is for who knows better.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpustore._json import JsonValue, expect_int
+from gpustore.errors import GpustoreError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._ocdbt_columns import UINT64_MAX
+from gpustore.kvstores.base import (
+    Buffer,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    check_nbytes,
+)
+from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+
+if TYPE_CHECKING:
+    from gpustore._json import Members
+
+__all__ = ["Coalescer", "Coalescing"]
+
+_THRESHOLD: Final = "experimental_read_coalescing_threshold_bytes"
+_MERGED: Final = "experimental_read_coalescing_merged_bytes"
+_INTERVAL: Final = "experimental_read_coalescing_interval"
+_parse_nbytes: Final = partial(expect_int, minimum=0, maximum=UINT64_MAX, integral_floats=True)
+
+# A read is not held up for longer.
+_LONGEST_S: Final = 1.0
+
+
+class Coalescing(NamedTuple):
+    """What a spec says about how reads are joined; None for what it leaves out.
+
+    Attributes
+    ----------
+    threshold_nbytes : int or None
+        The largest gap between ranges that become one.
+    merged_nbytes : int or None
+        The most that a joined range has; 0 for any length.
+    interval : Duration or None
+        How long the first of several threads waits for others, at most a second.
+    """
+
+    threshold_nbytes: int | None
+    merged_nbytes: int | None
+    interval: Duration | None
+
+    @classmethod
+    def take(cls, members: Members) -> Coalescing | None:
+        """Take the members that say it; None if there are none."""
+        taken = cls(
+            members.take_with(_THRESHOLD, _parse_nbytes, None),
+            members.take_with(_MERGED, _parse_nbytes, None),
+            members.take_with(_INTERVAL, parse_duration, None),
+        )
+        return None if taken == (None, None, None) else taken
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The members that were given."""
+        interval = None if self.interval is None else format_duration(self.interval)
+        json = {_THRESHOLD: self.threshold_nbytes, _MERGED: self.merged_nbytes, _INTERVAL: interval}
+        return {name: value for name, value in json.items() if value is not None}
+
+
+class _Row(NamedTuple):
+    """A range that is wanted."""
+
+    key: str
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """What one thread wants, and what came of it, row by row."""
+
+    rows: Sequence[_Row]
+    found: Sequence[Buffer | GpustoreError | None] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Coalescer:
+    """Reads with fewer, longer ranges. Thread-safe.
+
+    Parameters
+    ----------
+    read : callable
+        Takes a request to the base.
+    coalescing : Coalescing
+    """
+
+    def __init__(self, read: Callable[[ReadRequest], ReadColumns], coalescing: Coalescing) -> None:
+        self._read_base = read
+        self._threshold_nbytes = coalescing.threshold_nbytes or 0
+        self._merged_nbytes = coalescing.merged_nbytes or 0
+        self._interval_s = min(max(0.0, seconds(coalescing.interval or 0)), _LONGEST_S)
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make a lock that no thread of the parent process holds; its calls are its own."""
+        self._lock = threading.Lock()
+        self._waiting: list[_Call] = []
+
+    def read(self, request: ReadRequest) -> ReadColumns:
+        """Read ranges that are given by start and stop, without conditions.
+
+        Values are in host memory, in the arena of the request if it has one.
+        """
+        assert request.start is not None
+        assert request.stop is not None
+        result = ReadColumns.blank(len(request.keys))
+        indices, rows = [], []
+        for i, key in enumerate(request.keys):
+            stop = request.stop[i]
+            assert stop is not None
+            row = _Row(key, int(request.start[i]), int(stop))
+            try:
+                check_nbytes(row.stop - row.start, request.max_nbytes, key)
+            except GpustoreError as error:
+                result.error[i] = error
+                continue
+            indices.append(i)
+            rows.append(row)
+        for i, value in zip(indices, self._together(rows), strict=True):
+            if isinstance(value, GpustoreError):
+                result.error[i] = value
+            elif value is None:
+                result.state[i] = ReadState.MISSING
+            else:
+                if request.into is not None:
+                    piece = request.into.take(len(value))
+                    piece[:] = value
+                    value = piece
+                result.state[i] = ReadState.VALUE
+                result.value[i] = value
+        return result
+
+    def _together(self, rows: Sequence[_Row]) -> Sequence[Buffer | GpustoreError | None]:
+        """The bytes of ranges, read along with what other threads want."""
+        if not self._interval_s:
+            return self._join(rows)
+        call = _Call(rows)
+        with self._lock:
+            self._waiting.append(call)
+            is_first = len(self._waiting) == 1
+        if not is_first:
+            call.done.wait()
+            # Who read for all may have been interrupted, which is nothing to the others.
+            return self._join(rows) if call.found is None else call.found
+        calls: Sequence[_Call] = ()
+        try:
+            time.sleep(self._interval_s)
+            calls = self._take()
+            found = self._join([row for one in calls for row in one.rows])
+            for one in calls:
+                one.found, found = found[: len(one.rows)], found[len(one.rows) :]
+        finally:
+            for one in calls or self._take():
+                one.done.set()
+        assert call.found is not None
+        return call.found
+
+    def _take(self) -> list[_Call]:
+        with self._lock:
+            calls, self._waiting = self._waiting, []
+        return calls
+
+    def _join(self, rows: Sequence[_Row]) -> list[Buffer | GpustoreError | None]:
+        """The bytes of ranges, read with as few ranges as may be."""
+        found: list[Buffer | GpustoreError | None] = [None] * len(rows)
+        groups = self._groups(rows)
+        joined = [_span(rows, group) for group in groups]
+        alone: list[int] = []
+        for group, span, data in zip(groups, joined, self._read(joined), strict=True):
+            for i in group:
+                if len(group) > 1 and isinstance(data, GpustoreError):
+                    alone.append(i)  # What is wrong with one does not make the others fail.
+                elif data is None or isinstance(data, GpustoreError):
+                    found[i] = data
+                else:
+                    found[i] = data[rows[i].start - span.start : rows[i].stop - span.start]
+        for i, data in zip(alone, self._read([rows[i] for i in alone]), strict=True):
+            found[i] = data
+        return found
+
+    def _groups(self, rows: Sequence[_Row]) -> list[list[int]]:
+        """Rows that are read as one."""
+        threshold, merged = self._threshold_nbytes, self._merged_nbytes
+        groups: list[list[int]] = []
+        span = _Row("", 0, 0)
+        for i in sorted(range(len(rows)), key=rows.__getitem__):
+            row = rows[i]
+            stop = max(span.stop, row.stop)
+            if (
+                groups
+                and row.key == span.key
+                and row.start - span.stop <= threshold
+                and (not merged or stop - span.start <= merged)
+            ):
+                groups[-1].append(i)
+                span = span._replace(stop=stop)
+            else:
+                groups.append([i])
+                span = row
+        return groups
+
+    def _read(self, rows: Sequence[_Row]) -> list[Buffer | GpustoreError | None]:
+        if not rows:
+            return []
+        columns = self._read_base(
+            ReadRequest(
+                [row.key for row in rows],
+                start=[row.start for row in rows],
+                stop=[row.stop for row in rows],
+            )
+        )
+        return [columns.error.get(i, columns.value[i]) for i in range(len(rows))]
+
+
+def _span(rows: Sequence[_Row], group: Sequence[int]) -> _Row:
+    first = rows[group[0]]
+    return first._replace(stop=max(rows[i].stop for i in group))
