@@ -13,16 +13,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorstore as ts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, Replacement, WriteRequest
 from tests.kvstores.contract import *
+from tests.on_device import emulated, on_host
 
 WORKER = Path(__file__).with_name("worker.py")
 MODES = {
@@ -344,3 +347,21 @@ def test_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, monkey
     monkeypatch.setattr(os, "fstat", cut)
     with pytest.raises(StoreIOError, match=r"^ABORTED: .*became shorter while it was being read"):
         store["a"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", ["lazy", "random"])
+def test_device_gets_the_same_bytes(tmp_path, mode, order):
+    values = np.arange(200 * 300, dtype="uint16").reshape(200, 300)
+    for codecs in ([], [{"name": "blosc", "configuration": {"cname": "lz4"}}]):
+        kvstore = spec(tmp_path / str(len(codecs)), mode)
+        metadata = {"shape": [200, 300], "data_type": "uint16", "codecs": codecs}
+        array = {"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}
+        gpustore.open(array, create=True).result()[...] = values
+        with emulated(order) as device:
+            store = gpustore.open(
+                {"driver": "zarr3", "kvstore": kvstore}, device=device.name
+            ).result()
+            found = store[7:150, 10:250].read().result()
+            assert np.array_equal(on_host(device, found), values[7:150, 10:250])
+            del found, store
