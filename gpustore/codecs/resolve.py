@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpustore._json import JsonValue, at_position, in_member, text
+from gpustore.codecs._order import PermuteStage, SwapStage
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
     BytesCodec,
@@ -35,7 +36,7 @@ from gpustore.codecs.chain_spec import (
 )
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.filter import choose_filters
-from gpustore.codecs.value import Elements, PermuteStage, SwapStage, ValueStage
+from gpustore.codecs.value import Elements, ValueStage
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import (
     MetadataError,
