@@ -9,6 +9,7 @@ Source: TensorStore ``python/tensorstore/kvstore.cc``.
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -87,13 +88,16 @@ class KvStore:
 
     @staticmethod
     def open(
-        spec: KvStoreSpec | JsonValue, *, context: Context | None = None, transaction: None = None
+        spec: KvStoreSpec | JsonValue | os.PathLike[str],
+        *,
+        context: Context | None = None,
+        transaction: None = None,
     ) -> Future[KvStore]:
         """Open a kvstore.
 
         Parameters
         ----------
-        spec : KvStore.Spec, JSON object or URL
+        spec : KvStore.Spec, JSON object, URL or os.PathLike
         context : Context, optional
             Where its context resources are looked up; by default a new one.
         transaction : None

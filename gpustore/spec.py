@@ -29,6 +29,7 @@ from gpustore.kvstores._spec import (
     TENSORSTORE_ADAPTER,
     adapted,
     find_scheme,
+    path_spec,
     root_spec,
 )
 from gpustore.schema import Schema
@@ -89,8 +90,10 @@ class Spec(IndexedView):
     def __init__(self, json: Any) -> None:
         if isinstance(json, Spec):
             self._set(json._driver, json._transform, json._mode, json._context)
-        elif isinstance(json, str | os.PathLike):
-            self._set(_from_url(os.fspath(json)), None, OpenMode(), None)
+        elif isinstance(json, str):
+            self._set(_from_url(json), None, OpenMode(), None)
+        elif isinstance(json, os.PathLike):
+            self._set(_detecting(path_spec(json)), None, OpenMode(), None)
         else:
             self._set(*_from_json(from_python(json)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
@@ -11,12 +12,11 @@ from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import DriverKind, invalid_key
-from gpustore.url import parse_pipeline
+from gpustore.url import UrlComponent, parse_pipeline
 
 if TYPE_CHECKING:
     from gpustore._json import JsonValue
     from gpustore.kvstores.base import DriverSpec, KvStoreDriver
-    from gpustore.url import UrlComponent
 
 __all__ = [
     "KVSTORE_ADAPTER",
@@ -30,6 +30,7 @@ __all__ = [
     "append_component",
     "as_text",
     "find_scheme",
+    "path_spec",
     "root_spec",
 ]
 
@@ -63,7 +64,7 @@ class KvStoreSpec:
 
     Parameters
     ----------
-    json : KvStore.Spec, JSON object or URL
+    json : KvStore.Spec, JSON object, URL or os.PathLike
         The path of a file or directory also counts as a URL.
 
     Raises
@@ -88,11 +89,13 @@ class KvStoreSpec:
     _context: JsonValue
     _opened: KvStoreDriver | None  # whose context resources are to be used again
 
-    def __new__(cls, json: KvStoreSpec | JsonValue) -> KvStoreSpec:
+    def __new__(cls, json: KvStoreSpec | JsonValue | os.PathLike[str]) -> KvStoreSpec:
         if isinstance(json, KvStoreSpec):
             return json.copy()
         if isinstance(json, str):
             return _from_url(json)
+        if isinstance(json, os.PathLike):
+            return path_spec(json)
         return cls.from_json(from_python(json))
 
     @classmethod
@@ -246,6 +249,11 @@ def _from_url(url: str) -> KvStoreSpec:
             raise
         raise error.prefixed(f"Parsing spec from url: {quote(url)}") from error.__cause__
     return spec
+
+
+def path_spec(path: os.PathLike[str]) -> KvStoreSpec:
+    """The file kvstore at a path that is an object: unlike text, it is never part of a URL."""
+    return root_spec(UrlComponent("file", os.fsdecode(path), plain=True))
 
 
 def _misplaced(component: UrlComponent, role: str) -> MetadataError:

@@ -17,7 +17,7 @@ def test_version(gpustore_command):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["info"], ["copy"]], ids=["", "demo", "info", "copy"]
+    "command", [[], ["demo"], ["info"], ["copy"], ["ls"], ["cat"], ["du"]], ids=str
 )
 def test_help(gpustore_command, command):
     code, out, err = gpustore_command(*command, "--help")

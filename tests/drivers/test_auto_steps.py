@@ -103,6 +103,7 @@ CHAINS = {
     "zip in zip": "x.zip|zip:a/y.zip|zip:",
     "zip in a database": "x/|ocdbt:y.zip|zip:",
     "database in zip": "x.zip|zip:db/|ocdbt:",
+    "zip in a database in zip": "x.zip|zip:db/|ocdbt:a/y.zip|zip:",
 }
 # Where detection begins: the adapters that stand at the end are found.
 BEGIN = {
@@ -111,6 +112,7 @@ BEGIN = {
     "zip in zip": "x.zip|zip:a/y.zip",
     "zip in a database": "x|ocdbt:y.zip",
     "database in zip": "x.zip|zip:db",
+    "zip in a database in zip": "x.zip|zip:db/|ocdbt:a/y.zip",
 }
 
 

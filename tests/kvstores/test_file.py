@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import gpustore
 from gpustore.errors import (
     InvalidKeyError,
     MetadataError,
@@ -69,6 +70,17 @@ def test_a_path_as_people_type_it_is_taken_as_by_a_shell(tmp_path, monkeypatch, 
         assert (
             KvStore.Spec(f"file://{typed.replace(' ', '%20').replace('%4', '%254')}").path == typed
         )
+
+
+@pytest.mark.parametrize("name", ["a|b", "file:x", "memory:a", "50%25", "a b/c|zip:"])
+def test_a_path_that_is_an_object_is_no_url(tmp_path, name):
+    store = KvStore.open(tmp_path / name).result() + "/"
+    assert store.path == f"{tmp_path}/{name}/"
+    store["k"] = b"1"
+    assert (tmp_path / name / "k").read_bytes() == b"1"
+    array = gpustore.open({"driver": "zarr3", "kvstore": store.spec().to_json()},
+                          create=True, dtype="int8", shape=[2]).result()  # fmt: skip
+    assert gpustore.open(tmp_path / name).result().spec() == array.spec()
 
 
 def test_current_directory_can_be_opened(tmp_path, monkeypatch):
