@@ -259,6 +259,8 @@ class Connection:
         if isinstance(found, list):
             return found
         text = f"cannot resolve host {peer.host!r}: {_reason(found)}"
+        if isinstance(found, socket.gaierror) and found.errno == socket.EAI_NONAME:
+            raise StoreIOError(text, status="NOT_FOUND") from found  # It will not be there soon.
         raise Lost(text, sent=False) from found
 
     def _encrypt(self) -> Generator[int, None, None]:

@@ -376,6 +376,21 @@ def test_resolver_that_hangs_is_given_up(server, monkeypatch):
     assert next(asked) == 1  # All attempts wait for the same answer.
 
 
+def test_unknown_host_is_an_error_at_once(monkeypatch):
+    asked = itertools.count()
+
+    def unknown(host, *args, **options):
+        if not options.get("flags"):
+            next(asked)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    error = read(open_store("http://unknown.test:80"))
+    text = "cannot resolve host 'unknown.test': Name or service not known"
+    assert str(error) == f'NOT_FOUND: Error reading "http://unknown.test/k": {text}'
+    assert next(asked) == 1
+
+
 def test_name_that_cannot_be_one_is_an_error():
     for host in (".bad", "a..b"):
         error = read(open_store(f"http://{host}:80"))
