@@ -219,7 +219,10 @@ class SignedBucket(Bucket):
         if value is None and (gone or 200 <= response.status < 300):
             return b"" if gone and condition and not response.lost else ABSENT
         if value is not None and 200 <= response.status < 300:
-            return self._seen(response)
+            generation = self._seen(response)
+            if condition and not generation:
+                raise StoreIOError("the response does not say what was written", status="UNKNOWN")
+            return generation
         if not condition or not (gone or response.status == 412):
             raise self.client.refusal(response)
         if not response.lost:

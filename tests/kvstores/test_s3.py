@@ -633,6 +633,50 @@ def test_retry_after_is_obeyed(server):
     assert time.monotonic() - begun >= 1
 
 
+def test_server_that_refuses_a_body_or_does_not_read_it(server):
+    value = bytes(16 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def serve(answer):
+            while not stop.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1)
+                    if answer:
+                        connection.sendall(head(403, [("Content-Length", 0)]))
+                    stop.wait(0.01 if answer else 30)
+
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        spec = {"driver": "s3", "bucket": "bucket", "endpoint": url}
+        spec["s3_request_retries"] = {**SOON, "max_retries": 1}
+        spec["http_request_timeouts"] = {"idle": "200ms"}
+        for answer, text in ((True, "HTTP code 403|reset"), (False, "no data for 0.2 s")):
+            stop.clear()
+            thread = threading.Thread(target=serve, args=(answer,), daemon=True)
+            thread.start()
+            store = KvStore.open(spec).result()
+            with pytest.raises(StoreIOError, match=text):
+                store.write("a", value).result()
+            stop.set()
+            if answer:
+                socket.create_connection(listener.getsockname()).close()  # Wakes it.
+                thread.join(30)
+        listener.close()
+
+
+def test_answer_without_a_generation_is_no_success_of_a_condition(server):
+    fields = [("Content-Length", 0)]
+    server.faults = [Fault(lambda s, c, r: c.sendall(head(200, fields)))]
+    store = open_store(server, use_conditional_write=True)
+    with pytest.raises(StoreIOError, match="does not say what was written"):
+        store.write("a", b"1", if_equal=ABSENT).result()
+    assert put(store, "a", b"1") == b""
+
+
 def test_remark_on_the_encoding_changes_no_bytes(server):
     server.values["bucket/a"] = b"stored"
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, fields={"Content-Encoding": "gzip"}))]
