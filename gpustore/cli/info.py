@@ -65,7 +65,8 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         Sizes in bytes; ``nbytes`` is None if elements have any length. ``chunk_shapes`` are the
         chunk sizes along each dimension as they stand in the metadata, where chunks differ;
         ``chunk`` is the largest then. ``shard`` is None unless several chunks share a stored
-        value; ``stored_nbytes`` is None where the kvstore does not tell sizes. Of
+        value; ``stored_nbytes`` is None where the kvstore does not tell sizes,
+        and ``values_stored`` where it cannot list keys. Of
         records, ``fields`` tells what is in one; strings and raw bytes have an ``inner_shape``,
         their length.
         ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
@@ -162,11 +163,13 @@ def _count(edges: Any, extent: int) -> int:
     return count
 
 
-def _stored(store: gpustore.TensorStore) -> tuple[int, int | None]:
+def _stored(store: gpustore.TensorStore) -> tuple[int | None, int | None]:
     """Number of stored values below the array, and their size in bytes if the kvstore tells."""
     kvstore = store.kvstore
     if kvstore is None:
         return 0, None
+    if not kvstore.driver.can_list:
+        return None, None
     keys = [key.decode() for key in kvstore.list().result()]
     values = [key for key in keys if _is_value(key.rpartition("/")[2])]
     try:
@@ -204,7 +207,11 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
     if facts["stored_nbytes"] and facts["nbytes"] is not None:
         share = min(1.0, facts["values_stored"] / max(1, facts["values_possible"]))
         ratio = f", ratio {facts['nbytes'] * share / facts['stored_nbytes']:.2f}"
-    stored = f"{facts['values_stored']:,} of {facts['values_possible']:,}"
+    stored = f"of {facts['values_possible']:,}"
+    if facts["values_stored"] is None:
+        stored = f"unknown, {stored}: the kvstore cannot list"
+    else:
+        stored = f"{facts['values_stored']:,} {stored}"
     if facts["stored_nbytes"] is not None:
         stored += f", {format_nbytes(facts['stored_nbytes'])}{ratio}"
     edges = (

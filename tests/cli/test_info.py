@@ -8,6 +8,7 @@ import tensorstore
 
 import gpustore
 from gpustore.cli import info
+from tests.kvstores.http_server import HttpServer
 from tests.on_device import emulated
 
 
@@ -228,3 +229,15 @@ def test_chunks_that_differ(gpustore_command, tmp_path):
     assert (facts["values_possible"], facts["values_stored"]) == (6, 2)
     code, out, _ = gpustore_command("info", tmp_path)
     assert "3 x 3 at most: [3, [[2, 2], 3]]" in out
+
+
+def test_an_array_on_a_web_server_tells_what_it_can(gpustore_command, tmp_path):
+    store = gpustore.open(f"{tmp_path}/a|zarr3:", create=True, dtype="uint8", shape=[4]).result()
+    store[...] = 7
+    files = {f"a/{name}": (tmp_path / "a" / name).read_bytes() for name in ("zarr.json", "c/0")}
+    with HttpServer(files) as server:
+        code, out, err = gpustore_command("info", f"{server.url}/a")
+        assert (code, err) == (0, "")
+        assert "unknown, of 1: the kvstore cannot list" in out
+        _, out, _ = gpustore_command("info", "--json", f"{server.url}/a")
+    assert (json.loads(out)["values_stored"], json.loads(out)["shape"]) == (None, [4])
