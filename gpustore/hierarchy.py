@@ -21,6 +21,7 @@ from gpustore.errors import (
     LimitError,
     MismatchError,
     NotFoundError,
+    UnsupportedError,
 )
 from gpustore.executor import Executor
 from gpustore.json_file import JsonFile
@@ -192,12 +193,21 @@ class Hierarchy:
                     self._placed(node, join(path, node.name)) for node in source.children(below)
                 )
             else:
-                names = self.store.list_directories(self.prefix(path))
+                names = self._directories(path)
                 found = self._read([join(path, name) for name in names])
             for node in found:
                 if node.is_group:
                     groups.append(node.path)
                 yield node
+
+    def _directories(self, path: str) -> list[str]:
+        try:
+            return self.store.list_directories(self.prefix(path))
+        except UnsupportedError as error:
+            raise error.suffixed(
+                "; what is in a group there is known from consolidated metadata, "
+                "which Group.consolidate() writes where it was made"
+            ) from None
 
     def _known(self, path: str) -> tuple[ConsolidatedMetadata, str] | None:
         """Consolidated metadata that cover what is below a path, and the path in them."""

@@ -241,3 +241,21 @@ def test_an_array_on_a_web_server_tells_what_it_can(gpustore_command, tmp_path):
         assert "unknown, of 1: the kvstore cannot list" in out
         _, out, _ = gpustore_command("info", "--json", f"{server.url}/a")
     assert (json.loads(out)["values_stored"], json.loads(out)["shape"]) == (None, [4])
+
+
+def test_a_group_on_a_web_server_needs_consolidated_metadata(gpustore_command, tmp_path):
+    group = gpustore.open_group(f"{tmp_path}/g|zarr3:", create=True).result()
+    group.create_array("k", dtype="int8", shape=[4]).result()
+
+    def served():
+        files = (path for path in tmp_path.rglob("*") if path.is_file())
+        return HttpServer({str(path.relative_to(tmp_path)): path.read_bytes() for path in files})
+
+    with served() as server:
+        code, _, err = gpustore_command("info", f"{server.url}/g")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "does not support listing; what is in a group there is known from consol" in err
+    group.consolidate().result()
+    with served() as server:
+        code, out, _ = gpustore_command("info", f"{server.url}/g")
+        assert (code, "k (4,) int8" in out) == (0, True)
