@@ -32,6 +32,7 @@ from gpustore.errors import (
 )
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX
+from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES
 from gpustore.kvstores._ocdbt_data_file import DataFiles
 from gpustore.kvstores._ocdbt_database import MANIFEST_KEY, Snapshot, numbered_key, numbered_of
 from gpustore.kvstores._ocdbt_location import ABSENT_ROOT
@@ -288,7 +289,7 @@ class Committer:
                 stored = operation.stored.get(i)
                 if stored is None:
                     nbytes = memoryview(value).nbytes
-                    if nbytes <= config.max_inline_value_bytes:
+                    if nbytes <= min(config.max_inline_value_bytes, MAX_INLINE_NBYTES):
                         stored = bytes(value)
                     else:
                         stored = files.add(self._prefixes[0], memoryview(value).cast("B"))

@@ -120,11 +120,8 @@ class Config:
         kind = reader.byte()
         if kind >= len(_KINDS):
             raise reader.error(f"Invalid manifest_kind {kind}")
+        # More than a spec may say is no error in TensorStore, although no node has longer values.
         inline = reader.varint(_UINT32_MAX)
-        if inline > MAX_INLINE_NBYTES:
-            raise reader.error(
-                f"max_inline_value_bytes={inline} outside valid range [0, {MAX_INLINE_NBYTES}]"
-            )
         node = reader.varint(_UINT32_MAX)
         arity = reader.byte()
         if not 1 <= arity <= 16:

@@ -101,6 +101,26 @@ def test_databases_are_exchanged_with_tensorstore_long(config, rounds):
     check_exchange(config, rounds)
 
 
+EXTREMES = {
+    "everything inline": {"max_inline_value_bytes": 1 << 20, "max_decoded_node_bytes": 2**32 - 1},
+    "nothing inline": {"max_inline_value_bytes": 0, "max_decoded_node_bytes": 1},
+    "one node": {"max_decoded_node_bytes": 0, "compression": None},
+    "wide": {"version_tree_arity_log2": 16, "compression": {"id": "zstd", "level": 22}},
+    "narrow": {"version_tree_arity_log2": 1, "compression": {"id": "zstd", "level": -131072}},
+}
+
+
+@pytest.mark.parametrize("kind", ["single", "numbered"])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extreme_configurations_are_exchanged_with_tensorstore(name, kind):
+    sizes = (0, 1, 100, 101, 1 << 20, (1 << 20) + 1)
+    values = {f"v/{n}": b"v" * n for n in sizes}
+    keys = {"": b"1", "k" * 65_535: b"2", "k" * 65_534: b"3"}
+    steps = [values, keys, {"v/0": b"0", "v/1048577": None}, ("v/1", "v/101")]
+    config = {"manifest_kind": kind, **EXTREMES[name]}
+    check_exchange(config, [steps, [{"": None}, {"": b"4"}], [{"x": b"5"}]])
+
+
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 def test_old_versions_stay_through_hundreds_of_commits(kind):
     ours = Opened({"version_tree_arity_log2": 1, "manifest_kind": kind})

@@ -233,6 +233,25 @@ def test_every_byte_that_is_wrong_is_an_error(kind, step):
     check_every_byte(Opened, kind, step)
 
 
+def test_stored_inline_limit_that_no_spec_can_ask_for_is_accepted_as_by_tensorstore():
+    made = Opened({"max_inline_value_bytes": 100, "compression": None})
+    made.apply({"a": b"1"})
+    files = made.files
+    data = files[b"manifest.ocdbt"]
+    at = data.index(b"\0d\x80\x80\x80\x04", 14) + 1  # 100, and 8388608 behind it
+    files[b"manifest.ocdbt"] = seal(MANIFEST, data[14:at] + b"\x80\x80d" + data[at + 1 : -4], None)
+    ours, theirs = Opened(files=files), TensorStoreDatabase(files=files)
+    assert ours.items() == theirs.items() == {b"a": b"1"}
+    config = gpustore.ocdbt.dump(ours.base).result()["config"]
+    assert config == ts.ocdbt.dump(theirs.base).result()["config"]
+    assert config["max_inline_value_bytes"] == 100 << 14
+    # No node may have longer values than these.
+    values = {"b": b"v" * MAX_INLINE_NBYTES, "c": b"w" * (MAX_INLINE_NBYTES + 1)}
+    ours.apply(values)
+    items = TensorStoreDatabase(files=ours.files).items()
+    assert items == ours.items() == {b"a": b"1", b"b": values["b"], b"c": values["c"]}
+
+
 # --------------------------------------------------------------------------- envelope
 
 
