@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
-from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
+from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.executor import shared
 from gpustore.future import Future, Promise, ready
 from gpustore.kvstores import _result
@@ -357,12 +357,22 @@ class KvStore:
         """
         return self._executor.submit(partial(self._driver.list_names, self._path))
 
-    def list_nbytes(self) -> Future[dict[str, int]]:
-        """List the keys, in ascending order, and how many bytes the value of each has."""
+    def list_nbytes(self) -> Future[tuple[dict[str, int], dict[str, GpustoreError]]]:
+        """List the keys, in ascending order, and how many bytes the value of each has.
 
-        def sizes() -> dict[str, int]:
-            found = self._driver.list_nbytes(self._path, prefix_end(self._path))
-            return {key[len(self._path) :]: nbytes for key, nbytes in found.items()}
+        Returns
+        -------
+        Future of tuple of dict
+            Bytes by key; and of values that cannot be read, the reason by key.
+        """
+
+        def sizes() -> tuple[dict[str, int], dict[str, GpustoreError]]:
+            skip = len(self._path)
+            found, errors = self._driver.list_nbytes(self._path, prefix_end(self._path))
+            return (
+                {key[skip:]: nbytes for key, nbytes in found.items()},
+                {key[skip:]: error for key, error in errors.items()},
+            )
 
         return self._executor.submit(sizes)
 

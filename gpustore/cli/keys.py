@@ -52,15 +52,22 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def du(arguments: argparse.Namespace) -> int:
-    """Show how many keys and bytes are stored at a URL, and in which of its directories."""
+    """Show how many keys and bytes are stored at a URL, and in which of its directories.
+
+    What cannot be read is not counted, and said; the exit code is 1 then.
+    """
     screen = None if arguments.json else Screen()
     store = _value(arguments.url)
     directory = _directory(store)
     if directory is None:
         sizes = dict(zip([store.path.rpartition("/")[2]], store.nbytes_many([""])))
+        errors: dict[str, gpustore.GpustoreError] = {}
     else:
-        sizes = directory.list_nbytes().result()
-        _require(sizes, directory)
+        sizes, errors = directory.list_nbytes().result()
+        _require([*sizes, *errors], directory)
+    for error in list(errors.values())[:1]:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        print(f"gpustore: not counted: {error}{more}", file=sys.stderr)
     children: dict[str, tuple[int, int]] = {}
     for key, nbytes in sizes.items():
         name, slash, _ = key.partition("/")
@@ -70,13 +77,13 @@ def du(arguments: argparse.Namespace) -> int:
     if screen is None:
         below = {name: {"keys": n, "bytes": b} for name, (n, b) in sorted(children.items())}
         print(json.dumps({"keys": len(sizes), "bytes": total, "children": below}, indent=2))
-        return 0
+        return int(bool(errors))
     rows = [(name, n, b) for name, (n, b) in children.items()]
     rows.sort(key=lambda row: (-row[2], row[0]))
     table = [(_printable(name), str(n), format_nbytes(b)) for name, n, b in rows]
     table.append(("total", str(len(sizes)), format_nbytes(total)))
     screen.table(("name", "keys", "stored"), table)
-    return 0
+    return int(bool(errors))
 
 
 def cat(arguments: argparse.Namespace) -> int:

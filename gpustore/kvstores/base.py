@@ -25,6 +25,7 @@ from gpustore._json import quote
 from gpustore.context import resource_json
 from gpustore.errors import (
     ConflictError,
+    GpustoreError,
     InvalidKeyError,
     LimitError,
     MismatchError,
@@ -238,24 +239,33 @@ class KvStoreDriver(abc.ABC):
 
     def list_nbytes(
         self, inclusive_min: str = "", exclusive_max: str | None = None
-    ) -> dict[str, int]:
-        """All keys in a range, in ascending order, and how many bytes the value of each has."""
+    ) -> tuple[dict[str, int], dict[str, GpustoreError]]:
+        """All keys in a range, in ascending order, and how many bytes the value of each has.
+
+        Those whose values cannot be read come second, with the reason.
+        """
         keys = self.list(inclusive_min, exclusive_max)
-        sizes = zip(keys, self.nbytes_many(keys), strict=True)
+        nbytes, errors = self._nbytes(keys)
         # Those that were deleted meanwhile have none.
-        return {key: nbytes for key, nbytes in sizes if nbytes >= 0}
+        return {key: n for key, n in zip(keys, nbytes, strict=True) if n >= 0}, {
+            keys[row]: error for row, error in errors.items()
+        }
 
     def nbytes_many(self, keys: Sequence[str]) -> builtins.list[int]:
         """How many bytes each value has; -1 for a key without one. Raises the first failure."""
+        nbytes, errors = self._nbytes(keys)
+        if errors:
+            raise errors[min(errors)]
+        return nbytes
+
+    def _nbytes(self, keys: Sequence[str]) -> tuple[builtins.list[int], dict[int, GpustoreError]]:
         try:
             located = self.locate_many(keys)
         except UnsupportedError:
             none = [0] * len(keys)
             columns = self.read_many(ReadRequest(keys, start=none, stop=none))
-            columns.raise_first()
-            return columns.total
-        located.raise_first()
-        return located.nbytes
+            return columns.total, columns.error
+        return located.nbytes, located.error
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Where the values lie, without reading them."""

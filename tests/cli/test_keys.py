@@ -110,6 +110,19 @@ def test_du_of_a_value_says_its_size(gpustore_command, place):
     assert (code, json.loads(out)) == (0, {**one, "children": {"1": one}})
 
 
+def test_du_counts_what_can_be_read(gpustore_command, tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").write_bytes(b"123")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for number in range(3):
+        (tmp_path / f"link{number}").symlink_to("d")
+    (tmp_path / "out").symlink_to(tmp_path.parent)
+    code, out, err = gpustore_command("du", "--json", tmp_path)
+    assert (code, json.loads(out)["bytes"]) == (1, 3)
+    assert err.startswith("gpustore: not counted: FAILED_PRECONDITION: local file ")
+    assert err.endswith(" (and 3 more)\n")
+
+
 def test_a_web_server_tells_sizes_and_lists_nothing(gpustore_command, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/b", "hello" * 100)

@@ -73,8 +73,8 @@ def test_located_values_lie_where_it_says(make_filled):
     store = make_filled(values)
     assert store.nbytes_many([*values, "none"]) == [4, 0, 5000, -1]
     if store.driver.can_list:
-        assert store.list_nbytes().result() == {"a": 4, "b/c": 0, "d": 5000}
-        assert (store + "b/").list_nbytes().result() == {"c": 0}
+        assert store.list_nbytes().result() == ({"a": 4, "b/c": 0, "d": 5000}, {})
+        assert (store + "b/").list_nbytes().result() == ({"c": 0}, {})
     try:
         columns = store.locate_many([*values, "none"])
     except UnsupportedError:
