@@ -250,6 +250,14 @@ def read_subtrees(
                     f"entry_height[{i}]={subtree.height} >= entry_height[{i - 1}]={heights[i - 1]}"
                 )
         _check_subtree(reader, i, subtree, arity_log2, in_manifest=in_manifest)
+    if height is not None:
+        bits = arity_log2 * (height + 2)
+        first, last = generations[0], generations[-1]
+        if (first - 1) >> bits != (last - 1) >> bits:
+            raise reader.error(
+                f"generation_number[0]={first} cannot be in the same node as "
+                f"generation_number[{count - 1}]={last}"
+            )
     return subtrees
 
 
