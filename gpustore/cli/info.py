@@ -69,9 +69,14 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         and ``values_stored`` where it cannot list keys. Of
         records, ``fields`` tells what is in one; strings and raw bytes have an ``inner_shape``,
         their length.
+        ``cast_from`` is there if elements are cast: all but ``dtype`` and ``fill_value`` is about
+        what is stored then.
         ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
         host if so, and what is missing for one here (None if the array is on a GPU).
     """
+    base = store.base
+    if base is not None and store.spec().to_json()["driver"] == "cast":
+        return {**describe(base), **_cast(store, base)}
     elements = Elements.of(store)
     rank = elements.rank
     shape = [int(n) for n in store.shape]
@@ -107,6 +112,15 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "stored_nbytes": nbytes,
         "device": store.device,
         **_decoding(store),
+    }
+
+
+def _cast(store: gpustore.TensorStore, base: gpustore.TensorStore) -> dict[str, Any]:
+    """What is different for who sees other elements than those that are stored."""
+    return {
+        "dtype": store.dtype.name,
+        "fill_value": _plain(store.fill_value),
+        "cast_from": base.dtype.name,
     }
 
 
@@ -217,11 +231,12 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
     edges = (
         "" if facts["chunk_shapes"] is None else f" at most: {json.dumps(facts['chunk_shapes'])}"
     )
+    cast = f", cast from {facts['cast_from']}" if "cast_from" in facts else ""
     fill = "none" if facts["fill_value"] is None else facts["fill_value"]
     pairs = [
         ("format", facts["format"]),
         ("shape", format_shape(facts["shape"]) + named),
-        ("type", str(Elements.of(store))),
+        ("type", str(Elements.of(store)) + cast),
         ("decoded size", _size(facts["nbytes"])),
         ("chunk", format_shape(facts["chunk"]) + edges),
         ("codecs", format_codecs(facts["codec"])),

@@ -110,6 +110,8 @@ _OF_DIRECTORIES: Final = {
     "manifest.ocdbt": _Format("ocdbt", "an OCDBT database", "kvstores"),
 }
 _METADATA: Final = frozenset({".zarray", "zarr.json"})
+_SHOWN: Final = 5
+"""So many names of what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ def one_of(found: Found, store: KvStore) -> _Format:
                 "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group "
                 "with gpustore.open_group"
             )
+        elif found.is_directory:
+            looked_for += _instead(store)
         raise MismatchError(f"Failed to detect format for {where}: {looked_for}", key=store.path)
     usable = [format_ for format_ in formats if _kind(format_) is not None]
     if len(formats) > 1:
@@ -320,6 +324,20 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
         is_directory=True,
         metadata=metadata,
     )
+
+
+def _instead(store: KvStore) -> str:
+    """What a directory holds instead, as the end of a message; empty if nobody can tell."""
+    if not store.driver.can_list:
+        return ""
+    try:
+        names = store.driver.list_names(_directory(store))
+    except GpustoreError:
+        return ""
+    if not names:
+        return "; there is nothing"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; there is {', '.join(quote(name) for name in names[:_SHOWN])}{more}"
 
 
 def _is_group(store: KvStore) -> bool:

@@ -129,6 +129,21 @@ def test_info_of_an_array_on_a_device(tmp_path):
         del there
 
 
+def test_info_of_a_cast_tells_what_is_stored(gpustore_command, zarr3):
+    stored = json.loads(gpustore_command("info", zarr3, "--json")[1])
+    code, out, err = gpustore_command("info", f"{zarr3}|cast:float32", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        **stored,
+        "dtype": "float32",
+        "fill_value": 3.0,
+        "cast_from": "uint16",
+    }
+    code, out, err = gpustore_command("info", f"{zarr3}|cast:float32|cast:int8")
+    assert (code, err) == (0, "")
+    assert "type           int8, cast from float32\n" in out
+
+
 def test_info_explains_a_read_of_the_whole(gpustore_command, zarr3):
     code, out, _ = gpustore_command("info", zarr3, "--explain")
     assert code == 0

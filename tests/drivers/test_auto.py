@@ -1,6 +1,7 @@
 """Detecting the format of what lies at a path, with TensorStore as oracle where it can."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -72,9 +73,25 @@ def test_the_error_says_what_was_looked_for(folder):
     assert str(caught.value) == (
         'FAILED_PRECONDITION: Error opening "auto" driver: Failed to detect format for local file '
         f'"{folder}/none": looked for "attributes.json", "info", ".zarray", "zarr.json", '
-        '"manifest.ocdbt" in it and found none of them'
+        '"manifest.ocdbt" in it and found none of them; there is nothing'
     )
     assert caught.value.key == f"{folder}/none"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["b.zarr/zarr.json", "a/x/y"], '"a/", "b.zarr/"'),
+        ([f"{i}" for i in range(7)], '"0", "1", "2", "3", "4" and 2 more'),
+    ],
+)
+def test_the_error_says_what_is_there_instead(names, said):
+    context = gpustore.Context()
+    store = gpustore.KvStore.open("memory://here/", context=context).result()
+    for name in names:
+        store[name] = b""
+    with pytest.raises(MismatchError, match=f"found none of them; there is {re.escape(said)}$"):
+        gpustore.open("memory://here/", context=context).result()
 
 
 def test_the_error_says_how_to_choose(folder):
