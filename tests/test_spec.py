@@ -377,7 +377,7 @@ def _is_refused_here_only(url):
 
 
 @given(ROOT, st.lists(APPLIED, max_size=3), st.none() | WRONG)
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_urls_mean_what_they_mean_to_tensorstore(root, applied, wrong):
     url = root + "".join(applied) if wrong is None else root + "".join(applied) + wrong
     for kind in (lambda library: library.Spec, lambda library: library.KvStore.Spec):
