@@ -252,6 +252,30 @@ def test_stored_inline_limit_that_no_spec_can_ask_for_is_accepted_as_by_tensorst
     assert items == ours.items() == {b"a": b"1", b"b": values["b"], b"c": values["c"]}
 
 
+@pytest.mark.parametrize(
+    ("height", "generations"),
+    [
+        *((1, some) for some in ([4, 8, 16], [4, 8, 20], [4, 20, 40], [20, 32], [16, 20])),
+        *((2, some) for some in ([16, 64], [16, 80], [48, 64], [64, 80])),
+    ],
+)
+def test_generations_of_a_version_node_are_those_it_may_have(height, generations):
+    entries = tuple(
+        VersionSubtree(generation, at("d/y", b"x"), 1, 10**18 + generation, height - 1)
+        for generation in generations
+    )
+    data = VersionNode(2, height, entries).encode(None)
+    outcomes = []
+    for made, library in ((TensorStoreDatabase, ts), (Opened, gpustore)):
+        base = made(files={b"d/x": data}).base
+        try:
+            shown = library.ocdbt.dump(base, f"versionnode::d/x:0:{len(data)}").result()
+            outcomes.append([entry["generation_number"] for entry in shown["entries"]])
+        except ValueError as error:
+            outcomes.append(str(error).partition("node: ")[2])
+    assert outcomes[0] == outcomes[1]
+
+
 # --------------------------------------------------------------------------- envelope
 
 
