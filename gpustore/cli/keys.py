@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.screen import Screen, format_nbytes
+from gpustore.cli.screen import format_nbytes
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 __all__ = ["cat", "du", "ls"]
 
@@ -56,7 +56,6 @@ def du(arguments: argparse.Namespace) -> int:
 
     What cannot be read is not counted, and said; the exit code is 1 then.
     """
-    screen = None if arguments.json else Screen()
     store = _value(arguments.url)
     directory = _directory(store)
     if directory is None:
@@ -74,7 +73,7 @@ def du(arguments: argparse.Namespace) -> int:
         count, total = children.get(name + slash, (0, 0))
         children[name + slash] = count + 1, total + nbytes
     total = sum(nbytes for _, nbytes in children.values())
-    if screen is None:
+    if arguments.json:
         below = {name: {"keys": n, "bytes": b} for name, (n, b) in sorted(children.items())}
         print(json.dumps({"keys": len(sizes), "bytes": total, "children": below}, indent=2))
         return int(bool(errors))
@@ -82,7 +81,7 @@ def du(arguments: argparse.Namespace) -> int:
     rows.sort(key=lambda row: (-row[2], row[0]))
     table = [(_printable(name), str(n), format_nbytes(b)) for name, n, b in rows]
     table.append(("total", str(len(sizes)), format_nbytes(total)))
-    screen.table(("name", "keys", "stored"), table)
+    _print_table([("name", "keys", "stored"), *table])
     return int(bool(errors))
 
 
@@ -108,6 +107,13 @@ def cat(arguments: argparse.Namespace) -> int:
         ) from error
     out.flush()
     return 0
+
+
+def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Lines with columns, for people and for pipes; all columns but the first are numbers."""
+    names, keys, sizes = (max(map(len, column)) for column in zip(*rows))
+    for name, count, size in rows:
+        print(f"{name:<{names}}  {count:>{keys}}  {size:>{sizes}}")
 
 
 def _value(url: str) -> gpustore.KvStore:
