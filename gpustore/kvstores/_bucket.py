@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,10 @@ __all__ = [
 
 T = TypeVar("T")
 
+_GENERATIONS: Final = {
+    "e_tag": re.compile(rb"[ -~]{1,1024}"),
+    "version": re.compile(rb"[1-9][0-9]{0,18}"),
+}
 _TICK_S: Final = 0.25
 WHOLE_NBYTES: Final = 64 << 20
 """A longer value is written in parts, if there is no condition."""
@@ -138,6 +143,10 @@ class Bucket:
     sends: bool = True
     _pace: _Pace = field(default_factory=_Pace)
 
+    def is_possible(self, condition: bytes) -> bool:
+        """Whether a condition may hold; what cannot be a generation is not sent to anybody."""
+        return condition in (b"", ABSENT) or bool(_GENERATIONS[self.version].fullmatch(condition))
+
     # ------------------------------------------------------------------ reading
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
@@ -201,8 +210,6 @@ class Bucket:
         elif read.low:
             low = {"offset": read.low} if read.low > 0 else {"suffix": -read.low}
             options["range"] = low
-        if self.version == "e_tag" and read.other not in (b"", ABSENT):
-            options["if_none_match"] = read.other.decode("latin-1")
         found = called(self.hints, obstore.get, self.store, read.key, options=options)
         self._see(read, found.meta)
         if not read.holds:
@@ -263,6 +270,8 @@ class Bucket:
         key, value = request.keys[row], request.values[row]
         check_object_key(key)
         condition = b"" if request.if_equal is None else request.if_equal[row]
+        if not self.is_possible(condition):
+            return b""
         if condition and (self.looks or value is None):
             found = self.read_many(ReadRequest([key], start=[0], stop=[0]))
             found.raise_first()
@@ -315,31 +324,30 @@ class Bucket:
 
     # ------------------------------------------------------------------ ranges
 
-    def list(self, inclusive_min: str, exclusive_max: str | None) -> list[str]:
-        """As the driver's."""
+    def list_nbytes(self, inclusive_min: str, exclusive_max: str | None) -> dict[str, int]:
+        """The keys in a range, in ascending order, and the sizes of their values."""
         if exclusive_max is not None and inclusive_min >= exclusive_max:
-            return []
+            return {}
         whole = exclusive_max == prefix_end(inclusive_min)
         common = inclusive_min if whole else _common(inclusive_min, exclusive_max or "")
         # obstore lists directories: what begins with "a/b" is a part of what lies in "a".
         directory = common.rpartition("/")[0]
         # What is asked for comes behind; the key before the first one has no name.
         offset = inclusive_min[:-1].rstrip("/") or None
-        found: builtins.list[str] = []
         try:
             listed = partial(self._list_once, directory, offset, inclusive_min, exclusive_max)
             found = self._repeat(listed)
         except GpustoreError as error:
             where = f"Error listing {self.describe(inclusive_min)}"
             raise error.prefixed(where, key=inclusive_min) from error.__cause__
-        return sorted(found)
+        return dict(sorted(found.items()))
 
     def _list_once(
         self, directory: str, offset: str | None, low: str, high: str | None
-    ) -> builtins.list[str]:
+    ) -> dict[str, int]:
         obstore = begin_use()
         wanted = CancelToken.current()
-        found: builtins.list[str] = []
+        found: dict[str, int] = {}
         pages = iter(obstore.list(self.store, directory or None, offset=offset, chunk_size=1000))
         last = ""
         while True:
@@ -347,15 +355,19 @@ class Bucket:
             page = called(self.hints, next, pages, None)
             if page is None:
                 return found
-            keys = [one["path"] for one in page]
-            if keys and max(keys) <= last:
+            sizes = {one["path"]: one["size"] for one in page}
+            if sizes and max(sizes) <= last:
                 raise StoreIOError("the list of keys does not get on", status="UNKNOWN")
-            last = max([last, *keys])
-            found += [key for key in keys if low <= key and (high is None or key < high)]
+            last = max([last, *sizes])
+            found |= {
+                key: nbytes
+                for key, nbytes in sizes.items()
+                if low <= key and (high is None or key < high)
+            }
             if high is not None and last >= high:
                 return found
 
-    def list_directories(self, prefix: str) -> builtins.list[str]:
+    def list_names(self, prefix: str) -> builtins.list[str]:
         """As the driver's."""
         obstore = begin_use()
         try:
@@ -366,11 +378,14 @@ class Bucket:
         except GpustoreError as error:
             where = f"Error listing {self.describe(prefix)}"
             raise error.prefixed(where, key=prefix) from error.__cause__
-        return sorted(name.rpartition("/")[2] for name in page["common_prefixes"])
+        names = [one["path"] for one in page["objects"]]
+        names += [f"{name}/" for name in page["common_prefixes"]]
+        # obstore takes a directory for what lies in it, and an object that is named so for both.
+        return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
     def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
         """As the driver's."""
-        keys = self.list(inclusive_min, exclusive_max)
+        keys = list(self.list_nbytes(inclusive_min, exclusive_max))
         self.write_many(WriteRequest(keys, [None] * len(keys))).raise_first()
         return len(keys)
 

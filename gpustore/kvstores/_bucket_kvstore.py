@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpustore.context import Context
+    from gpustore.errors import GpustoreError
 
 __all__ = ["BucketKvStore"]
 
@@ -66,10 +67,18 @@ class BucketKvStore(KvStoreDriver, Generic[S]):
         return self._bucket.write_many(request)
 
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> builtins.list[str]:
-        return self._bucket.list(inclusive_min, exclusive_max)
+        return [*self._bucket.list_nbytes(inclusive_min, exclusive_max)]
+
+    def list_nbytes(
+        self, inclusive_min: str = "", exclusive_max: str | None = None
+    ) -> tuple[dict[str, int], dict[str, GpustoreError]]:
+        return self._bucket.list_nbytes(inclusive_min, exclusive_max), {}
+
+    def list_names(self, prefix: str) -> builtins.list[str]:
+        return self._bucket.list_names(prefix)
 
     def list_directories(self, prefix: str) -> builtins.list[str]:
-        return self._bucket.list_directories(prefix)
+        return sorted(name[:-1] for name in self.list_names(prefix) if name.endswith("/"))
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         return self._bucket.delete_range(inclusive_min, exclusive_max)

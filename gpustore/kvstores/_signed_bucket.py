@@ -114,7 +114,9 @@ class SignedBucket(Bucket):
     def _seen(self, response: HttpResponse) -> bytes:
         return response.headers.get(_GENERATIONS[self.version], "").encode("latin-1")
 
-    def _not_if(self, generation: bytes) -> tuple[str, str]:
+    def _not_if(self, generation: bytes) -> tuple[str, str] | None:
+        if not self.is_possible(generation):
+            return None
         name = "If-None-Match" if self.version == "e_tag" else "x-goog-if-generation-not-match"
         return name, generation.decode("latin-1")
 
@@ -182,7 +184,9 @@ class SignedBucket(Bucket):
             except GpustoreError as error:
                 found[row] = error
                 continue
-            if self.looks and _condition(request, row):
+            if not self.is_possible(_condition(request, row)):
+                found[row] = b""
+            elif self.looks and _condition(request, row):
                 looked.append(row)
         zeros = [0] * len(looked)
         columns = self.read_many(

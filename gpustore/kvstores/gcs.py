@@ -80,6 +80,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
     """
 
     id = "gcs"
+    atomic_single_key = True
 
     def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)

@@ -51,6 +51,7 @@ _RESOURCES: Final = (
     "http_request_timeouts",
 )
 _URL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)(?:\?([^#]*))?(#.*)?")
+_TAG: Final = re.compile(rb'"[!#-~\x80-\xff]+"')
 _PLAIN: Final = re.compile(r"[A-Za-z0-9/._~-]*")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]*)(:(.*))?", re.DOTALL)
 # What would be shown wherever the spec is.
@@ -94,7 +95,7 @@ class HttpKvStore(KvStoreDriver):
             client=client,
             requests=self._requests,
             generation=_generation,
-            not_if=lambda generation: ("If-None-Match", generation.decode("latin-1")),
+            not_if=_not_if,
             describe=self.describe,
             check_key=self.check_key,
         )
@@ -147,6 +148,13 @@ def _generation(response: HttpResponse) -> bytes:
     """The entity tag, if equal ones mean equal bytes."""
     tag = response.headers.get("etag", "")
     return tag.encode("latin-1") if tag.startswith('"') and len(tag) > 2 else b""
+
+
+def _not_if(generation: bytes) -> tuple[str, str] | None:
+    """The field that asks for other values only; not for what no server can have said."""
+    if not _TAG.fullmatch(generation):
+        return None
+    return "If-None-Match", generation.decode("latin-1")
 
 
 def check_path(path: str) -> None:

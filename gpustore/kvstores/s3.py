@@ -91,6 +91,8 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
         self._usual_region = region or region_of(source) or USUAL_REGION
         self._where = self._endpoint, spec.bucket, spec.requester_pays, source
+        relied_on = spec.use_conditional_write
+        self.atomic_single_key = self._endpoint is None if relied_on is None else relied_on
         self._found: SignedBucket | None = None
 
     @property
@@ -117,7 +119,6 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             options["allow_http"] = address.origin.scheme == "http"
         config["region"] = region
         config["virtual_hosted_style_request"] = address.is_own_host
-        sends = spec.use_conditional_write
         signs = "skip_signature" not in config
         permits = resources["s3_request_concurrency"].value
         retries = resources["s3_request_retries"].value
@@ -146,8 +147,8 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             timeouts=timeouts,
             version="e_tag",
             describe=self.describe,
-            looks=sends is False or (sends is None and self._endpoint is not None),
-            sends=sends is not False,
+            looks=not self.atomic_single_key,
+            sends=spec.use_conditional_write is not False,
             hints=Hints(_other_region(region), "aws_credentials of the type anonymous"),
         )
 

@@ -75,10 +75,11 @@ class S3Server(HttpServer):
             status = different.get("status") or (200 if new else 204)
             connection.sendall(head(status, fields))
 
-    def _about(self, kind):
+    def _about(self, kind, path):
         if kind != "Contents":
             return ""
-        return f"<Size>1</Size><LastModified>{DATE_XML}</LastModified><ETag>&quot;x&quot;</ETag>"
+        fields = {"Size": len(self.values[path]), "LastModified": DATE_XML, "ETag": "&quot;x&quot;"}
+        return "".join(f"<{name}>{text}</{name}>" for name, text in fields.items())
 
     def _list(self, connection, request, bucket):
         query = {name: values[0] for name, values in parse_qs(request.query).items()}
@@ -98,10 +99,10 @@ class S3Server(HttpServer):
                 names.append(name)
         page, rest = names[: self.page_keys], names[self.page_keys :]
         inner = {"Contents": "Key", "CommonPrefixes": "Prefix"}
-        body = "".join(
-            f"<{kind}><{inner[kind]}>{escape(name)}</{inner[kind]}>{self._about(kind)}</{kind}>"
-            for kind, name in page
-        )
+        body = ""
+        for kind, name in page:
+            about = self._about(kind, f"{bucket}/{name}")
+            body += f"<{kind}><{inner[kind]}>{escape(name)}</{inner[kind]}>{about}</{kind}>"
         if rest:
             body += f"<NextContinuationToken>{escape(page[-1][1])}</NextContinuationToken>"
         body = (

@@ -115,6 +115,15 @@ def test_condition_is_the_generation(server):
     assert server.requests[-1].headers["x-goog-if-generation-match"] == first.decode()
 
 
+def test_condition_that_is_no_generation_cannot_hold(server):
+    store = open_store()
+    store["a"] = b"1"
+    for strange in (b"\0other", b'"x"', b"-1", b"0", b"9" * 20):
+        assert put(store, "a", b"2", strange) == b""
+        assert put(store, "a", None, strange) == b""
+        assert store.read("a", if_not_equal=strange).result().value == b"1"
+
+
 def test_what_passes_is_repeated_and_counted(server):
     store = open_store()
     slow = Fault(lambda s, c, r: refuse(c, 429, "TooManyRequests"), times=2)

@@ -677,6 +677,31 @@ def test_answer_without_a_generation_is_no_success_of_a_condition(server):
     assert put(store, "a", b"1") == b""
 
 
+@pytest.mark.parametrize(
+    "members", [{}, {"use_conditional_write": True}, {"use_conditional_write": False}], ids=str
+)
+def test_condition_that_is_no_generation_cannot_hold(server, members):
+    store = open_store(server, **members)
+    store["a"] = b"1"
+    server.requests.clear()
+    for strange in (b'"x"\r\nEvil: 1', b"\0", b"\xff", b'"' + b"x" * 2000 + b'"'):
+        assert put(store, "a", b"2", strange) == b""
+        assert put(store, "a", None, strange) == b""
+        assert store.read("a", if_not_equal=strange).result().value == b"1"
+    assert not any("evil" in sent.headers for sent in server.requests)
+    assert all(sent.method in ("GET", "HEAD") for sent in server.requests)
+
+
+def test_names_and_sizes_come_with_the_list(server):
+    server.values.update(
+        {"bucket/d/a": b"", "bucket/d/b/c": b"12", "bucket/d/b/d": b"123", "bucket/e": b""}
+    )
+    store = open_store(server, "d/")
+    assert store.list_names().result() == ["a", "b/"]
+    assert store.list_nbytes().result() == ({"a": 0, "b/c": 2, "b/d": 3}, {})
+    assert len(server.requests) == 2
+
+
 def test_remark_on_the_encoding_changes_no_bytes(server):
     server.values["bucket/a"] = b"stored"
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, fields={"Content-Encoding": "gzip"}))]
