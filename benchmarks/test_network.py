@@ -1,7 +1,8 @@
 """Many small reads over HTTP and S3 on loopback (gpustore, TensorStore).
 
-4 000 ranges of 4 KiB of 100 keys, so far apart that none are merged: gpustore reads them in one
-call, TensorStore as Futures. And 1 000 crops of 8 x 8 x 8 of the sharded volume, which gpustore
+4 000 ranges of 4 KiB of 100 keys: gpustore reads them in one call, TensorStore as Futures. Neither
+merges any if they are 12 KiB apart; gpustore does if they are 4 KiB apart, and reads twice as much
+then. And 1 000 crops of 8 x 8 x 8 of the sharded volume, which gpustore
 reads with ``read_many`` and TensorStore in one ``Batch``.
 """
 
@@ -17,12 +18,15 @@ from benchmarks.test_batch import read_crops
 from gpustore.kvstore import ReadRequest
 
 KEYS, RANGES, RANGE_NBYTES = 100, 40, 4096
+APART = {"far": 4, "near": 2}
+"""How many ranges further the next one begins."""
+
 SHARDED = next(one for one in READ_FORMATS if str(one) == "zarr3-raw-64KiB-sharded")
 
 
 @pytest.fixture(scope="module")
 def values():
-    return np.random.default_rng(0).bytes(KEYS * RANGES * 2 * RANGE_NBYTES)
+    return np.random.default_rng(0).bytes(KEYS * RANGES * max(APART.values()) * RANGE_NBYTES)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +60,12 @@ def module(peer):
     return peer.module
 
 
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize("protocol", ["http", "s3"])
-def test_4000_ranges(measure, peer, module, kvstore, protocol, values):
+def test_4000_ranges(measure, peer, module, kvstore, protocol, apart, values):
     store = module.KvStore.open(kvstore).result()
     keys = [f"k{i}" for i in range(KEYS)] * RANGES
-    starts = [j * 2 * RANGE_NBYTES for j in range(RANGES) for _ in range(KEYS)]
+    starts = [j * APART[apart] * RANGE_NBYTES for j in range(RANGES) for _ in range(KEYS)]
     pairs = list(zip(keys, starts, strict=True))
 
     def read():

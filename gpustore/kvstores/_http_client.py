@@ -317,7 +317,9 @@ class _Round:
         response.attempts, response.lost = job.attempts, job.lost
         if response.status in self._client.passing:
             text = self._client.words(response)
-            self._failed(job, Lost(text, sent=False), "ABORTED", _retry_after(response))
+            # Whoever fails may have obeyed before.
+            lost = Lost(text, sent=response.status != 429)
+            self._failed(job, lost, "ABORTED", _retry_after(response))
         elif response.status in _REDIRECTS and job.request.follows_redirects:
             self._redirected(job, response)
         else:

@@ -88,6 +88,7 @@ class Connection:
         "_tried",
         "_turn",
         "_view",
+        "_watch",
         "connected",
         "moved",
         "origin",
@@ -109,6 +110,7 @@ class Connection:
         self._received = False
         self._for_proxy: str | None = None
         self.since = 0.0
+        self._watch = select.poll()
 
     def fileno(self) -> int:
         """Of its socket."""
@@ -136,9 +138,7 @@ class Connection:
             return False
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return not self._watch.poll(0)
 
     # ------------------------------------------------------------------ steps
 
@@ -212,6 +212,8 @@ class Connection:
                 failure = error
             else:
                 self.connected = True
+                self._watch = select.poll()
+                self._watch.register(self._socket, select.POLLIN)
                 return
         self.close()
         if isinstance(failure, ssl.SSLCertVerificationError):

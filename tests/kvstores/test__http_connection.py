@@ -428,12 +428,12 @@ def test_values_are_read_over_tls(trusted):
         store = open_store(server.url)
         assert read(store) == values["k"]
         request = ReadRequest(
-            ["k"] * 9, start=range(0, 900_000, 100_000), stop=range(70_000, 970_000, 100_000)
+            ["k"] * 9, start=range(0, 900_000, 100_000), stop=range(20_000, 920_000, 100_000)
         )
         columns = store.read_many(request)
         assert columns.error == {}
         for value, start in zip(columns.value, request.start, strict=True):
-            assert bytes(value) == values["k"][start : start + 70_000]
+            assert bytes(value) == values["k"][start : start + 20_000]
         assert read(store, "small") == b"1"
         assert read(store, "none") is None
         assert len(server.requests) == 12

@@ -233,6 +233,22 @@ def test_close_ranges_are_one_request_and_many_are_under_way_at_once(server):
     assert MERGED_NBYTES > 4400
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "gap", "requests"),
+    [(10_000, 10_000, 1), (10_000, 10_001, 2), (100_000, 1 << 16, 1), (100_000, (1 << 16) + 1, 2)],
+)
+def test_gap_no_longer_than_the_range_behind_it_is_read_along(server, nbytes, gap, requests):
+    value = server.values["a"] = np.random.default_rng(0).bytes(400_000)
+    starts = [7, 7 + nbytes + gap]
+    stops = [start + nbytes for start in starts]
+    columns = open_store(server).read_many(gpustore.kvstore.ReadRequest(["a"] * 2, starts, stops))
+    columns.raise_first()
+    assert [bytes(part) for part in columns.value] == [
+        value[start:stop] for start, stop in zip(starts, stops, strict=True)
+    ]
+    assert len(server.requests) == requests
+
+
 def test_no_more_requests_are_under_way_than_the_limit():
     gate = threading.Barrier(3)
 

@@ -443,12 +443,15 @@ def test_what_passes_is_repeated_and_counted(server):
         store.write("a", b"2").result()
 
 
-def test_lost_answer_to_a_conditional_write_is_found_out(server):
+@pytest.mark.parametrize("answer", ["none", "500"])
+def test_lost_answer_to_a_conditional_write_is_found_out(server, answer):
     def obey_and_hang_up(server, connection, request):
         first, second = socket.socketpair()
         with first, second:
             server.serve(first, request)
-        return False
+        if answer == "none":
+            return False
+        return refuse(connection, 500, "InternalError")
 
     store = open_store(server, use_conditional_write=True)
     server.faults = [Fault(obey_and_hang_up, times=1)]
