@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
@@ -21,6 +21,7 @@ from gpustore.errors import GpustoreError, MetadataError, NotFoundError, Unsuppo
 from gpustore.executor import shared
 from gpustore.future import Future, Promise, ready
 from gpustore.kvstores import _result
+from gpustore.kvstores._read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores._spec import KvStoreSpec, append_component, as_text
 from gpustore.kvstores.base import (
@@ -42,12 +43,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.base import Buffer, KvStoreDriver
 
 __all__ = ["KvStore"]
-
-_STATE_NAMES: dict[ReadState, _result.ReadResultState] = {
-    ReadState.UNSPECIFIED: "unspecified",
-    ReadState.MISSING: "missing",
-    ReadState.VALUE: "value",
-}
 
 
 class KvStore:
@@ -227,7 +222,7 @@ class KvStore:
             MismatchError (a ValueError) with status OUT_OF_RANGE.
         """
         check_batch(batch)
-        start, stop = _parse_byte_range(byte_range)
+        start, stop = parse_byte_range(byte_range)
         condition = b"" if if_not_equal is None else as_bytes(if_not_equal)
         request = ReadRequest(
             [self._path + as_text(key)],
@@ -242,7 +237,7 @@ class KvStore:
             promise, future = Promise.new()
             group = ("kvstore", id(driver), staleness_bound)
             batch._join(
-                group, partial(_read_together, driver, executor), (request, promise), promise
+                group, partial(read_together, driver, executor), (request, promise), promise
             )
             return future
 
@@ -250,7 +245,7 @@ class KvStore:
             stamp = _result.TimestampedStorageGeneration(time=time.time())
             columns = driver.read_many(request)
             columns.raise_first()
-            return _read_result(columns, 0, stamp.time)
+            return read_result(columns, 0, stamp.time)
 
         if driver.is_local:
             return Future.deferred(read, executor)
@@ -535,49 +530,6 @@ def _reopen(json: dict[str, JsonValue]) -> KvStore:
     return KvStore.open(json).result()
 
 
-def _read_result(columns: ReadColumns, row: int, time: float) -> _result.ReadResult:
-    stamp = _result.TimestampedStorageGeneration(columns.generation[row], time)
-    value = columns.value[row]
-    state = _STATE_NAMES[columns.state[row]]
-    return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
-
-
-def _read_together(
-    driver: KvStoreDriver,
-    executor: Executor,
-    reads: builtins.list[tuple[ReadRequest, Promise[_result.ReadResult]]],
-) -> None:
-    """Read the keys of several requests in one."""
-    requests = [request for request, _ in reads]
-
-    def run() -> None:
-        began = time.time()
-        try:
-            columns = driver.read_many(
-                ReadRequest(
-                    [request.keys[0] for request in requests],
-                    start=[request.start[0] for request in requests if request.start],
-                    stop=[request.stop[0] for request in requests if request.stop],
-                    if_not_equal=[
-                        request.if_not_equal[0] if request.if_not_equal else b""
-                        for request in requests
-                    ],
-                    staleness_bound=requests[0].staleness_bound,
-                )
-            )
-        except Exception as error:
-            for _, promise in reads:
-                promise.set_exception(error)
-            return
-        for row, (_, promise) in enumerate(reads):
-            if row in columns.error:
-                promise.set_exception(columns.error[row])
-            else:
-                promise.set_result(_read_result(columns, row, began))
-
-    executor.execute(run)
-
-
 def _require_no_transaction(transaction: object) -> None:
     if transaction is not None:
         raise UnsupportedError("KvStore: transactions are not supported")
@@ -589,18 +541,3 @@ def _copy_value(value: str | Buffer | None) -> bytes | None:
     if isinstance(value, str):
         return as_bytes(value)
     return memoryview(value).tobytes()
-
-
-def _parse_byte_range(byte_range: slice | None) -> tuple[int, int | None]:
-    """Start and stop as in :class:`ReadRequest`; the errors are TensorStore's."""
-    if byte_range is None:
-        return 0, None
-    if not isinstance(byte_range, slice) or byte_range.step is not None:
-        raise TypeError(f"byte_range: expected slice(start, stop), but received: {byte_range!r}")
-    start, stop = byte_range.start, byte_range.stop
-    if not all(bound is None or isinstance(bound, int) for bound in (start, stop)):
-        raise TypeError(f"byte_range: expected integers, but received: {byte_range!r}")
-    begin = cast("int", start or 0)
-    if stop is not None and (stop < 0 or begin < 0 or begin > stop):
-        raise MetadataError(f"Unsupported byte_range slice: {start}:{stop}")
-    return begin, stop

@@ -1,0 +1,82 @@
+"""Reads of single keys, as the results that TensorStore gives.
+
+Source: TensorStore ``python/tensorstore/kvstore.cc``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+from gpustore.errors import MetadataError
+from gpustore.executor import Executor
+from gpustore.future import Promise
+from gpustore.kvstores import _result
+from gpustore.kvstores.base import KvStoreDriver, ReadColumns, ReadRequest, ReadState
+
+__all__ = ["parse_byte_range", "read_result", "read_together"]
+
+_STATE_NAMES: dict[ReadState, _result.ReadResultState] = {
+    ReadState.UNSPECIFIED: "unspecified",
+    ReadState.MISSING: "missing",
+    ReadState.VALUE: "value",
+}
+
+
+def read_result(columns: ReadColumns, row: int, time: float) -> _result.ReadResult:
+    """The result of one row of a read that began at `time`, in seconds since the epoch."""
+    stamp = _result.TimestampedStorageGeneration(columns.generation[row], time)
+    value = columns.value[row]
+    state = _STATE_NAMES[columns.state[row]]
+    return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
+
+
+def read_together(
+    driver: KvStoreDriver,
+    executor: Executor,
+    reads: list[tuple[ReadRequest, Promise[_result.ReadResult]]],
+) -> None:
+    """Read the keys of several requests in one."""
+    requests = [request for request, _ in reads]
+
+    def run() -> None:
+        began = time.time()
+        try:
+            columns = driver.read_many(
+                ReadRequest(
+                    [request.keys[0] for request in requests],
+                    start=[request.start[0] for request in requests if request.start],
+                    stop=[request.stop[0] for request in requests if request.stop],
+                    if_not_equal=[
+                        request.if_not_equal[0] if request.if_not_equal else b""
+                        for request in requests
+                    ],
+                    staleness_bound=requests[0].staleness_bound,
+                )
+            )
+        except Exception as error:
+            for _, promise in reads:
+                promise.set_exception(error)
+            return
+        for row, (_, promise) in enumerate(reads):
+            if row in columns.error:
+                promise.set_exception(columns.error[row])
+            else:
+                promise.set_result(read_result(columns, row, began))
+
+    executor.execute(run)
+
+
+def parse_byte_range(byte_range: slice | None) -> tuple[int, int | None]:
+    """Start and stop as in :class:`ReadRequest`; the errors are TensorStore's."""
+    if byte_range is None:
+        return 0, None
+    if not isinstance(byte_range, slice) or byte_range.step is not None:
+        raise TypeError(f"byte_range: expected slice(start, stop), but received: {byte_range!r}")
+    start, stop = byte_range.start, byte_range.stop
+    if not all(bound is None or isinstance(bound, int) for bound in (start, stop)):
+        raise TypeError(f"byte_range: expected integers, but received: {byte_range!r}")
+    begin = cast("int", start or 0)
+    if stop is not None and (stop < 0 or begin < 0 or begin > stop):
+        raise MetadataError(f"Unsupported byte_range slice: {start}:{stop}")
+    return begin, stop
