@@ -5,6 +5,7 @@ A URL that names an array's format (``x.zarr|zarr3:``) stands for the keys the a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -154,12 +155,10 @@ def _printable(name: str) -> str:
 def _parts(store: gpustore.KvStore) -> Iterator[bytes]:
     """The value at a path, in parts that fit in memory."""
     nbytes = 0
-    try:
+    with contextlib.suppress(gpustore.UnsupportedError):
         located = store.locate_many([""])
         located.raise_first()
         nbytes = located.nbytes[0]
-    except gpustore.UnsupportedError:
-        pass
     if nbytes <= _PART_NBYTES:
         yield store[""]
         return

@@ -26,6 +26,7 @@ a content checksum; the host decodes the others.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -180,11 +181,10 @@ class _Zstd(BytesCodec):
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
         """One frame of known size at once, anything else frame by frame."""
-        try:
+        # What stops it, several frames or damage, the walk tells.
+        with contextlib.suppress(zstandard.ZstdError, RuntimeError, ValueError):
             if exact and zstandard.frame_content_size(encoded) == decoded_max:
                 return _decode_known(encoded, decoded_max, out)
-        except (zstandard.ZstdError, RuntimeError, ValueError):
-            pass  # Several frames, or damage: the walk tells which.
         decoded = _decode_frames(memoryview(encoded), decoded_max)
         if exact and len(decoded) != decoded_max:
             raise too_short(decoded_max, len(decoded), codec="zstd")

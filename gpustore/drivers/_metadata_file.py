@@ -6,6 +6,7 @@ opened again and again, and checking takes time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -133,10 +134,9 @@ class MetadataFile:
 
     def _decoded(self, data: bytes, where: str) -> Any:
         if len(data) <= _REMEMBERED_NBYTES:
-            try:
+            # What is wrong is raised by decoding once more, which names this file.
+            with contextlib.suppress(GpustoreError):
                 return _remembered(self.format.decode, data, self.limits)
-            except GpustoreError:
-                pass  # Once more, to raise what names this file.
         return self.format.decode(data, where=where, limits=self.limits)
 
     @contextmanager

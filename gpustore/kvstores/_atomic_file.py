@@ -8,6 +8,7 @@ means something, the second half is random.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -132,10 +133,8 @@ class TemporaryFile:
 
     def __exit__(self, *_: object) -> None:
         if self._name:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._name, dir_fd=self._directory)
-            except FileNotFoundError:
-                pass
 
 
 def write_all(fd: int, pieces: Iterable[Buffer]) -> None:
@@ -184,22 +183,21 @@ def clean_up(directory: int, *, remove_locks: bool) -> int:
         if match is None:
             removed += remove_locks and remove_abandoned(directory, name)
         elif _is_dead(directory, name, pid=int(match[1]), tag=match[2]):
-            try:
+            # Another process may be faster, or it is not ours to remove.
+            with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=directory)
                 removed += 1
-            except OSError:
-                pass  # another process was faster, or it is not ours to remove
     return removed
 
 
 def _is_dead(directory: int, name: str, *, pid: int, tag: str) -> bool:
     if tag == _origin_tag():
         try:
-            os.kill(pid, 0)
+            # One that is there may belong to someone else.
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        except OSError:
-            pass  # it exists and belongs to someone else
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:

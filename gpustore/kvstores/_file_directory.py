@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import OrderedDict
@@ -116,10 +117,9 @@ class Directories:
         while len(_cleaned) >= _MAX_REMEMBERED:
             _cleaned.popitem(last=False)
         _cleaned[identity] = None
-        try:
+        # A directory that cannot be read can still be written to.
+        with contextlib.suppress(OSError):
             clean_up(fd, remove_locks=self._remove_locks)
-        except OSError:
-            pass  # an unreadable directory can still be written to
 
     def changed(self, path: str, index: int) -> None:
         """Note that entry `index` of the batch changed directory `path`."""

@@ -17,6 +17,7 @@ Source: TensorStore ``kvstore/file/file_key_value_store.cc``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -111,9 +112,9 @@ def hold(
             yield
         finally:
             try:
-                os.unlink(lock_name, dir_fd=directory)
-            except FileNotFoundError:
-                pass  # delete_range of another process may have removed the directory
+                # delete_range of another process may have removed the directory.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(lock_name, dir_fd=directory)
             finally:
                 os.close(fd)
 

@@ -7,6 +7,7 @@ request at a time, and can be used again if its last response ended where it sai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -288,7 +289,8 @@ class Connection:
     def _send(self, head: bytes, body: Buffer) -> Generator[int, None, None]:
         assert self._socket is not None
         parts = [head + bytes(body)] if len(body) <= 4096 else [head, body]
-        try:
+        # A server that refuses a long body may answer and close; the answer is there.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 rest = memoryview(part).cast("B")
                 while len(rest):
@@ -301,8 +303,6 @@ class Connection:
                     else:
                         self.moved += count
                         rest = rest[count:]
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # A server that refuses a long body may answer and close; the answer is there.
 
     def _receive(self, memory: memoryview) -> Generator[int, None, int]:
         """Receive at least a byte into `memory`; EOFError at the end."""

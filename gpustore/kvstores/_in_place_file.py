@@ -7,6 +7,7 @@ a mixture of two values that is as long as either.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -66,12 +67,10 @@ def write_in_place(
         os.ftruncate(fd, 0)
         write_all(fd, (value,))
         now = time.time_ns()
-        try:
-            # As for temporary files; but this one may be another user's, or the file system may
-            # not be able to, and its own time has to do.
+        # As for temporary files; but this one may be another user's, or the file system may not be
+        # able to, and its own time has to do.
+        with contextlib.suppress(OSError):
             os.utime(fd, ns=(now, now))
-        except OSError:
-            pass
         if sync:
             os.fsync(fd)
         return os.fstat(fd)

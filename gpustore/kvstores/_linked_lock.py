@@ -12,6 +12,7 @@ for one of the keys may have to wait until the batch is done.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -93,9 +94,9 @@ class LinkedLock:
     def release(self, directory: int, lock_name: str) -> None:
         """Take the name away and unlock."""
         try:
-            os.unlink(lock_name, dir_fd=directory)
-        except FileNotFoundError:
-            pass  # delete_range of another process may have removed the directory
+            # delete_range of another process may have removed the directory.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(lock_name, dir_fd=directory)
         except OSError:
             self.close()  # A name that stays must not be that of a lock which is used again.
             raise
@@ -107,9 +108,9 @@ class LinkedLock:
         if self._fd < 0:
             return
         try:
-            os.unlink(self._name, dir_fd=self._directory)
-        except OSError:
-            pass  # All is written; the next writer in this directory removes it.
+            # All is written; the next writer in this directory removes it.
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=self._directory)
         finally:
             os.close(self._fd)
             os.close(self._directory)

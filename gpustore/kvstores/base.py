@@ -15,6 +15,7 @@ Source: the semantics are those of ``tensorstore/kvstore/{driver,operations,read
 from __future__ import annotations
 
 import abc
+import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -183,14 +184,12 @@ class KvStoreDriver(abc.ABC):
             made = make()
             if made is None:
                 return b""
-            try:
+            with contextlib.suppress(ConflictError):
                 value = b"".join(made.pieces)
                 columns = self.write_many(WriteRequest([key], [value], [made.if_equal]))
                 columns.raise_first()
                 if columns.generation[0]:
                     return columns.generation[0]
-            except ConflictError:
-                pass
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, _LONGEST_DELAY_S)
         raise ConflictError(
