@@ -129,6 +129,9 @@ def _acquire(directory: int, lock_name: str, key: str) -> int:
         except OSError as error:
             os.close(fd)
             if error.errno != errno.ESTALE:
+                # Nobody knows whose the name is now: it goes if nobody holds it.
+                with contextlib.suppress(OSError):
+                    remove_abandoned(directory, lock_name)
                 raise
         except BaseException:
             os.close(fd)
