@@ -2,10 +2,19 @@
 
 import itertools
 
+from gpustore.kvstore import KvStore
 from tests.kvstores.http_server import head
 from tests.kvstores.s3_server import S3Server, refuse
 
-__all__ = ["GcsServer"]
+__all__ = ["GcsServer", "open_gcs"]
+
+SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
+
+
+def open_gcs(path="", **members):
+    """The bucket of a server that the environment, or a constant, names."""
+    spec = {"driver": "gcs", "bucket": "bucket", "path": path, "gcs_request_retries": SOON}
+    return KvStore.open({**spec, **members}).result()
 
 
 class GcsServer(S3Server):

@@ -14,6 +14,7 @@ from gpustore.errors import StoreIOError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._file_lock import hold, remove_abandoned
 from gpustore.kvstores._linked_lock import WHOLE_FILE
+from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -35,22 +36,7 @@ def test_processes_of_both_libraries_lose_no_increment(tmp_path):
     store["n"] = b"0"
     libraries = ["gpustore", "gpustore", "gpustore", "tensorstore"]
     count = 100
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, "increment", library, f"{tmp_path}/", str(count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for library in libraries
-    ]
-    for worker in workers:
-        assert worker.stdout.readline() == b"ready\n"
-    for worker in workers:
-        worker.stdin.write(b"go\n")
-        worker.stdin.flush()
-    for worker in workers:
-        worker.communicate(timeout=200)
-        assert worker.returncode == 0
+    run_together(*((WORKER, "increment", library, f"{tmp_path}/", count) for library in libraries))
     assert store["n"] == b"%d" % (count * len(libraries))
     assert os.listdir(tmp_path) == ["n"]
 

@@ -13,6 +13,7 @@ import pytest
 import tensorstore as ts
 
 from gpustore.kvstore import KvStore
+from tests.kvstores.processes import run_together
 
 WORKER = str(Path(__file__).with_name("ocdbt_worker.py"))
 LIBRARIES = ("gpustore", "tensorstore")
@@ -30,26 +31,12 @@ def items(store):
 def check_concurrent(path, kind, libraries, count):
     """Nothing is lost, generations have no gaps, and each version adds to the one before."""
     config = {"manifest_kind": kind, "max_decoded_node_bytes": 400, "version_tree_arity_log2": 2}
-    workers = [
-        subprocess.Popen(
-            [
-                *(sys.executable, WORKER, "commit", library),
-                *(f"{path}/", json.dumps(config), f"{library}{i}", str(count)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+    commands = [
+        (WORKER, "commit", library, f"{path}/", json.dumps(config), f"{library}{i}", count)
         for i, library in enumerate(libraries)
     ]
-    for worker in workers:
-        assert worker.stdout.readline() == b"ready\n"
-    for worker in workers:
-        worker.stdin.write(b"go\n")
-        worker.stdin.flush()
-    for worker in workers:
-        worker.communicate(timeout=300)
-        assert worker.returncode == 0
-    wanted = {b"n": b"%d" % (count * len(workers))}
+    run_together(*commands, timeout=300)
+    wanted = {b"n": b"%d" % (count * len(libraries))}
     for i, library in enumerate(libraries):
         for j in range(count):
             wanted[b"%s%d/%d" % (library.encode(), i, j)] = b"%d" % j
@@ -58,7 +45,7 @@ def check_concurrent(path, kind, libraries, count):
     assert items(ours) == items(theirs) == wanted
     last = ours.driver._version().generation
     # Each writer makes two commits in each round, and each of them may be beaten to it.
-    assert 2 <= last <= 1 + 2 * count * len(workers)
+    assert 2 <= last <= 1 + 2 * count * len(libraries)
     sizes, times = [], []
     for generation in range(1, last + 1):
         version = open_both(path, version=generation)[0].driver._version()

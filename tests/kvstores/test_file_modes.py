@@ -25,6 +25,7 @@ from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, Replacement, WriteRequest
 from tests.kvstores.contract import *
+from tests.kvstores.processes import run_together
 from tests.on_device import emulated, on_host
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -99,22 +100,12 @@ def test_lock_files_of_both_libraries_exclude_each_other(tmp_path):
     store = KvStore.open(spec(tmp_path, "lockfile")).result()
     store["n"] = b"0"
     count, libraries = 50, ["gpustore", "tensorstore", "gpustore"]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, "increment", library, f"{tmp_path}/", str(count), "lockfile"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+    run_together(
+        *(
+            (WORKER, "increment", library, f"{tmp_path}/", count, "lockfile")
+            for library in libraries
         )
-        for library in libraries
-    ]
-    for worker in workers:
-        assert worker.stdout.readline() == b"ready\n"
-    for worker in workers:
-        worker.stdin.write(b"go\n")
-        worker.stdin.flush()
-    for worker in workers:
-        worker.communicate(timeout=200)
-        assert worker.returncode == 0
+    )
     assert store["n"] == b"%d" % (count * len(libraries))
     assert os.listdir(tmp_path) == ["n"]
 

@@ -17,12 +17,10 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores.base import ABSENT
 from tests.kvstores.contract import *
-from tests.kvstores.gcs_server import GcsServer
+from tests.kvstores.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http_server import Fault
 from tests.kvstores.s3_server import refuse
 from tests.on_device import emulated, on_host
-
-SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +38,10 @@ def server(shared_server, monkeypatch):
     shared_server.requests.clear()
 
 
-def open_store(path="", **members):
-    spec = {"driver": "gcs", "bucket": "bucket", "path": path, "gcs_request_retries": SOON}
-    return KvStore.open({**spec, **members}).result()
-
-
 @pytest.fixture
 def make_store(server):
     numbers = itertools.count()
-    return lambda: open_store(f"{next(numbers)} é/")
+    return lambda: open_gcs(f"{next(numbers)} é/")
 
 
 @pytest.fixture
@@ -100,14 +93,14 @@ def test_wrong_spec_is_refused_in_tensorstores_words(spec):
 
 
 def test_project_that_pays_is_named(server):
-    store = open_store(gcs_user_project={"project_id": "my-project"})
+    store = open_gcs(gcs_user_project={"project_id": "my-project"})
     store["a"] = b"1"
     assert store["a"] == b"1"
     assert [r.headers["x-goog-user-project"] for r in server.requests] == ["my-project"] * 2
 
 
 def test_condition_is_the_generation(server):
-    store = open_store()
+    store = open_gcs()
     first = put(store, "a", b"1", ABSENT)
     assert first == str(server.generations["bucket/a"]).encode()
     assert server.requests[-1].headers["x-goog-if-generation-match"] == "0"
@@ -116,7 +109,7 @@ def test_condition_is_the_generation(server):
 
 
 def test_condition_that_is_no_generation_cannot_hold(server):
-    store = open_store()
+    store = open_gcs()
     store["a"] = b"1"
     for strange in (b"\0other", b'"x"', b"-1", b"0", b"9" * 20):
         assert put(store, "a", b"2", strange) == b""
@@ -125,7 +118,7 @@ def test_condition_that_is_no_generation_cannot_hold(server):
 
 
 def test_what_passes_is_repeated_and_counted(server):
-    store = open_store()
+    store = open_gcs()
     slow = Fault(lambda s, c, r: refuse(c, 429, "TooManyRequests"), times=2)
     server.faults = [slow]
     store["a"] = b"1"
@@ -175,5 +168,5 @@ def test_requests_are_anonymous_where_there_are_no_credentials(monkeypatch, tmp_
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path.rename(tmp_path / "a.json")))
     if there == "machine":
         (tmp_path / "product_name").write_text("Google Compute Engine\n")
-    config = open_store().driver._bucket.store.config
+    config = open_gcs().driver._bucket.store.config
     assert bool(config.get("skip_signature")) == (there is None)

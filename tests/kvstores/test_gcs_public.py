@@ -7,17 +7,14 @@ import itertools
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores import gcs
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
 from tests.kvstores.contract import get, put
-from tests.kvstores.gcs_server import GcsServer
+from tests.kvstores.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http_server import Fault, head
 from tests.kvstores.read_contract import *
 from tests.kvstores.s3_server import refuse
-
-SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +34,6 @@ def server(shared_server, monkeypatch):
     shared_server.requests.clear()
 
 
-def open_store(path="", **members):
-    spec = {"driver": "gcs", "bucket": "bucket", "path": path, "gcs_request_retries": SOON}
-    return KvStore.open({**spec, **members}).result()
-
-
 @pytest.fixture
 def make_filled(server):
     numbers = itertools.count()
@@ -49,13 +41,13 @@ def make_filled(server):
     def make(values):
         prefix = f"{next(numbers)} é/"
         server.values.update({f"bucket/{prefix}{key}": value for key, value in values.items()})
-        return open_store(prefix)
+        return open_gcs(prefix)
 
     return make
 
 
 def test_nothing_is_signed_and_generations_are_numbers(server):
-    store = open_store()
+    store = open_gcs()
     first = put(store, "a", b"1", ABSENT)
     assert first == str(server.generations["bucket/a"]).encode()
     second = put(store, "a", b"1", first)
@@ -76,7 +68,7 @@ def test_nothing_is_signed_and_generations_are_numbers(server):
 
 def test_what_is_not_public_says_that_the_request_was_anonymous(server):
     server.faults = [Fault(lambda s, c, r: refuse(c, 401, "AuthenticationRequired"))]
-    store = open_store()
+    store = open_gcs()
     text = (
         r'"gs://bucket/a": Unauthorized \[HTTP code 401\]: AuthenticationRequired; the request was'
     )
@@ -86,7 +78,7 @@ def test_what_is_not_public_says_that_the_request_was_anonymous(server):
 
 
 def test_missing_bucket_is_an_error_and_not_missing_data(server):
-    store = open_store(bucket="other")
+    store = open_gcs(bucket="other")
     for call in (lambda: store.read("a").result(), lambda: "a" in store):
         with pytest.raises(StoreIOError, match="NoSuchBucket"):
             call()
@@ -97,5 +89,5 @@ def test_redirect_is_not_followed(server):
         fields = [("Location", f"{other.url}/bucket/a"), ("Content-Length", 0)]
         server.faults = [Fault(lambda s, c, r: c.sendall(head(302, fields)))]
         with pytest.raises(StoreIOError, match=r"Found \[HTTP code 302\]"):
-            open_store().read("a").result()
+            open_gcs().read("a").result()
         assert other.requests == []

@@ -12,9 +12,8 @@ import gpustore
 from gpustore.errors import StoreIOError, UnsupportedError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
-from tests.kvstores.gcs_server import GcsServer
 from tests.kvstores.http_server import Fault, HttpServer
-from tests.kvstores.s3_server import S3Server, refuse
+from tests.kvstores.s3_server import refuse
 from tests.kvstores.tensorstore_ocdbt import Opened, TensorStoreDatabase
 from tests.on_device import emulated, on_host
 
@@ -29,18 +28,6 @@ def items(store):
 @pytest.fixture(scope="module")
 def web():
     with HttpServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gcs():
-    with GcsServer() as server:
         yield server
 
 

@@ -21,9 +21,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores.base import ReadRequest
 from tests.kvstores.archive import central, patched
-from tests.kvstores.gcs_server import GcsServer
 from tests.kvstores.http_server import HttpServer
-from tests.kvstores.s3_server import S3Server
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
@@ -220,18 +218,6 @@ def connections():
     """Closed in the end; else whatever module comes next would be told."""
     yield
     POOL.close()
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gcs():
-    with GcsServer() as server:
-        yield server
 
 
 @pytest.fixture(params=BASES)

@@ -17,6 +17,7 @@ import zarr
 
 import gpustore
 from gpustore.kvstore import KvStore
+from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("zip_worker.py")
 KEYS = ["zarr.json", "a/b", "a/c", "a.b", "日本/x", "c/0/0", "c/0/1"]
@@ -207,18 +208,12 @@ def test_writers_in_two_processes_lose_nothing(tmp_path, libraries):
     store = KvStore.open(f"file://{path}|zip:").result()
     store["n"] = b"0"
     count = 40
-    workers = [
-        start("increment", library, path, f"w{i}", count)
-        for i, library in enumerate(libraries.split())
-    ]
-    for worker in workers:
-        assert worker.stdout.readline() == b"ready\n"
-    for worker in workers:
-        worker.stdin.write(b"\n")
-        worker.stdin.flush()
-    for worker in workers:
-        worker.communicate(timeout=100)
-        assert worker.returncode == 0
+    run_together(
+        *(
+            (WORKER, "increment", library, path, f"w{i}", count)
+            for i, library in enumerate(libraries.split())
+        )
+    )
     assert store["n"] == b"%d" % (2 * count)
     expected = [f"w{i}/{j}".encode() for i in range(2) for j in range(count)]
     assert sorted(store.list().result()) == sorted([b"n", *expected])
