@@ -1,4 +1,6 @@
-"""Calls of obstore, and what its errors mean.
+"""A bucket as obstore knows it: who finds credentials, signs, lists and stores in parts.
+
+What it sends goes through :mod:`~gpustore.kvstores._relay`.
 
 obstore's threads do not live on in a forked process, where a call would wait for ever. So a child
 of a process that has used it gets a ForkError.
@@ -8,34 +10,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
-from http import HTTPStatus
 from typing import Any, Final
 
 from gpustore import registry
-from gpustore.errors import ForkError, StoreIOError, UnsupportedError
-from gpustore.resources.http_request_timeouts import Timeouts
+from gpustore.errors import ForkError, GpustoreError, StoreIOError, UnsupportedError
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._relay import RELAY, Route
 
-__all__ = [
-    "Hints",
-    "Missing",
-    "NotInRange",
-    "Passing",
-    "Unfulfilled",
-    "begin_use",
-    "called",
-    "client_options",
-    "obstore_package",
-    "require_obstore",
-]
+__all__ = ["ObstoreBucket", "require_obstore"]
 
-_PASSING: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
-_KNOWN: Final = frozenset(HTTPStatus)
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
-_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
-_LOST: Final = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
+_RETRIES: Final = re.compile(r"after ([0-9]{1,9}) retries")
+_VALID: Final = timedelta(hours=1)
+_PART_NBYTES: Final = 16 << 20
+_PARTS: Final = 4
+"""So many are under way at once."""
+_PAGE_KEYS: Final = 1000
 
 _user = 0
 """The process that has started obstore's threads, 0 if none has."""
@@ -47,14 +40,7 @@ def require_obstore() -> None:
         raise UnsupportedError("buckets need the package obstore: pip install 'gpustore[cloud]'")
 
 
-def obstore_package() -> Any:
-    """The package obstore, for what starts no threads."""
-    import obstore
-
-    return obstore
-
-
-def begin_use(*, waits: bool = True) -> Any:
+def _begin_use(*, waits: bool) -> Any:
     """The package obstore, for what starts its threads and, if it `waits`, needs them.
 
     Raises
@@ -70,127 +56,164 @@ def begin_use(*, waits: bool = True) -> Any:
             "a bucket was used before this process was forked, and obstore does not work in it: "
             'start workers with "spawn" or "forkserver", or open buckets in the workers only'
         )
-    return obstore_package()
+    import obstore
+
+    return obstore
 
 
-def client_options(timeouts: Timeouts) -> dict[str, Any]:
-    """The options for a client of obstore."""
-
-    def limited(seconds: float) -> timedelta:
-        return timedelta(seconds=min(seconds, 1e8))
-
-    return {
-        "connect_timeout": limited(timeouts.connect_s),
-        "read_timeout": limited(timeouts.idle_s),
-        "timeout": limited(timeouts.total_s),
-        "user_agent": "gpustore",
-    }
-
-
-class Passing(Exception):
-    """A failure that may pass; `sent`: the server may have obeyed."""
-
-    def __init__(self, text: str, *, sent: bool = True) -> None:
-        super().__init__(text)
-        self.sent = sent
-
-
-class Missing(Exception):
-    """There is no such key. `sure`: and it is not the bucket that is missing."""
-
-    def __init__(self, *, sure: bool) -> None:
-        self.sure = sure
-
-
-class Unfulfilled(Exception):
-    """A condition does not hold."""
-
-
-class NotInRange(Exception):
-    """The range does not lie in the value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What may help, for errors.
+@dataclass(slots=True)
+class ObstoreBucket:
+    """A bucket as obstore knows it. Thread-safe.
 
     Attributes
     ----------
-    redirect : str
-        Added to the error that the request was sent elsewhere.
+    kind : {"S3Store", "GCSStore"}
+        The class of obstore's module ``store``.
+    name : str
+    config : dict
+        What it is told, but not how the bucket is reached.
+    headers : dict
+        Sent with each request.
+    client : HttpClient
+        Sends to the bucket.
     keyless : str
         How a public bucket is opened, for the error that there are no credentials.
     """
 
-    redirect: str = ""
-    keyless: str = ""
+    kind: str
+    name: str
+    config: dict[str, Any] = field(repr=False)
+    client: HttpClient
+    keyless: InitVar[str]
+    headers: dict[str, str] = field(default_factory=dict)
+    _route: Route = field(init=False, repr=False)
+    _store: Any = field(init=False, default=None, repr=False)
 
+    def __post_init__(self, keyless: str) -> None:
+        origin = self.client.origin
+        if origin.scheme == "https" and origin.port == 80:
+            raise UnsupportedError(f"{origin}: a bucket behind TLS at port 80 is not supported")
+        self._route = Route(self.client, keyless)
 
-def called(hints: Hints, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-    """Call obstore, whose errors become ours; none of its text is shown that might be secret."""
-    exceptions = obstore_package().exceptions
-    try:
-        return function(*args, **options)
-    except exceptions.NotModifiedError:
-        raise Unfulfilled from None
-    except (exceptions.PreconditionError, exceptions.AlreadyExistsError) as error:
-        if "status code: 409" in str(error):  # Another writer at the same moment.
-            raise Passing("Conflict [HTTP code 409]", sent=False) from None
-        raise Unfulfilled from None
-    except FileNotFoundError as error:
-        code = _code(str(error))
-        if code == "NoSuchBucket":
-            raise StoreIOError(
-                "Not Found [HTTP code 404]: NoSuchBucket", status="NOT_FOUND"
-            ) from None
-        raise Missing(sure=bool(code) or "HEAD" not in str(error)) from None
-    except (exceptions.BaseError, ValueError, OSError) as error:
-        raise _explained(str(error), hints) from None
+    @property
+    def origin(self) -> str:
+        """What obstore takes for scheme, host and port."""
+        return f"http://{self.client.origin.authority}"
 
+    # ------------------------------------------------------------------ calls
 
-def _explained(text: str, hints: Hints) -> Exception:
-    """What an error of obstore means."""
-    status, code = _STATUS.search(text), _code(text)
-    if "token request" in text or "credentials" in text.partition("Debug source")[0]:
-        asked = f" [HTTP code {status[1]}]" if status else ""
-        return StoreIOError(
-            f"there are no credentials, or they cannot be fetched{asked}; for a public bucket: "
-            f"{hints.keyless}",
-            status="PERMISSION_DENIED",
+    def sign(self, method: str, keys: Sequence[str], *, fetches: bool) -> list[str]:
+        """URLs that are valid for an hour; `fetches`: whether it may have to ask for credentials.
+
+        Raises
+        ------
+        StoreIOError
+            If there are no credentials, or they cannot be fetched.
+        ForkError
+            If they would have to be fetched in a process in which obstore does not work.
+        """
+        obstore = _begin_use(waits=fetches)
+        urls: list[str] = self._call(obstore.sign, self._opened(), method, list(keys), _VALID)
+        return urls
+
+    def authorization(self) -> str:
+        """The field ``Authorization`` of requests, which is good for some minutes.
+
+        Raises
+        ------
+        StoreIOError, ForkError
+            As from :meth:`sign`.
+        """
+        obstore = _begin_use(waits=True)
+        try:
+            self._call(obstore.head, self._opened(), self._route.unsent)
+        except FileNotFoundError:
+            return self._route.authorization
+        raise StoreIOError("obstore found what is not there", status="INTERNAL")
+
+    def pages(self, directory: str, offset: str | None) -> Iterator[dict[str, int]]:
+        """Pages of keys in a directory, behind `offset`, and the sizes of their values."""
+        obstore = _begin_use(waits=True)
+        opened, chosen = self._opened(), directory or None
+        pages = iter(obstore.list(opened, chosen, offset=offset, chunk_size=_PAGE_KEYS))
+        while (page := self._call(next, pages, None)) is not None:
+            yield {one["path"]: one["size"] for one in page}
+
+    def list_directory(self, directory: str) -> list[str]:
+        """The keys in a directory, and the directories with a slash at their ends."""
+        obstore = _begin_use(waits=True)
+        page = self._call(obstore.list_with_delimiter, self._opened(), directory or None)
+        return [one["path"] for one in page["objects"]] + [
+            f"{name}/" for name in page["common_prefixes"]
+        ]
+
+    def put_in_parts(self, key: str, value: memoryview) -> Mapping[str, str | None]:
+        """Store a value in parts, whatever was there; its ``e_tag`` and ``version``."""
+        obstore = _begin_use(waits=True)
+        options = {"use_multipart": True, "chunk_size": _PART_NBYTES, "max_concurrency": _PARTS}
+        found: Mapping[str, str | None] = self._call(
+            obstore.put, self._opened(), key, value, **options
         )
-    if status is not None:
-        number = int(status[1])
-        phrase = HTTPStatus(number).phrase if number in _KNOWN else "Unknown"
-        words = f"{phrase} [HTTP code {number}]{': ' if code else ''}{code}"
-        if number in _PASSING:
-            return Passing(words, sent=number != 429)
-        if number == 416:
-            return NotInRange()
-        denied = number in (401, 403)
-        return StoreIOError(
-            words + (hints.redirect if number in (301, 307, 400) else ""),
-            status="PERMISSION_DENIED" if denied else "FAILED_PRECONDITION",
-        )
-    lost = _LOST.search(text)
-    if lost is not None:
-        reasons = {"Connect": "cannot connect", "Timeout": "no answer in time"}
-        return Passing(reasons.get(lost[1], "the connection was lost"))
-    if "Range request not supported" in text:
-        return StoreIOError("the server does not know ranges", status="FAILED_PRECONDITION")
-    if "UnexpectedRange" in text:
-        return StoreIOError("the response holds another range than was asked for", status="UNKNOWN")
-    if "BareRedirect" in text or "without LOCATION" in text:
-        return StoreIOError(
-            f"the request was redirected{hints.redirect}", status="FAILED_PRECONDITION"
-        )
-    kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
-    return StoreIOError(
-        f"obstore: {kind[0] if kind else 'error'} (its text is left out, as it may hold secrets)",
-        status="FAILED_PRECONDITION",
-    )
+        return found
 
+    # ------------------------------------------------------------------ outcomes
 
-def _code(text: str) -> str:
-    """The code of an error that S3 or GCS describes."""
-    match = _CODE.search(text)
-    return match[1] if match else ""
+    def _opened(self) -> Any:
+        """Obstore's own; two threads may make one each."""
+        if self._store is None:
+            from obstore import store
+
+            client, ours = self.client, timedelta(days=1)  # The relay ends what takes too long.
+            self._store = getattr(store, self.kind)(
+                self.name,
+                config=self.config,
+                client_options={
+                    "proxy_url": RELAY.open(self._route),
+                    "allow_http": True,  # As far as the relay.
+                    "default_headers": self.headers,
+                    "timeout": ours,
+                    "read_timeout": ours,
+                },
+                retry_config={  # Of requests for credentials, where the relay does not see them.
+                    "max_retries": client.retries.max_retries,
+                    "retry_timeout": timedelta(seconds=min(client.timeouts.total_s, 1e8)),
+                },
+            )
+        return self._store
+
+    def _call(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call obstore, whose errors become ours; none of its text is shown that might be secret.
+
+        Raises
+        ------
+        FileNotFoundError
+            If a request that was not sent was answered.
+        GpustoreError
+        """
+        from obstore.exceptions import BaseError
+
+        try:
+            return function(*args, **options)
+        except (BaseError, ValueError, OSError) as error:
+            text = str(error)
+            if self._route.unsent in text and isinstance(error, FileNotFoundError):
+                raise
+            failure = self._route.failure(text) or self._explained(text)
+        raise failure
+
+    def _explained(self, text: str) -> GpustoreError:
+        """What an error of obstore means that the relay knows nothing of."""
+        said = text.partition("Debug source")[0]
+        if self.origin in said:
+            return StoreIOError("obstore could not send the request", status="UNAVAILABLE")
+        if "Error performing" in said or "token request" in text or "credentials" in said:
+            status, retries = _STATUS.search(text), _RETRIES.search(text)
+            asked = f" [HTTP code {status[1]}]" if status else ""
+            attempts = f"; {int(retries[1]) + 1} attempts were made" if retries else ""
+            return self._route.no_credentials(f"{asked}{attempts}")
+        kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
+        return StoreIOError(
+            f"obstore: {kind[0] if kind else 'error'} (its text is left out, as it may hold "
+            "secrets)",
+            status="FAILED_PRECONDITION",
+        )

@@ -78,8 +78,8 @@ class S3Address:
 
     @property
     def endpoint(self) -> str:
-        """As obstore wants it."""
-        return f"{self.origin}{self.path}"
+        """As obstore wants it, whose requests are encrypted later if at all."""
+        return f"http://{self.origin.authority}{self.path}"
 
     @property
     def root(self) -> str:

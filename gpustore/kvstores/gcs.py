@@ -1,15 +1,14 @@
 """The ``gcs`` kvstore: objects of a bucket of Google Cloud Storage.
 
-JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``. It works
-through obstore (extra ``cloud``; :mod:`~gpustore.kvstores._bucket`), which finds credentials: those
-of ``GOOGLE_APPLICATION_CREDENTIALS``, of ``gcloud auth application-default login``, or of the
-machine, if it is Google's. Without any, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are
-anonymous, as a public bucket allows it, and our own
-(:mod:`~gpustore.kvstores._signed_bucket`). ``STORAGE_EMULATOR_HOST`` is another server, which gets
-no credentials. The context resource ``gcs_user_project`` says which project pays.
+JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``. obstore
+(extra ``cloud``) finds credentials and lists: those of ``GOOGLE_APPLICATION_CREDENTIALS``, of
+``gcloud auth application-default login``, or of the machine, if it is Google's. Without any, or
+with ``GOOGLE_SKIP_SIGNATURE=true``, requests are anonymous, as a public bucket allows it. All
+requests are sent by our own client (:mod:`~gpustore.kvstores._bucket`). ``STORAGE_EMULATOR_HOST``
+is another server, which gets no credentials. The context resource ``gcs_user_project`` says which
+project pays.
 
-The generation is that of the object. Google compares and writes in one step; with credentials, the
-condition of a deletion is looked at before, which does not exclude other writers.
+The generation is that of the object. Google compares and writes, or deletes, in one step.
 
 Source: TensorStore ``kvstore/gcs/index.rst``.
 """
@@ -19,22 +18,20 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from gpustore._json import quote
 from gpustore.errors import InvalidKeyError, MetadataError
-from gpustore.kvstores._bucket import (
-    Bucket,
-    check_object_path,
-)
+from gpustore.kvstores._authorization import Anonymous, Authorization, BearerToken
+from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpResponse, Origin
 from gpustore.kvstores._machine import is_made_by
-from gpustore.kvstores._obstore import Hints, client_options, obstore_package, require_obstore
-from gpustore.kvstores._signed_bucket import CONFLICT_PASSES, SignedBucket, code_of
+from gpustore.kvstores._obstore import ObstoreBucket, require_obstore
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -85,49 +82,41 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
     def __init__(self, spec: GcsSpec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)
         require_obstore()
-        timeouts = resources["http_request_timeouts"].value
-        options = client_options(timeouts)
         project = resources["gcs_user_project"].value
-        if project is not None:
-            options["default_headers"] = {"x-goog-user-project": project}
+        headers = {} if project is None else {"x-goog-user-project": project}
+        origin = GOOGLE
         config: dict[str, Any] = {}
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-        signs = bool(emulator) or _has_credentials()
-        origin = GOOGLE
         if emulator:
             url = emulator if "://" in emulator else f"http://{emulator}"
             parts = urlsplit(url)
             origin = Origin.parse(parts.scheme, parts.netloc)
-            # Unsigned writes do not exist in obstore; an emulator takes any token.
-            config |= {"base_url": str(origin), "bearer_token": "emulator"}
-        elif not signs:
-            config |= {"base_url": str(origin), "skip_signature": True}
-        options["allow_http"] = origin.scheme == "http"
         self._identity = "gcs", emulator, spec.bucket, project
-        shared: dict[str, Any] = {
-            "store": obstore_package().store.GCSStore(
-                spec.bucket, config=config, client_options=options, retry_config={"max_retries": 0}
-            ),
-            "permits": resources["gcs_request_concurrency"].value,
-            "retries": resources["gcs_request_retries"].value,
-            "timeouts": timeouts,
-            "version": "version",
-            "describe": self.describe,
-            "hints": Hints(keyless="GOOGLE_SKIP_SIGNATURE=true"),
-        }
-        if signs:
-            self._opened = Bucket(**shared)
-            return
+        signs = not emulator and _has_credentials()
         client = HttpClient(
             origin,
-            permits=shared["permits"],
-            retries=shared["retries"],
-            timeouts=timeouts,
-            explain=_explain,
+            permits=resources["gcs_request_concurrency"].value,
+            retries=resources["gcs_request_retries"].value,
+            timeouts=resources["http_request_timeouts"].value,
+            explain=partial(_explain, signs),
             passing=CONFLICT_PASSES,
         )
-        root = f"/{spec.bucket}/"
-        self._opened = SignedBucket(**shared, client=client, root=root, signs=False, fetches=False)
+        if emulator:
+            config["bearer_token"] = "emulator"  # Unsigned writes do not exist in obstore.
+        elif not signs:
+            config["skip_signature"] = True
+        keyless = "GOOGLE_SKIP_SIGNATURE=true"
+        obstore = ObstoreBucket("GCSStore", spec.bucket, config, client, keyless, headers)
+        config["base_url"] = obstore.origin
+        unsigned = Anonymous(f"/{spec.bucket}/", headers)
+        authorization: Authorization = BearerToken(obstore, unsigned) if signs else unsigned
+        self._opened = Bucket(
+            client=client,
+            authorization=authorization,
+            obstore=obstore,
+            generation="x-goog-generation",
+            describe=self.describe,
+        )
 
     @property
     def _bucket(self) -> Bucket:
@@ -141,10 +130,11 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         return quote(f"gs://{self._spec.bucket}/{key}")
 
 
-def _explain(response: HttpResponse) -> str:
-    """What an error says that answers an anonymous request."""
+def _explain(signs: bool, response: HttpResponse) -> str:
+    """What an error says, and what may be the reason."""
     anonymous = "; the request was anonymous, as no credentials were found"
-    return code_of(response) + (anonymous if response.status in (401, 403) else "")
+    denied = response.status in (401, 403)
+    return code_of(response) + (anonymous if denied and not signs else "")
 
 
 def _has_credentials() -> bool:

@@ -2,8 +2,8 @@
 
 JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
 member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. obstore
-(extra ``cloud``) finds credentials, signs and lists; the requests for objects are our own
-(:mod:`~gpustore.kvstores._signed_bucket`). The context resource ``aws_credentials`` says where the
+(extra ``cloud``) finds credentials, signs and lists; all requests are sent by our own client
+(:mod:`~gpustore.kvstores._bucket`). The context resource ``aws_credentials`` says where the
 credentials are.
 
 The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
@@ -26,22 +26,20 @@ from urllib.parse import urlsplit
 
 from gpustore._json import quote
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
+from gpustore.kvstores._authorization import Anonymous, Authorization, SignedUrls
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
-from gpustore.kvstores._bucket import (
-    check_object_path,
-)
+from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpResponse
 from gpustore.kvstores._machine import is_made_by
-from gpustore.kvstores._obstore import Hints, client_options, obstore_package, require_obstore
+from gpustore.kvstores._obstore import ObstoreBucket, require_obstore
 from gpustore.kvstores._s3_address import (
     USUAL_REGION,
     S3Address,
     environment_endpoint,
     region_of_bucket,
 )
-from gpustore.kvstores._signed_bucket import CONFLICT_PASSES, SignedBucket, code_of
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -93,63 +91,59 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         self._where = self._endpoint, spec.bucket, spec.requester_pays, source
         relied_on = spec.use_conditional_write
         self.atomic_single_key = self._endpoint is None if relied_on is None else relied_on
-        self._found: SignedBucket | None = None
+        self._found: Bucket | None = None
 
     @property
-    def _bucket(self) -> SignedBucket:
+    def _bucket(self) -> Bucket:
         if self._found is None:  # Two threads may find it at once.
             self._found = self._find()
         return self._found
 
-    def _find(self) -> SignedBucket:
+    def _find(self) -> Bucket:
         """The bucket, whose region may have to be asked for."""
         spec, resources = self._spec, self._resources
         region = spec.aws_region
         config = {**self._credentials, "request_payer": spec.requester_pays}
         config["disable_bulk_delete"] = True  # Not every server has it.
-        options = client_options(resources["http_request_timeouts"].value)
         if self._endpoint is None:
             region = region or region_of_bucket(spec.bucket) or self._usual_region
             address = S3Address.at_amazon(spec.bucket, region)
         else:
             region = region or self._usual_region
             address = S3Address.at_endpoint(self._endpoint, spec.bucket)
-            # The second name wins over the environment.
-            config["endpoint"] = config["aws_endpoint_url_s3"] = address.endpoint
-            options["allow_http"] = address.origin.scheme == "http"
+        signs = "skip_signature" not in config
+        client = HttpClient(
+            address.origin,
+            permits=resources["s3_request_concurrency"].value,
+            retries=resources["s3_request_retries"].value,
+            timeouts=resources["http_request_timeouts"].value,
+            explain=partial(_explain, region, signs),
+            passing=CONFLICT_PASSES,
+        )
         config["region"] = region
         config["virtual_hosted_style_request"] = address.is_own_host
-        signs = "skip_signature" not in config
-        permits = resources["s3_request_concurrency"].value
-        retries = resources["s3_request_retries"].value
-        timeouts = resources["http_request_timeouts"].value
-        in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
-        return SignedBucket(
-            client=HttpClient(
-                address.origin,
-                permits=permits,
-                retries=retries,
-                timeouts=timeouts,
-                explain=partial(_explain, region, signs),
-                passing=CONFLICT_PASSES,
-            ),
-            root=address.root,
-            signs=signs,
-            fetches="access_key_id" not in config and not in_environment,
-            store=obstore_package().store.S3Store(
-                spec.bucket or "bucket",
-                config=config,
-                client_options=options,
-                retry_config={"max_retries": 0},
-            ),
-            permits=permits,
-            retries=retries,
-            timeouts=timeouts,
-            version="e_tag",
+        # The second name wins over the environment.
+        config["endpoint"] = config["aws_endpoint_url_s3"] = address.endpoint
+        obstore = ObstoreBucket(
+            "S3Store",
+            spec.bucket or "bucket",
+            config,
+            client,
+            "aws_credentials of the type anonymous",
+        )
+        authorization: Authorization = Anonymous(address.root)
+        if signs:
+            in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
+            fetches = "access_key_id" not in config and not in_environment
+            authorization = SignedUrls(obstore, fetches)
+        return Bucket(
+            client=client,
+            authorization=authorization,
+            obstore=obstore,
+            generation="etag",
             describe=self.describe,
             looks=not self.atomic_single_key,
             sends=spec.use_conditional_write is not False,
-            hints=Hints(_other_region(region), "aws_credentials of the type anonymous"),
         )
 
     @property
@@ -168,14 +162,10 @@ def _explain(region: str, signs: bool, response: HttpResponse) -> str:
     """What an error says, and what may be the reason."""
     code = code_of(response)
     if response.status in (301, 307, 400):
-        return code + _other_region(region)
+        return f'{code}; is the bucket in another region than {region}? Set "aws_region"'
     if response.status in (401, 403) and not signs:
         return f"{code}; the request was anonymous: see the context resource aws_credentials"
     return code
-
-
-def _other_region(region: str) -> str:
-    return f'; is the bucket in another region than {region}? Set "aws_region"'
 
 
 def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class S3Server(HttpServer):
     def __init__(self, buckets=("bucket",)):
         self.buckets = set(buckets)
         self.page_keys = 1000
+        self.parts = {}
         super().__init__()
 
     def serve(self, connection, request, **different):
@@ -39,6 +40,8 @@ class S3Server(HttpServer):
                 connection.sendall(head(404, [("Content-Length", 0)]))
                 return
             refuse(connection, 404, "NoSuchBucket")
+        elif "upload" in request.query.lower():
+            self._upload(connection, request, path)
         elif request.method == "GET" and not key:
             self._list(connection, request, bucket)
         elif request.method in ("PUT", "DELETE"):
@@ -74,6 +77,28 @@ class S3Server(HttpServer):
             fields = [("Content-Length", 0)] + ([("ETag", new)] if new else [])
             status = different.get("status") or (200 if new else 204)
             connection.sendall(head(status, fields))
+
+    def _upload(self, connection, request, path):
+        """Begin a value in parts, take one, put them together, or forget them."""
+        query = {name: values[0] for name, values in parse_qs(request.query, True).items()}
+        fields, body = [], b""
+        with self._lock:
+            if "uploads" in query:
+                name = f"upload{len(self.parts)}"
+                self.parts[name] = {}
+                body = f"<R><UploadId>{name}</UploadId></R>".encode()
+            elif request.method == "PUT":
+                self.parts[query["uploadId"]][int(query["partNumber"])] = request.body
+                fields = [("ETag", f'"{query["partNumber"]}"')]
+            elif request.method == "POST":
+                parts = self.parts.pop(query["uploadId"])
+                self.values[path] = b"".join(parts[number] for number in sorted(parts))
+                fields = [("x-goog-generation", 77)]
+                body = b'<R><ETag>"whole"</ETag></R>'
+            else:
+                self.parts.pop(query["uploadId"], None)
+        fields.append(("Content-Length", len(body)))
+        connection.sendall(head(200, fields) + body)
 
     def _about(self, kind, path):
         if kind != "Contents":

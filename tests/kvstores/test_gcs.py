@@ -2,23 +2,31 @@
 
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
+import base64
 import itertools
 import json
 import pickle
 import re
+import socket
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorstore
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 import gpustore
 from gpustore.errors import InvalidKeyError, MetadataError, StoreIOError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores import _machine, gcs
+from gpustore.kvstores._authorization import Anonymous
+from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT
 from tests.kvstores.contract import *
 from tests.kvstores.gcs_server import GcsServer, open_gcs
-from tests.kvstores.http_server import Fault
+from tests.kvstores.http_server import Fault, HttpServer, head
 from tests.kvstores.s3_server import refuse
 from tests.on_device import emulated, on_host
 
@@ -31,7 +39,9 @@ def shared_server():
 
 @pytest.fixture
 def server(shared_server, monkeypatch):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", shared_server.url)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN")
+    monkeypatch.setattr(gcs, "GOOGLE", Origin("http", "127.0.0.1", shared_server.port))
     yield shared_server
     shared_server.values.clear()
     shared_server.faults.clear()
@@ -151,22 +161,179 @@ def test_array_is_written_and_read_by_url(server):
         del found
 
 
-@pytest.mark.parametrize("there", [None, "variable", "file", "machine"])
-def test_requests_are_anonymous_where_there_are_no_credentials(monkeypatch, tmp_path, there):
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+def test_token_is_shown_to_google_only(server):
+    store = open_gcs()
+    store["a/b"] = b"1"
+    assert store["a/b"] == b"1"
+    assert store.list().result() == [b"a/b"]
+    del store["a/b"]
+    assert [sent.headers["authorization"] for sent in server.requests] == ["Bearer TOKEN"] * 4
+    server.faults = [Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"))]
+    for action in ACTIONS.values():
+        with pytest.raises(StoreIOError, match=r"403\]: AccessDenied$") as caught:
+            action(store)
+        assert "TOKEN" not in str(caught.value)
+
+
+ACTIONS = {
+    "read": lambda store: store.read("a").result(),
+    "write": lambda store: store.write("a", b"1").result(),
+    "write in parts": lambda store: store.write("a", bytes(100)).result(),
+    "delete": lambda store: store.write("a", None).result(),
+    "list": lambda store: store.list().result(),
+    "list names": lambda store: store.driver.list_names(""),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_redirect_is_not_followed(server, monkeypatch, action):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    with GcsServer() as other:
+        other.values["bucket/a"] = b"other"
+
+        def redirect(server, connection, request):
+            fields = [("Location", other.url + request.target), ("Content-Length", 0)]
+            connection.sendall(head(307, fields))
+
+        server.faults = [Fault(redirect)]
+        with pytest.raises(StoreIOError, match=r"Temporary Redirect \[HTTP code 307\]"):
+            ACTIONS[action](open_gcs())
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_retry_after_is_obeyed(server, monkeypatch, action):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    later = [("Retry-After", "31")]
+    server.faults = [Fault(lambda s, c, r: refuse(c, 503, "SlowDown", later))]
+    with pytest.raises(StoreIOError, match="SlowDown, and the server wants to be left alone"):
+        ACTIONS[action](open_gcs())
+    assert len(server.requests) == 1
+
+
+def test_condition_of_a_deletion_is_compared_by_the_server(server):
+    store = open_gcs()
+    first = put(store, "a", b"1")
+
+    def write_between(server, connection, request):
+        other = replace(request, method="PUT", headers={}, body=b"2")
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            server.serve(ours, other)
+        server.serve(connection, request)
+
+    server.faults = [Fault(write_between, times=1)]
+    assert put(store, "a", None, first) == b""
+    assert store["a"] == b"2"
+    deletions = [sent for sent in server.requests if sent.method == "DELETE"]
+    assert [sent.headers["x-goog-if-generation-match"] for sent in deletions] == [first.decode()]
+
+
+def test_long_value_is_written_in_parts(server, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    value = np.random.default_rng(0).bytes(17 << 20)
+    assert put(open_gcs(), "a/b c", value) == b"77"
+    assert server.values == {"bucket/a/b c": value}
+
+
+# ------------------------------------------------------------------------- credentials
+
+
+@pytest.fixture
+def no_credentials(server, monkeypatch, tmp_path):
+    """Nothing is known of any; what the machine says can be written into the folder."""
     for name in gcs._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    return tmp_path
+
+
+def test_account_signs_its_tokens_itself(server, no_credentials, monkeypatch):
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    account = {"type": "service_account", "private_key": pem.decode(), "private_key_id": "1"}
+    account |= {"client_email": "me@project", "client_id": "2"}
+    path = no_credentials / "account.json"
+    path.write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    store = open_gcs()
+    store["a"] = b"1"
+    assert store["a"] == b"1"
+    assert store.list().result() == [b"a"]
+    [header] = {sent.headers["authorization"] for sent in server.requests}
+    signed, _, signature = header.removeprefix("Bearer ").rpartition(".")
+
+    def decoded(text):
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+    padding_ = padding.PKCS1v15()
+    key.public_key().verify(decoded(signature), signed.encode(), padding_, hashes.SHA256())
+    claims = json.loads(decoded(signed.partition(".")[2]))
+    assert claims["iss"] == "me@project"
+    assert claims["exp"] > time.time() + 300
+
+
+def test_machine_is_asked_for_a_token_once_for_a_while(server, no_credentials, monkeypatch):
+    answer = {"access_token": "FIRST", "expires_in": 3600, "token_type": "Bearer"}
+    at = "computeMetadata/v1/instance/service-accounts/default/token"
+    with HttpServer({at: json.dumps(answer).encode()}) as machine:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{machine.port}")
+        store = open_gcs()
+        store["a"] = b"1"
+        assert store["a"] == b"1"
+        assert store.list().result() == [b"a"]
+        assert [sent.headers["authorization"] for sent in server.requests] == ["Bearer FIRST"] * 3
+        [asked] = machine.requests
+        assert asked.headers["metadata-flavor"] == "Google"
+        monkeypatch.setattr("gpustore.kvstores._authorization._USED_S", -1.0)
+        assert store["a"] == b"1"
+        server.requests.clear()
+        machine.requests.clear()
+        with HttpServer() as other:
+            fields = [("Location", f"{other.url}/{at}"), ("Content-Length", 0)]
+            machine.faults = [Fault(lambda s, c, r: c.sendall(head(302, fields)))]
+            monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{machine.port}")
+            store = open_gcs()
+            for action in ACTIONS.values():
+                with pytest.raises(StoreIOError, match="there are no credentials, or") as caught:
+                    action(store)
+                assert str(caught.value).endswith("for a public bucket: GOOGLE_SKIP_SIGNATURE=true")
+            assert machine.requests
+            assert server.requests == other.requests == []
+
+
+def test_emulator_gets_no_credentials(no_credentials, monkeypatch):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN")
+    with GcsServer() as emulator:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{emulator.port}")
+        monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+        store = open_gcs()
+        store["a"] = b"1"
+        store["b"] = bytes(100)
+        assert (store["a"], store["b"]) == (b"1", bytes(100))
+        assert store.list().result() == [b"a", b"b"]
+        found = {sent.headers.get("authorization") for sent in emulator.requests}
+        assert found <= {None, "Bearer emulator"}
+
+
+@pytest.mark.parametrize("there", [None, "variable", "file", "machine"])
+def test_requests_are_anonymous_where_there_are_no_credentials(monkeypatch, no_credentials, there):
     account = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
     account["refresh_token"] = "SECRET"
-    path = tmp_path / ".config/gcloud/application_default_credentials.json"
+    path = no_credentials / ".config/gcloud/application_default_credentials.json"
     path.parent.mkdir(parents=True)
     if there in ("variable", "file"):
         path.write_text(json.dumps(account))
     if there == "variable":
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path.rename(tmp_path / "a.json")))
+        monkeypatch.setenv(
+            "GOOGLE_APPLICATION_CREDENTIALS", str(path.rename(no_credentials / "a.json"))
+        )
     if there == "machine":
-        (tmp_path / "product_name").write_text("Google Compute Engine\n")
-    config = open_gcs().driver._bucket.store.config
-    assert bool(config.get("skip_signature")) == (there is None)
+        (no_credentials / "product_name").write_text("Google Compute Engine\n")
+    authorization = open_gcs().driver._bucket.authorization
+    assert isinstance(authorization, Anonymous) == (there is None)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
+import contextlib
 import itertools
 import json
 import pickle
@@ -27,12 +28,13 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _machine, _s3_address
+from gpustore.kvstores import _http_connection, _machine, _s3_address
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
 from tests.kvstores.contract import *
 from tests.kvstores.http_server import Fault, HttpServer, head
 from tests.kvstores.s3_server import DATE, S3Server, refuse
+from tests.kvstores.tls import Authority, TlsServer
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
@@ -237,13 +239,13 @@ def test_keys_are_signed_once_for_a_while(server, monkeypatch):
     first = signatures()
     assert len(first) == 5
     assert signatures() == first
-    monkeypatch.setattr("gpustore.kvstores._signed_bucket._USED_S", -1.0)
+    monkeypatch.setattr("gpustore.kvstores._authorization._USED_S", -1.0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OTHER")
     assert len(signatures()) == 5
-    monkeypatch.setattr("gpustore.kvstores._signed_bucket._MOST", 2)
+    monkeypatch.setattr("gpustore.kvstores._authorization._MOST", 2)
     for key in keys:
         store.read(key).result()
-    assert len(store.driver._bucket._targets.known) <= 3
+    assert len(store.driver._bucket.authorization._known) <= 3
 
 
 def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
@@ -324,8 +326,8 @@ def test_only_a_machine_of_amazon_is_asked_for_credentials(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
     monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
     (tmp_path / "sys_vendor").write_text(maker)
-    bucket = open_store(server).driver._bucket
-    assert (bucket.signs, bucket.fetches) == (signs, True)
+    authorization = open_store(server).driver._bucket.authorization
+    assert getattr(authorization, "fetches", None) == (True if signs else None)
 
 
 @pytest.mark.parametrize(
@@ -374,9 +376,8 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
     for _ in range(2):
         store = KvStore.open({"driver": "s3", "bucket": bucket, **members}).result()
         inner = store.driver._bucket
-        assert f"{inner.client.origin}{inner.root}" == address
-        [request] = inner._requests([("GET", "a")])
-        assert request.target.startswith(f"{inner.root}a?X-Amz-")
+        [request] = inner.authorization.requests([("GET", "a")])
+        assert f"{inner.client.origin}{request.target}".startswith(f"{address}a?X-Amz-")
     asked = [(sent.method, sent.target) for sent in server.requests]
     known = 1 if bucket != "unknown" else 2
     assert asked == ([] if members else [("HEAD", f"/{bucket}")] * known)
@@ -603,8 +604,19 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
         assert alone.most == 3
 
 
-@pytest.mark.parametrize("action", ["read", "write", "delete"])
-def test_redirect_is_not_followed(server, action):
+ACTIONS = {
+    "read": lambda store: store.read("a").result(),
+    "write": lambda store: store.write("a", b"1").result(),
+    "write in parts": lambda store: store.write("a", bytes(100)).result(),
+    "delete": lambda store: store.write("a", None).result(),
+    "list": lambda store: store.list().result(),
+    "list names": lambda store: store.driver.list_names(""),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_redirect_is_not_followed(server, monkeypatch, action):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
     with S3Server() as other:
         other.values["bucket/a"] = b"other"
 
@@ -613,27 +625,98 @@ def test_redirect_is_not_followed(server, action):
             connection.sendall(head(307, fields))
 
         server.faults = [Fault(redirect)]
-        store = open_store(server)
         with pytest.raises(StoreIOError, match=r'HTTP code 307\]: .*Set "aws_region"'):
-            store.read("a").result() if action == "read" else store.write(
-                "a", b"1" if action == "write" else None
-            ).result()
+            ACTIONS[action](open_store(server))
         assert other.requests == []
 
 
-def test_retry_after_is_obeyed(server):
-    server.values["bucket/a"] = b"value"
-    store = open_store(server)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_retry_after_is_obeyed(server, monkeypatch, action):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
     later = [("Retry-After", "31")]
     server.faults = [Fault(lambda s, c, r: refuse(c, 503, "SlowDown", later))]
-    for call in (lambda: store.read("a").result(), lambda: store.write("a", b"").result()):
-        with pytest.raises(StoreIOError, match="SlowDown, and the server wants to be left alone"):
-            call()
-    assert len(server.requests) == 2
-    server.faults = [Fault(lambda s, c, r: refuse(c, 503, "", [("Retry-After", "1")]), times=1)]
-    begun = time.monotonic()
-    assert store["a"] == b"value"
-    assert time.monotonic() - begun >= 1
+    with pytest.raises(StoreIOError, match="SlowDown, and the server wants to be left alone"):
+        ACTIONS[action](open_store(server))
+    assert len(server.requests) == 1
+
+
+def test_pause_is_as_long_as_the_server_says(server):
+    server.values["bucket/a"] = b"value"
+    store = open_store(server)
+    for call in (lambda: store["a"], lambda: store.list().result()):
+        server.faults = [Fault(lambda s, c, r: refuse(c, 503, "", [("Retry-After", "1")]), times=1)]
+        begun = time.monotonic()
+        assert call() in (b"value", [b"a"])
+        assert time.monotonic() - begun >= 1
+
+
+def test_long_value_is_written_in_parts(server, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    value = np.random.default_rng(0).bytes(35 << 20)
+    busy = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
+    server.faults = [busy]
+    store = open_store(server)
+    assert put(store, "a/b c", value) == b'"whole"'
+    assert server.values == {"bucket/a/b c": value}
+    assert busy.done == 2
+    assert sorted(len(sent.body) for sent in server.requests if sent.method == "PUT") == [
+        *(3 << 20, 16 << 20, 16 << 20)
+    ]
+    # A condition has to hold for the whole value at once.
+    assert put(store, "a/b c", bytes(100), ABSENT) == b""
+    assert store["a/b c"] == value
+    server.faults = [Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"))]
+    with pytest.raises(StoreIOError, match=r'^PERMISSION_DENIED: Error writing ".*/bucket/k": For'):
+        store["k"] = bytes(100)
+
+
+def test_list_is_longer_than_any_page_can_be(server):
+    def endless(server, connection, request):
+        connection.sendall(head(200, [("Content-Length", 1 << 40)]))
+        with contextlib.suppress(OSError):
+            while not server.stopped.is_set():
+                connection.sendall(b" " * (1 << 20))
+        return False
+
+    server.faults = [Fault(endless)]
+    with pytest.raises(LimitError, match=r"Error listing .*: the response has 1099511627776 bytes"):
+        open_store(server).list().result()
+
+
+def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, tmp_path):
+    class Server(TlsServer, S3Server):
+        def __init__(self, context):
+            self._context = context
+            S3Server.__init__(self)
+
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    monkeypatch.setattr(_http_connection, "_TLS", [])
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    with Server(authority.context()) as server:
+        store = open_store(server)
+        store["a/b"] = b"1"
+        store["c"] = bytes(100)
+        assert store.list().result() == [b"a/b", b"c"]
+        assert store.driver.list_names("") == ["a/", "c"]
+        assert (store["a/b"], store["c"]) == (b"1", bytes(100))
+
+
+def test_nobody_who_is_not_asked_for_credentials_gets_a_request(server, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with HttpServer({"credentials": b"{}"}) as service, HttpServer() as other:
+        fields = [("Location", f"{other.url}/credentials"), ("Content-Length", 0)]
+        service.faults = [Fault(lambda s, c, r: c.sendall(head(302, fields)))]
+        (tmp_path / "token").write_text("TOKEN")
+        source = {"type": "ecs", "endpoint": f"{service.url}/credentials"}
+        source["auth_token_file"] = str(tmp_path / "token")
+        with pytest.raises(StoreIOError, match=r"no credentials, or .*Found \[HTTP code 302\]"):
+            open_store(server, aws_credentials=source).read("a").result()
+        assert len(service.requests) == 1
+        assert other.requests == server.requests == []
 
 
 def test_server_that_refuses_a_body_or_does_not_read_it(server):

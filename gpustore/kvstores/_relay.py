@@ -1,0 +1,333 @@
+"""Sends what obstore asks for, so that its requests keep the promises of our own.
+
+obstore follows redirects to other origins, does not see ``Retry-After``, shows no tokens and no
+signatures, and has no switch for any of it. But it can be told to use a proxy, and this is one: a
+listener on loopback to which obstore speaks in the clear and whose requests
+:mod:`~gpustore.kvstores._http_client` sends on, encrypted if the bucket is. A signature covers the
+host and the path of a request, not its scheme.
+
+1. Who does not know the secret of a bucket is refused, so nobody else on the machine can use it.
+2. Requests to the bucket are repeated, bounded and counted as all are. Anything but a success
+   becomes an error of ours, which waits under a number that obstore is told (:class:`Route`).
+3. Requests to a service that hands out credentials are sent on too, where it speaks in the clear,
+   and any answer but a redirect is handed back. Where it is encrypted a tunnel leads to it, and
+   from then on to nobody else: a redirect, which the relay cannot see, ends there.
+
+Sources: RFC 9112 section 3.2.2 (absolute form), RFC 9110 section 9.3.6 (CONNECT).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+from gpustore.errors import GpustoreError, LimitError, StoreIOError
+from gpustore.executor import reset_after_fork
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
+from gpustore.kvstores._http_proxy import proxy_for
+from gpustore.resources._request_concurrency import Permits
+from gpustore.resources.http_request_timeouts import Timeouts
+
+__all__ = ["RELAY", "Route"]
+
+_HEAD_NBYTES: Final = 1 << 16
+_BODY_NBYTES: Final = 64 << 20
+"""More than a part of a value has."""
+_PAGE_NBYTES: Final = 16 << 20
+"""More than a page of a list has: 1000 keys of 1 KiB, each byte of them encoded."""
+_MOST_FAILURES: Final = 64
+_OWN_WAIT_S: Final = 10.0
+"""obstore has said everything by then: it is the same process."""
+_SERVICE: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0)
+"""A service of the same machine, or of its network."""
+
+_PER_HOP: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-length", "host", "keep-alive", "te"),
+        *("proxy-authorization", "proxy-connection", "transfer-encoding", "upgrade", "user-agent"),
+    }
+)
+"""Fields that are not sent on, as whoever sends them on has their own."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Route:
+    """What the relay knows of one bucket, as long as somebody holds it.
+
+    Attributes
+    ----------
+    client : HttpClient
+        Sends to the bucket.
+    keyless : str
+        How a public bucket is opened, for the error that there are no credentials.
+    secret : str
+        Who asks with it is the obstore of this bucket.
+    authorization : str
+        That of the last request to the bucket.
+    """
+
+    client: HttpClient
+    keyless: str
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    authorization: str = field(default="", repr=False)
+    _failures: dict[str, GpustoreError] = field(default_factory=dict)
+    _tunnel: str = ""
+
+    @property
+    def unsent(self) -> str:
+        """A key: requests for it are answered with 404 and not sent, but their fields are seen."""
+        return f"unsent{self.secret}"
+
+    def failed(self, error: GpustoreError) -> bytes:
+        """Remember an error; the answer that stands for it."""
+        number = f"relay-{secrets.token_hex(16)}"
+        self._failures[number] = error
+        for old in list(self._failures)[:-_MOST_FAILURES]:  # Nobody has asked for it.
+            self._failures.pop(old, None)
+        return _answer(400, {}, f"<Error><Code>{number}</Code></Error>".encode())
+
+    def failure(self, text: str) -> GpustoreError | None:
+        """The error that an answer stands for which is a part of `text`."""
+        number = next((number for number in list(self._failures) if number in text), None)
+        return None if number is None else self._failures.pop(number, None)
+
+    def no_credentials(self, why: str) -> StoreIOError:
+        """The error that they were not found, or not fetched."""
+        return StoreIOError(
+            f"there are no credentials, or they cannot be fetched{why}; for a public bucket: "
+            f"{self.keyless}",
+            status="PERMISSION_DENIED",
+        )
+
+    def may_tunnel(self, authority: str) -> bool:
+        """Whether a tunnel may lead there: where the first one led."""
+        self._tunnel = self._tunnel or authority
+        return self._tunnel == authority
+
+    @property
+    def has_tunnel(self) -> bool:
+        """Whether the service for credentials is encrypted."""
+        return bool(self._tunnel)
+
+
+class _Relay:
+    """The listener of the process and its routes. Thread-safe; a forked child begins its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._routes: WeakValueDictionary[str, Route] = WeakValueDictionary()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Close the child's copy of the listener, at which the parent goes on listening."""
+        self._lock = threading.Lock()
+        self._routes = WeakValueDictionary()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def open(self, route: Route) -> str:
+        """Begin to serve a route; the URL of the proxy for its obstore, which is a secret.
+
+        Raises
+        ------
+        StoreIOError
+            If nobody can listen on loopback.
+        """
+        with self._lock:
+            if self._listener is None:
+                try:
+                    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+                except OSError as error:
+                    raise StoreIOError(
+                        f"cannot listen at 127.0.0.1, where obstore is met: {error.strerror}",
+                        status="UNAVAILABLE",
+                    ) from error
+                threading.Thread(
+                    target=self._listen, args=(listener,), name="gpustore-relay", daemon=True
+                ).start()
+                self._listener = listener
+            key = base64.b64encode(f"{route.secret}:".encode()).decode()
+            self._routes[f"Basic {key}"] = route
+            port = self._listener.getsockname()[1]
+        return f"http://{route.secret}:@127.0.0.1:{port}"
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(0.01)  # Too many open files; those who wait ask again.
+                continue
+            serve = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            try:
+                serve.start()
+            except RuntimeError:  # There are too many threads, or the program ends.
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer one request."""
+        with connection, contextlib.suppress(OSError, EOFError, ValueError):
+            connection.settimeout(_OWN_WAIT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asked = _receive(connection)
+            route = self._routes.get(asked.fields.get("proxy-authorization", ""))
+            if route is None:
+                connection.sendall(_answer(407, {}, b""))
+            elif asked.method != "CONNECT":
+                connection.sendall(_send_on(route, asked))
+            elif route.may_tunnel(asked.target):
+                _tunnel(connection, route, asked.target)
+            else:
+                connection.sendall(_answer(403, {}, b""))
+
+
+RELAY: Final = _Relay()
+"""That of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request of obstore."""
+
+    method: str
+    target: str
+    fields: dict[str, str]
+    body: bytes
+
+
+def _receive(connection: socket.socket) -> _Asked:
+    """Receive a request; OSError, EOFError or ValueError if it is none."""
+    with connection.makefile("rb") as stream:
+        return _read(stream)
+
+
+def _read(stream: BinaryIO) -> _Asked:
+    first = stream.readline(_HEAD_NBYTES).decode("latin-1")
+    method, target, _ = first.split(" ") if first.count(" ") == 2 else ("", "", "")
+    fields: dict[str, str] = {}
+    left = _HEAD_NBYTES
+    while (line := stream.readline(left)) not in (b"\r\n", b""):
+        left -= len(line)
+        name, _, value = line.decode("latin-1").partition(":")
+        fields[name.lower()] = value.strip()
+    length = fields.get("content-length", "0")
+    if not line or not method or int(length) > _BODY_NBYTES:
+        raise EOFError
+    body = stream.read(int(length))
+    if len(body) < int(length):
+        raise EOFError
+    return _Asked(method, target, fields, body)
+
+
+def _answer(status: int, fields: dict[str, str], body: bytes | bytearray | memoryview) -> bytes:
+    lines = [f"HTTP/1.1 {status} Answer"]
+    lines += [f"{name}: {text}" for name, text in fields.items() if name not in _PER_HOP]
+    lines += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + bytes(body)
+
+
+def _send_on(route: Route, asked: _Asked) -> bytes:
+    """The answer to a request that is not for a tunnel."""
+    parts = urlsplit(asked.target)
+    client = route.client
+    for_bucket = parts.netloc == client.origin.authority
+    if for_bucket:
+        route.authorization = asked.fields.get("authorization", "")
+        if parts.path.endswith(route.unsent):
+            return _answer(404, {}, b"")
+    fields = {name: text for name, text in asked.fields.items() if name not in _PER_HOP}
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    plan: Callable[[HttpResponse], BodyPlan] = _page if for_bucket else collect
+    request = HttpRequest(asked.method, target, fields, asked.body, plan)
+    try:
+        if not for_bucket:
+            client = _service(route, parts.netloc)
+        response = client.send_one(request)
+        redirects = 300 <= response.status < 400
+        if redirects or (for_bucket and not 200 <= response.status < 300):
+            raise client.refusal(response)
+    except GpustoreError as error:
+        if for_bucket:
+            return route.failed(error)
+        return route.failed(route.no_credentials(f": {parts.netloc}: {error}"))
+    return _answer(response.status, response.headers, response.body)
+
+
+def _service(route: Route, authority: str) -> HttpClient:
+    """The client for a service that hands out credentials."""
+    to = Origin.parse("http", authority)
+    if route.has_tunnel:
+        raise StoreIOError(
+            f"the redirect to another origin, {to}, is not followed", status="FAILED_PRECONDITION"
+        )
+    retries = replace(route.client.retries, max_retries=min(route.client.retries.max_retries, 3))
+    return HttpClient(to, permits=Permits(1), retries=retries, timeouts=_SERVICE)
+
+
+def _page(response: HttpResponse) -> BodyPlan:
+    del response
+
+    def too_long(nbytes: int) -> LimitError:
+        return LimitError(
+            f"the response has {nbytes} bytes or more, at most {_PAGE_NBYTES} are expected"
+        )
+
+    return BodyPlan(max_nbytes=_PAGE_NBYTES, too_long=too_long)
+
+
+def _tunnel(connection: socket.socket, route: Route, authority: str) -> None:
+    """Pass on what both sides say, until one of them ends or the time is up.
+
+    What goes wrong is not shown by obstore, whatever is answered: it says that it cannot connect.
+    """
+    timeouts = route.client.timeouts
+    try:
+        to = Origin.parse("https", authority)
+        proxy = proxy_for(to)
+        peer = to if proxy is None else proxy.origin
+        service = socket.create_connection((peer.host, peer.port), timeouts.connect_s)
+    except (GpustoreError, OSError):
+        connection.sendall(_answer(502, {}, b""))
+        return
+    with service:
+        if proxy is None:
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        else:  # Its answer is passed on.
+            head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.headers}\r\n"
+            service.sendall(head.encode("latin-1"))
+        _pass_on(connection, service, timeouts)
+
+
+def _pass_on(one: socket.socket, other: socket.socket, timeouts: Timeouts) -> None:
+    """Pass on what either says."""
+    deadline = time.monotonic() + timeouts.total_s
+    ways = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    poll = select.poll()
+    for fd, (source, _) in ways.items():
+        source.settimeout(timeouts.idle_s)
+        poll.register(fd, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = poll.poll(1000 * min(left, timeouts.idle_s))
+        if not ready:
+            return
+        for fd, _ in ready:
+            source, sink = ways[fd]
+            data = source.recv(_HEAD_NBYTES)
+            if not data:
+                return
+            sink.sendall(data)

@@ -1,0 +1,261 @@
+"""The proxy on loopback that sends what obstore asks for."""
+
+import base64
+import contextlib
+import os
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+
+from gpustore.errors import LimitError, StoreIOError
+from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores._relay import RELAY, Route
+from gpustore.resources._request_concurrency import Permits
+from gpustore.resources._retries import Retries
+from gpustore.resources.http_request_timeouts import Timeouts
+from tests.kvstores.http_server import Fault, HttpServer, head
+from tests.kvstores.test__http_proxy import ProxyServer
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in ("http", "https", "all", "no"):
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+        monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
+
+
+@pytest.fixture
+def server():
+    with HttpServer({"k": b"value"}) as server:
+        yield server
+
+
+def make_route(server, **different):
+    client = HttpClient(
+        Origin("http", "127.0.0.1", server.port),
+        permits=Permits(8),
+        retries=Retries(2, 1e-3, 2e-3),
+        timeouts=Timeouts(5.0, 5.0, different.get("total_s", 20.0)),
+    )
+    return Route(client, "anonymously")
+
+
+@contextlib.contextmanager
+def asking(route, first, lines=(), body=b"", *, secret=None):
+    """A connection to the relay that has sent a request, and what comes back."""
+    url = urlsplit(RELAY.open(route))
+    secret = url.username if secret is None else secret
+    key = base64.b64encode(f"{secret}:".encode()).decode()
+    lines = [first, f"Proxy-Authorization: Basic {key}", *lines, "", ""]
+    with (
+        socket.create_connection((url.hostname, url.port), 20) as connection,
+        connection.makefile("rb") as stream,
+    ):
+        connection.sendall("\r\n".join(lines).encode() + body)
+        yield connection, stream
+
+
+def read_head(stream):
+    return b"".join(iter(stream.readline, b"\r\n")).decode()
+
+
+def ask(*args, **options):
+    """What the relay answers: head and body."""
+    with asking(*args, **options) as (_, stream):
+        return read_head(stream), stream.read()
+
+
+def failure(route, answer):
+    assert answer[0].startswith("HTTP/1.1 400 ")
+    text = answer[1].decode()
+    found = route.failure(f"Generic error: status 400: {text}")
+    assert route.failure(text) is None
+    return found
+
+
+def test_request_is_sent_on_without_what_is_the_relays_business(server):
+    route = make_route(server)
+    top, body = ask(
+        route, f"GET {server.url}/k?a=b HTTP/1.1", ["Connection: keep-alive", "X-Signed: yes"]
+    )
+    assert (top.split(" ")[1], body) == ("200", b"value")
+    [sent] = server.requests
+    assert (sent.method, sent.target) == ("GET", "/k?a=b")
+    assert sent.headers["x-signed"] == "yes"
+    assert sent.headers["host"] == f"127.0.0.1:{server.port}"
+    assert not {"proxy-authorization", "connection"} & set(sent.headers)
+
+
+@pytest.mark.parametrize("secret", ["", "0" * 32])
+def test_who_does_not_know_the_secret_is_refused(server, secret):
+    for first in (f"GET {server.url}/k HTTP/1.1", "CONNECT 127.0.0.1:1 HTTP/1.1"):
+        top, body = ask(make_route(server), first, secret=secret)
+        assert (top.split(" ")[1], body) == ("407", b"")
+    assert server.requests == []
+
+
+def test_route_that_nobody_holds_any_more_is_not_served(server):
+    route = make_route(server)
+    secret = route.secret
+    del route
+    top, _ = ask(make_route(server), f"GET {server.url}/k HTTP/1.1", secret=secret)
+    assert top.split(" ")[1] == "407"
+
+
+def test_secret_is_not_shown(server):
+    route = make_route(server)
+    route.authorization = "TOKEN"
+    assert route.secret not in repr(route)
+    assert "TOKEN" not in repr(route)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: " + b"a" * (1 << 17) + b"\r\n\r\n",
+    ],
+    ids=lambda one: repr(one[:30]),
+)
+def test_what_is_no_request_is_not_answered(server, request_):
+    url = urlsplit(RELAY.open(make_route(server)))
+    with socket.create_connection((url.hostname, url.port), 20) as connection:
+        try:
+            connection.sendall(request_)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""
+        except ConnectionError:  # It was closed with something unread.
+            pass
+
+
+def test_failure_is_remembered_with_its_retries(server):
+    route = make_route(server)
+    server.faults = [Fault(lambda s, c, r: c.sendall(head(503, [("Content-Length", 0)])))]
+    found = failure(route, ask(route, f"GET {server.url}/k HTTP/1.1"))
+    assert "All 2 retry attempts failed" in str(found)
+    assert len(server.requests) == 3
+
+
+def test_redirect_is_a_failure(server):
+    fields = [("Location", f"{server.url}/other"), ("Content-Length", 0)]
+    server.faults = [Fault(lambda s, c, r: c.sendall(head(302, fields)), path="k")]
+    route = make_route(server)
+    assert "Found [HTTP code 302]" in str(
+        failure(route, ask(route, f"GET {server.url}/k HTTP/1.1"))
+    )
+    # A service for credentials is another origin; its redirects are kept back as well.
+    with HttpServer() as bucket:
+        route = make_route(bucket)
+        found = failure(route, ask(route, f"GET {server.url}/k HTTP/1.1"))
+        assert "there are no credentials, or they cannot be fetched" in str(found)
+        assert bucket.requests == []
+    assert [sent.target for sent in server.requests] == ["/k", "/k"]
+
+
+def test_answer_of_a_service_for_credentials_is_handed_back(server):
+    with HttpServer() as bucket:
+        route = make_route(bucket)
+        top, body = ask(route, f"GET {server.url}/k HTTP/1.1")
+        assert (top.split(" ")[1], body) == ("200", b"value")
+        top, _ = ask(route, f"PUT {server.url}/nothing HTTP/1.1", ["Content-Length: 0"])
+        assert top.split(" ")[1] in ("404", "405", "501")
+        assert bucket.requests == []
+
+
+def test_body_is_not_longer_than_a_page(server):
+    fields = [("Content-Length", 1 << 40)]
+    server.faults = [Fault(lambda s, c, r: c.sendall(head(200, fields)))]
+    route = make_route(server)
+    found = failure(route, ask(route, f"GET {server.url}/k HTTP/1.1"))
+    assert isinstance(found, LimitError)
+
+
+def test_failures_nobody_asks_for_do_not_pile_up(server):
+    route = make_route(server)
+    for _ in range(300):
+        route.failed(StoreIOError("x"))
+    assert len(route._failures) == 64
+
+
+def test_request_that_is_not_sent_shows_its_authorization(server):
+    route = make_route(server)
+    first = f"HEAD {server.url}/bucket/{route.unsent} HTTP/1.1"
+    top, _ = ask(route, first, ["Authorization: Bearer TOKEN"])
+    assert top.split(" ")[1] == "404"
+    assert route.authorization == "Bearer TOKEN"
+    assert server.requests == []
+
+
+def test_tunnel_leads_to_one_service_only():
+    with HttpServer({"k": b"value"}) as service, HttpServer({"k": b"other"}) as other:
+        route = make_route(other)
+        for _ in range(2):
+            tunnel = asking(route, f"CONNECT 127.0.0.1:{service.port} HTTP/1.1")
+            with tunnel as (connection, stream):
+                assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
+                connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
+                assert "Content-Length: 5\r\n" in read_head(stream)
+                assert stream.read(5) == b"value"
+        assert ask(route, f"CONNECT 127.0.0.1:{other.port} HTTP/1.1")[0].split(" ")[1] == "403"
+        # From inside the tunnel a redirect could also lead to who is not encrypted.
+        with HttpServer({"k": b"third"}) as third:
+            found = failure(route, ask(route, f"GET {third.url}/k HTTP/1.1"))
+            assert f"redirect to another origin, {third.url}, is not followed" in str(found)
+            assert third.requests == other.requests == []
+
+
+def test_tunnel_goes_through_the_proxy_of_the_environment(monkeypatch, server):
+    with HttpServer({"k": b"value"}) as service, ProxyServer(service.port) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://me:word@127.0.0.1:{proxy.port}")
+        tunnel = asking(make_route(server), "CONNECT service.invalid:443 HTTP/1.1")
+        with tunnel as (connection, stream):
+            assert read_head(stream).split(" ")[1] == "200"
+            connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
+            assert "Content-Length: 5\r\n" in read_head(stream)
+            assert stream.read(5) == b"value"
+        [sent] = proxy.requests
+        assert sent.target == "service.invalid:443"
+        secret = base64.b64encode(b"me:word").decode()
+        assert sent.headers["proxy-authorization"] == f"Basic {secret}"
+
+
+def test_tunnel_to_nobody_is_an_answer(server):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    for authority in (f"127.0.0.1:{port}", "?", "host.invalid:443"):
+        top, _ = ask(make_route(server), f"CONNECT {authority} HTTP/1.1")
+        assert top.split(" ")[1] == "502"
+
+
+def test_tunnel_ends_when_its_time_is_up():
+    with HttpServer() as service:
+        route = make_route(service, total_s=0.2)
+        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
+        assert ask(route, first) == ("HTTP/1.1 200 OK\r\n", b"")
+
+
+def test_forked_child_has_a_relay_of_its_own(server):
+    route = make_route(server)
+    before = RELAY.open(route)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            after = RELAY.open(route)
+            top, body = ask(route, f"GET {server.url}/k HTTP/1.1")
+            os.write(writer, f"{after != before} {top.split(' ')[1]} {body!r}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"True 200 b'value'"
+    os.close(reader)
+    os.close(writer)
+    assert RELAY.open(route) == before
+    assert ask(route, f"GET {server.url}/k HTTP/1.1")[1] == b"value"
