@@ -164,7 +164,8 @@ class ObstoreBucket:
             from obstore import store
 
             client, ours = self.client, timedelta(days=1)  # The relay ends what takes too long.
-            self._store = getattr(store, self.kind)(
+            self._store = self._call(
+                getattr(store, self.kind),
                 self.name,
                 config=self.config,
                 client_options={
@@ -213,7 +214,7 @@ class ObstoreBucket:
             return self._route.no_credentials(f"{asked}{attempts}")
         kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
         return StoreIOError(
-            f"obstore: {kind[0] if kind else 'error'} (its text is left out, as it may hold "
-            "secrets)",
+            f"obstore does not accept it: {kind[0] if kind else 'error'} (its text is left out, "
+            "as it may hold secrets)",
             status="FAILED_PRECONDITION",
         )

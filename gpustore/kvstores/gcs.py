@@ -15,6 +15,7 @@ Source: TensorStore ``kvstore/gcs/index.rst``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from gpustore._json import quote
-from gpustore.errors import InvalidKeyError, MetadataError
+from gpustore.errors import InvalidKeyError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._authorization import Anonymous, Authorization, BearerToken
 from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
@@ -57,12 +58,17 @@ _RESOURCES: Final = (
 )
 GOOGLE: Final = Origin("https", "storage.googleapis.com", 443)
 _WELL_KNOWN: Final = "~/.config/gcloud/application_default_credentials.json"
+_FILES: Final = (
+    *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT"),
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)
 _VARIABLES: Final = (
-    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT"),
-    *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT"),
+    *(*_FILES, "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY"),
     # Machines of Google that hide their firmware.
     *("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "FUNCTION_TARGET", "GAE_ENV"),
 )
+_TYPES: Final = ("service_account", "authorized_user")
+_ACCOUNT_NBYTES: Final = 1 << 20
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -93,6 +99,8 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             origin = Origin.parse(parts.scheme, parts.netloc)
         self._identity = "gcs", emulator, spec.bucket, project
         signs = not emulator and _has_credentials()
+        if signs:
+            _check_files()
         client = HttpClient(
             origin,
             permits=resources["gcs_request_concurrency"].value,
@@ -141,9 +149,36 @@ def _has_credentials() -> bool:
     """Whether obstore finds some without asking in vain for those of the machine."""
     if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         return False
-    if any(name in os.environ for name in _VARIABLES):
+    if any(os.environ.get(name) for name in _VARIABLES):
         return True
     return is_made_by("Google") or Path(_WELL_KNOWN).expanduser().exists()
+
+
+def _check_files() -> None:
+    """Check the file that names who asks, as far as one is named.
+
+    Raises
+    ------
+    NotFoundError
+        If it cannot be read.
+    UnsupportedError
+        If it is of a type that obstore does not know.
+    """
+    names = [os.environ[name] for name in _FILES if os.environ.get(name)]
+    path = Path(names[0] if names else _WELL_KNOWN).expanduser()
+    if not names and not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            type = json.loads(file.read(_ACCOUNT_NBYTES))["type"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not JSON with a type"
+        raise NotFoundError(f"no credentials of Google in {quote(str(path))}: {why}") from None
+    if type not in _TYPES:
+        raise UnsupportedError(
+            f"credentials of Google in {quote(str(path))} are of the type "
+            f"{quote(str(type)[:50])}; expected one of {', '.join(_TYPES)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 import gpustore
-from gpustore.errors import InvalidKeyError, MetadataError, StoreIOError
+from gpustore.errors import (
+    InvalidKeyError,
+    MetadataError,
+    NotFoundError,
+    StoreIOError,
+    UnsupportedError,
+)
 from gpustore.kvstore import KvStore
 from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores._authorization import Anonymous
@@ -305,6 +311,40 @@ def test_machine_is_asked_for_a_token_once_for_a_while(server, no_credentials, m
                 assert str(caught.value).endswith("for a public bucket: GOOGLE_SKIP_SIGNATURE=true")
             assert machine.requests
             assert server.requests == other.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "about"),
+    [
+        (None, NotFoundError, "No such file or directory"),
+        ("", NotFoundError, "it is not JSON with a type"),
+        ("[SECRET", NotFoundError, "it is not JSON with a type"),
+        ("[1]", NotFoundError, "it is not JSON with a type"),
+        ('{"client_secret": "SECRET"}', NotFoundError, "it is not JSON with a type"),
+        ('{"type": "external_account", "x": "SECRET"}', UnsupportedError, '"external_account"'),
+        ('{"type": ["SECRET"]}', UnsupportedError, "expected one of service_account, "),
+    ],
+)
+def test_file_that_names_nobody_is_named(no_credentials, monkeypatch, text, error, about):
+    path = no_credentials / "file.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    with pytest.raises(error, match=r"file\.json") as caught:
+        open_gcs()
+    assert about in str(caught.value)
+
+
+def test_key_that_is_none_is_not_shown(server, no_credentials, monkeypatch):
+    account = {"type": "service_account", "private_key": "SECRET", "private_key_id": "1"}
+    path = no_credentials / "account.json"
+    path.write_text(json.dumps({**account, "client_email": "me@project"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    for action in ACTIONS.values():
+        with pytest.raises(StoreIOError, match="obstore does not accept it: Generic ") as caught:
+            action(open_gcs())
+        assert "SECRET" not in str(caught.value)
+    assert server.requests == []
 
 
 def test_emulator_gets_no_credentials(no_credentials, monkeypatch):

@@ -517,7 +517,9 @@ def test_malformed_list_is_an_error(server, body):
         connection.sendall(head(200, [("Content-Length", len(body))]) + body)
 
     server.faults = [Fault(answer)]
-    with pytest.raises(StoreIOError, match=r"Error listing .*obstore: Generic S3 error"):
+    with pytest.raises(
+        StoreIOError, match=r"Error listing .*obstore does not accept it: Generic S3 error"
+    ):
         open_store(server).list().result()
 
 
