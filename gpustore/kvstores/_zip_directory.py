@@ -370,7 +370,11 @@ class Directory:
         # Version 1, the CRC-32 of the name it stands for, UTF-8.
         if path and path[0] == 1 and path[1:5] == zlib.crc32(name).to_bytes(4, "little"):
             return path[5:].decode("utf-8", "surrogateescape")
-        return name.decode("cp437")
+        try:
+            # As `zip` writes names on Linux; what was meant otherwise is hardly ever UTF-8.
+            return name.decode()
+        except UnicodeDecodeError:
+            return name.decode("cp437")
 
     def _refuse(self, row: int, name: str) -> None:
         """Remember which key a name that is none would be taken for."""

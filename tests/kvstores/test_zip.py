@@ -281,6 +281,9 @@ def test_names_are_decoded_as_they_say():
     cp437 = made([("XX", b"1")]).replace(b"XX", b"\x82\x9b")
     assert opened(cp437).list().result() == ["é¢".encode()]
     assert opened(made([("日本", b"1")])).list().result() == ["日本".encode()]
+    # zip on Linux writes UTF-8 and does not say so.
+    unsaid = made([("ZZZZ", b"1")]).replace(b"ZZZZ", "éé".encode())
+    assert opened(unsaid).list().result() == ["éé".encode()]
     flagged = made([("éé", b"1")]).replace("éé".encode(), b"\xff\xfe\xfd\xfc")
     store = opened(flagged)
     assert store.list().result() == [b"\xff\xfe\xfd\xfc"]
