@@ -113,8 +113,10 @@ class ArrayDriver(Unexplained):
                 strides[map_.input_dimension] += map_.stride * byte_stride
         index: list[Any] = [slice(i, i + 1) for i in transform(domain.inclusive_min)]
         first = self.array[(*index, ...)]  # With "..." it is a view of rank-0 arrays too.
-        view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, tuple(domain.shape), strides)
-        return view
+        # as_strided hands types on by name, which NumPy does not know of float8_e5m2.
+        plain = first.view(np.uint8) if first.itemsize == 1 else first
+        view: NDArray[Any] = np.lib.stride_tricks.as_strided(plain, tuple(domain.shape), strides)
+        return view.view(first.dtype)
 
     def _memory(self, shape: tuple[int, ...], out: Any, order: str) -> HostMemory:
         if out is None:

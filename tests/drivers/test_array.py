@@ -194,6 +194,7 @@ SOURCES = {
     "scalar": np.array(5),
     "complex": np.array([1 + 2j, np.nan]),
     "bfloat16": np.arange(4, dtype=ml_dtypes.bfloat16),
+    "float8_e5m2": np.arange(8, dtype=ml_dtypes.float8_e5m2)[::-3],
     "bool": np.array([True, False]),
 }
 
