@@ -65,7 +65,7 @@ def set_keywords(
         except GpustoreError as error:
             raise error.prefixed(f"Invalid {name}") from error.__cause__
         except TypeError as error:
-            raise TypeError(f"Invalid {name}: {value!r:.200}") from error
+            raise TypeError(f"Invalid {name}: {value!r:.200}: {error}") from error
 
 
 def as_int(value: Any) -> int:
@@ -109,5 +109,5 @@ def when_known(rank: int, setter: Callable[[int], None]) -> None:
 def expect_type(kind: type[T], value: Any) -> T:
     """`value` if it is a `kind`, TypeError otherwise."""
     if not isinstance(value, kind):
-        raise TypeError(f"Expected {kind.__name__}, but received: {value!r:.200}")
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

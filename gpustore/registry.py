@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "find_scheme", "ids", "is_installed"]
+__all__ = ["find", "find_scheme", "ids", "is_installed", "schemes"]
 
 _OBJECT = {
     "resources": "RESOURCE",
@@ -116,6 +116,17 @@ def find_scheme(folder: str, scheme: str) -> Any:
     ('memory', None)
     """
     return find(folder, _SCHEMES.get((folder, scheme), scheme))
+
+
+def schemes() -> tuple[str, ...]:
+    """The schemes of URL components that :func:`find_scheme` knows, sorted.
+
+    >>> {"gs", "https", "zarr3"} <= set(schemes()), "array" in schemes()
+    (True, False)
+    """
+    folders = ("kvstores", "drivers")
+    names = {(folder, name) for folder in folders for name in ids(folder)} | _SCHEMES.keys()
+    return tuple(sorted(name for folder, name in names if _SCHEMES.get((folder, name)) != ""))
 
 
 def is_installed(module: str) -> bool:

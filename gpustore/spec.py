@@ -31,6 +31,7 @@ from gpustore.kvstores._spec import (
     find_scheme,
     path_spec,
     root_spec,
+    unknown_scheme,
 )
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -458,7 +459,7 @@ def _from_url(url: str) -> DriverSpec:
                 component.require_path_only("TensorStore")
                 driver = kind.from_url(driver or _detecting(kvstore), component.path)
             elif not role:
-                raise MetadataError(f"unsupported URL scheme: {quote(component.scheme)}")
+                raise unknown_scheme(component)
             else:
                 before = "KvStore" if driver is None else "TensorStore"
                 raise MetadataError(

@@ -11,6 +11,7 @@ from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.spec import Spec
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -265,6 +266,24 @@ def test_unknown_scheme_is_an_error(url):
         MetadataError, match=r'^Parsing spec from url: .*unsupported URL scheme:? "'
     ):
         KvStore.Spec(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("flie://x", '"flie"; did you mean "file"?'),
+        ("S3://x/y", '"S3"; did you mean "s3"?'),
+        ("memory://a|zib:", '"zib"; did you mean "zip"?'),
+        ("memory://a|xyzzy:", '"xyzzy"; known: auto, cast, file, gs, http, https, json, memory,'),
+        ("flie:x", 'did you mean "file"?; a path that begins so is written "./flie:x"'),
+    ],
+)
+def test_unknown_schemes_are_told_apart_from_typos(url, hint):
+    for parse in (KvStore.Spec, Spec):
+        with pytest.raises(MetadataError) as caught:
+            parse(url)
+        assert "unsupported URL scheme: " in str(caught.value)
+        assert hint in str(caught.value)
 
 
 def test_defaults_can_be_printed():

@@ -115,7 +115,7 @@ def outcome(function):
             if isinstance(error, kind)
         )
         text = re.sub(r" \[(tensorstore_spec|transform|domain)=.*", "", str(error), flags=re.S)
-        return builtin.__name__, text.split("; known")[0]
+        return builtin.__name__, re.split("; (?:known:|did you mean)", text)[0]
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -116,6 +116,10 @@ def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore
     driver = gpustore.KvStore.open(dict(kvstore)).result().driver
     if not driver.can_write:
         raise CommandError(f'{name} cannot be written: kvstore "{driver.id}" is only read')
+    while "base" in kvstore:
+        kvstore = kvstore["base"]
+    if kvstore["driver"] == "memory":
+        raise CommandError(f"{name} would end with this command: name a target that stays")
 
 
 def check_place(
@@ -141,18 +145,22 @@ def check_place(
     CommandError
         If the place is not to be written to.
     """
-    if kvstore["driver"] != "file":
-        return  # Metadata that are there make the array or group exist already.
-    path = Path(kvstore["path"])
-    if path.exists() and not path.is_dir():
-        raise CommandError(f"{name} is a file: name a folder")
-    if not path.is_dir() or not any(path.iterdir()):
-        return
-    if not _is(path, kind):
+    if kvstore["driver"] == "file":
+        path = Path(kvstore["path"])
+        if path.exists() and not path.is_dir():
+            raise CommandError(f"{name} is a file: name a folder")
+        is_free = not path.is_dir() or not any(path.iterdir())
+    else:
+        # Other things may lie beside what is made, but --overwrite would delete them.
+        is_free = not overwrite
+    store = _directory(kvstore)
+    if _is(store, kind):
+        if overwrite:
+            return
+        raise CommandError(f"{name} exists already: add --overwrite, or name another target")
+    if not is_free and (kvstore["driver"] == "file" or store.list_names().result()):
         a = "an" if kind == "array" else "a"
         raise CommandError(f"{name} holds other things than {a} {kind}: name another target")
-    if not overwrite:
-        raise CommandError(f"{name} exists already: add --overwrite, or name another target")
 
 
 def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite: bool) -> Journal:
@@ -172,14 +180,21 @@ def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite:
     return journal
 
 
-def _is(path: Path, kind: str) -> bool:
-    """Whether the folder may be deleted as an array or a group; what is unreadable may not."""
-    if (path / ".zgroup").exists():
+def _directory(kvstore: Mapping[str, Any]) -> gpustore.KvStore:
+    """A place, with a path to which names can be appended."""
+    store = gpustore.KvStore.open(dict(kvstore)).result()
+    return store if not store.path or store.path.endswith("/") else store + "/"
+
+
+def _is(store: gpustore.KvStore, kind: str) -> bool:
+    """Whether what is there may be deleted as an array or a group; what is unreadable may not."""
+    if ".zgroup" in store:
         return kind == "group"
-    if not (path / "zarr.json").exists():
-        return kind == "array" and (path / ".zarray").exists()
+    document = store.read("zarr.json").result()
+    if document.state != "value":
+        return kind == "array" and ".zarray" in store
     try:
-        node = json.loads((path / "zarr.json").read_bytes())
+        node = json.loads(document.value)
     except ValueError:
         return False
     return isinstance(node, dict) and node.get("node_type") == kind

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["describe", "find_group", "run"]
 
 
-def find_group(place: str, failure: gpustore.GpustoreError) -> gpustore.Group:
+def find_group(
+    place: str, failure: gpustore.GpustoreError, *, context: gpustore.Context | None = None
+) -> gpustore.Group:
     """The group at a URL or path where no array can be opened.
 
     Parameters
@@ -24,14 +26,17 @@ def find_group(place: str, failure: gpustore.GpustoreError) -> gpustore.Group:
     place : str
     failure : GpustoreError
         Why that is no array.
+    context : Context, optional
 
     Raises
     ------
     GpustoreError
         `failure`, unless that says that it is a group: then why the group cannot be opened.
     """
+    if isinstance(failure, gpustore.StoreIOError) and failure.status == "ABORTED":
+        raise failure  # It was tried as often and as long as is allowed.
     try:
-        return gpustore.open_group(place).result()
+        return gpustore.open_group(place, context=context).result()
     except gpustore.GpustoreError as error:
         raise (error if "gpustore.open_group" in str(failure) else failure) from None
 

@@ -20,6 +20,8 @@ import numpy as np
 import gpustore
 from gpustore.cli import group_info
 from gpustore.cli.elements import Elements, open_whole
+from gpustore.cli.failure import CommandError
+from gpustore.cli.patience import looking
 from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
@@ -34,10 +36,14 @@ _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
+    context = looking()
     try:
-        store = open_whole(arguments.array)
+        store = open_whole(arguments.array, context=context)
     except gpustore.GpustoreError as error:
-        return group_info.run(arguments, group_info.find_group(arguments.array, error))
+        group = group_info.find_group(arguments.array, error, context=context)
+        return group_info.run(arguments, group)
+    if store.spec().to_json()["driver"] == "json":
+        raise CommandError(f"{arguments.array} is a JSON value: `gpustore cat` prints it")
     facts = describe(store)
     if arguments.json:
         if arguments.explain:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
+from gpustore.cli.patience import looking
 from gpustore.cli.screen import format_nbytes
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ _PART_NBYTES = 64 << 20
 def ls(arguments: argparse.Namespace) -> int:
     """Print the names one level below a URL, those of directories with a slash; or all keys."""
     store = _value(arguments.url)
-    if not store.driver.can_list:
-        raise CommandError(
-            f"{arguments.url} cannot be listed: {store.driver.id} servers do not tell what they "
-            f"have; `gpustore info` shows a group whose metadata are consolidated"
-        )
+    _require_list(store, arguments.url)
     directory = _directory(store)
     if directory is None:
         raise CommandError(
@@ -63,6 +60,7 @@ def du(arguments: argparse.Namespace) -> int:
         sizes = dict(zip([store.path.rpartition("/")[2]], store.nbytes_many([""])))
         errors: dict[str, gpustore.GpustoreError] = {}
     else:
+        _require_list(store, arguments.url)
         sizes, errors = directory.list_nbytes().result()
         _require([*sizes, *errors], directory)
     for error in list(errors.values())[:1]:
@@ -91,7 +89,7 @@ def cat(arguments: argparse.Namespace) -> int:
     spec = gpustore.Spec(arguments.url)
     driver = spec.to_json()["driver"]
     if driver == "json":
-        value = gpustore.open(spec, read=True).result().read().result()[()]
+        value = gpustore.open(spec, read=True, context=looking()).result().read().result()[()]
         print(json.dumps(value, indent=2, ensure_ascii=False))
         return 0
     if driver != "auto":
@@ -106,6 +104,10 @@ def cat(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"{arguments.url} is no key of a value ({error}): `gpustore ls` lists what is in it"
         ) from error
+    except gpustore.StoreIOError as error:
+        if not _is_directory(error):
+            raise
+        raise CommandError(f"{error}: `gpustore ls` lists what is in it") from error
     out.flush()
     return 0
 
@@ -122,7 +124,16 @@ def _value(url: str) -> gpustore.KvStore:
     kvstore = gpustore.Spec(url).kvstore
     if kvstore is None:
         raise CommandError(f"{url} has no keys")
-    return gpustore.KvStore.open(kvstore).result()
+    return gpustore.KvStore.open(kvstore, context=looking()).result()
+
+
+def _require_list(store: gpustore.KvStore, url: str) -> None:
+    if not store.driver.can_list:
+        raise CommandError(
+            f"{url} cannot be listed: {store.driver.id} servers do not tell what they have; "
+            "`gpustore info` shows a group whose metadata are consolidated; if it is an archive, "
+            '"|zip:" behind it lists what is inside'
+        )
 
 
 def _directory(store: gpustore.KvStore) -> gpustore.KvStore | None:
@@ -137,9 +148,14 @@ def _is_value(store: gpustore.KvStore) -> bool:
     try:
         return "" in store
     except gpustore.StoreIOError as error:
-        if error.status == "FAILED_PRECONDITION":
-            return False  # A directory.
+        if _is_directory(error):
+            return False
         raise
+
+
+def _is_directory(error: gpustore.StoreIOError) -> bool:
+    """Whether a key has no value because it is that of a directory."""
+    return error.status == "FAILED_PRECONDITION" and str(error).endswith(" but a directory")
 
 
 def _require(names: Collection[str], store: gpustore.KvStore) -> None:

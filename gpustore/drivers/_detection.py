@@ -251,9 +251,11 @@ def _detect_file(store: KvStore) -> Found | None:
     prefix, suffix = ends
     names = [format_.name for format_ in _OF_FILES]
     begin = " ".join(f"{byte:02x}" for byte in prefix[:12]) or "nothing"
+    within = _OF_DIRECTORIES.get(store.path.rpartition("/")[2])
+    hint = "" if within is None else f"; if it is a part of {within.what}, open its directory"
     return Found(
         tuple(format_ for format_, matches in _OF_FILES.items() if matches(prefix, suffix)),
-        f"it is a file, but none of {', '.join(names)}: it begins with {begin}",
+        f"it is a file, but none of {', '.join(names)}: it begins with {begin}{hint}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
@@ -32,6 +33,7 @@ __all__ = [
     "find_scheme",
     "path_spec",
     "root_spec",
+    "unknown_scheme",
 ]
 
 # What the scheme of a URL component can be, in TensorStore's words.
@@ -257,9 +259,13 @@ def path_spec(path: os.PathLike[str]) -> KvStoreSpec:
 
 
 def _misplaced(component: UrlComponent, role: str) -> MetadataError:
+    if not role:
+        return unknown_scheme(component)
     scheme = quote(component.scheme)
-    why = f": {scheme} is a {role} URL scheme" if role else ""
-    return MetadataError(f"unsupported URL scheme {scheme} in {quote(component.text)}{why}")
+    return MetadataError(
+        f"unsupported URL scheme {scheme} in {quote(component.text)}: {scheme} is a {role} URL "
+        "scheme"
+    )
 
 
 class RootKind(DriverKind, Protocol):
@@ -298,6 +304,17 @@ def find_scheme(scheme: str) -> tuple[str, Any]:
     return TENSORSTORE_ADAPTER if kind.is_adapter else KVSTORE_BASED, kind
 
 
+def unknown_scheme(component: UrlComponent) -> MetadataError:
+    """The error for a scheme that nobody knows, with those that it may have been meant to be."""
+    known = registry.schemes()
+    meant = difflib.get_close_matches(component.scheme.lower(), known)
+    if meant:
+        hint = f"did you mean {' or '.join(quote(scheme) for scheme in meant)}?"
+    else:
+        hint = f"known: {', '.join(known)}"
+    return MetadataError(f"unsupported URL scheme: {quote(component.scheme)}; {hint}")
+
+
 def root_spec(component: UrlComponent) -> KvStoreSpec:
     """The kvstore that the first component of a URL pipeline names.
 
@@ -308,7 +325,11 @@ def root_spec(component: UrlComponent) -> KvStoreSpec:
     """
     role, kind = find_scheme(component.scheme)
     if not role:
-        raise MetadataError(f"unsupported URL scheme: {quote(component.scheme)}")
+        error = unknown_scheme(component)
+        if not component.slashes:
+            path = quote(f"./{component.raw}")
+            raise MetadataError(f"{error}; a path that begins so is written {path}")
+        raise error
     if role != ROOT:
         raise MetadataError(
             f"{role} URL scheme in {quote(component.text)} is not valid as the first URL pipeline "

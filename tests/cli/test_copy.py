@@ -532,6 +532,32 @@ def test_what_lies_at_the_target_is_safe(gpustore_command, sources, tmp_path, ki
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.parametrize("place", ["x.zip|zip:", "x|ocdbt:"])
+def test_what_lies_in_archives_and_databases_is_safe(gpustore_command, sources, tmp_path, place):
+    url = f"{tmp_path}/{place}"
+    store = gpustore.KvStore.open(url).result()
+    store["b/thesis.tex"] = b"mine"
+    store["g/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+    for target in (url, f"{url}b", f"{url}g"):
+        code, _, err = gpustore_command("copy", sources["v3 raw"], target, "--overwrite")
+        assert (code, "holds other things than an array" in err) == (1, True)
+    assert store.list().result() == [b"b/thesis.tex", b"g/zarr.json"]
+    assert gpustore_command("copy", sources["v3 raw"], f"{url}a")[0] == 0
+    code, _, err = gpustore_command("copy", sources["v3 raw"], f"{url}a")
+    assert (code, "exists already: add --overwrite" in err) == (1, True)
+    assert gpustore_command("copy", sources["v3 raw"], f"{url}a", "--overwrite")[0] == 0
+    assert store["b/thesis.tex"] == b"mine"
+
+
+def test_a_place_that_does_not_stay_is_refused_at_once(gpustore_command, sources, tmp_path):
+    gpustore.open_group(tmp_path / "g", create=True).result()
+    for source in (sources["v3 raw"], tmp_path / "g"):
+        for target in ("memory://a", "memory://a.zip|zip:b"):
+            code, out, err = gpustore_command("copy", source, target)
+            assert (code, out) == (1, "")
+            assert "would end with this command: name a target that stays" in err
+
+
 @pytest.mark.parametrize("where", ["same", "inside", "around", "through a link"])
 def test_the_source_is_safe(gpustore_command, tmp_path, where):
     source = tmp_path / "folder" / "a"

@@ -144,7 +144,7 @@ def test_a_web_server_tells_sizes_and_lists_nothing(gpustore_command, tmp_path):
         assert not server.requests
         code, _, err = gpustore_command("du", f"{server.url}/d/")
         assert code == 1
-        assert 'kvstore driver "http" does not support listing' in err
+        assert "cannot be listed: http servers do not tell what they have" in err
         _, out, _ = gpustore_command("du", "--json", f"{server.url}/d/e")
         assert json.loads(out)["bytes"] == 1
         assert gpustore_command("ls", f"{server.url}/x.zip|zip:a") == (0, "b\nc\n", "")
@@ -193,14 +193,16 @@ def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
         ("du", "file/", "there is nothing at file://"),
         ("cat", "folder/", "is no key of a value"),
         ("cat", "archive.zip|zip:", "`gpustore ls` lists what is in it"),
-        ("cat", "folder", "is not a regular file but a directory"),
+        ("cat", "folder", "is not a regular file but a directory: `gpustore ls` lists what is in"),
+        ("info", "x.json|json:/a", "is a JSON value: `gpustore cat` prints it"),
         ("ls", "file|zip:", "zip"),
         ("ls", "folder/../file", "is a value"),
-        ("ls", "file|nonono:", "unsupported URL scheme"),
+        ("ls", "file|zib:", 'unsupported URL scheme: "zib"; did you mean "zip"?'),
     ],
 )
 def test_failures_are_one_line(gpustore_command, tmp_path, command, name, text):
     (tmp_path / "file").write_bytes(b"no archive")
+    (tmp_path / "x.json").write_bytes(b'{"a": 1}')
     (tmp_path / "folder").mkdir()
     zipfile.ZipFile(tmp_path / "archive.zip", "w").close()
     code, out, err = gpustore_command(command, f"{tmp_path}/{name}")

@@ -231,6 +231,12 @@ def test_both_kinds_of_groups_are_named_in_the_error(tmp_path):
         assert str(caught.value).startswith('FAILED_PRECONDITION: Error opening "auto" driver: ')
 
 
+def test_a_part_of_an_array_is_told_from_the_array(tmp_path):
+    (tmp_path / "zarr.json").write_bytes(b"{}")
+    with pytest.raises(MismatchError, match="if it is a part of a Zarr v3 array, open its direct"):
+        gpustore.open(tmp_path / "zarr.json").result()
+
+
 def test_a_file_of_no_format_is_described(tmp_path):
     (tmp_path / "f").write_bytes(b"{}")
     with pytest.raises(MismatchError) as caught:

@@ -429,7 +429,7 @@ def test_fill_value_converts_as_c_does():
     [
         ({"domain": {"shape": [3]}}, "Invalid domain"),
         ({"chunk_layout": {"rank": 2}}, "Invalid chunk_layout"),
-        ({"codec": {"driver": "zarr"}}, "Invalid codec"),
+        ({"codec": {"driver": "zarr"}}, "Invalid codec: {.*}: expected CodecSpec, got dict"),
         ({"schema": {"rank": 2}}, "Invalid schema"),
         ({"dtype": 3}, "Invalid dtype"),
         ({"shape": [1, None]}, "Invalid shape"),
