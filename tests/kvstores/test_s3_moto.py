@@ -80,6 +80,16 @@ def test_more_keys_than_a_page_holds(make_store):
     assert store.list().result() == [b"k0000"]
 
 
+def test_long_value_is_written_in_parts(make_store, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    store, value = make_store(), np.random.default_rng(0).bytes(35 << 20)
+    written = store.write("a b/é+", value).result()
+    read = store.read("a b/é+").result()
+    assert read.value == value
+    assert written.generation == read.stamp.generation
+    assert read.stamp.generation.endswith(b'-3"')  # As S3 names what came in three parts.
+
+
 def test_tensorstore_reads_what_is_written_and_the_other_way_round(endpoint):
     volume = np.arange(300, dtype="uint16").reshape(15, 20)
     kvstore = {"driver": "s3", "bucket": "bucket", "endpoint": endpoint, "path": "both.zarr/"}
