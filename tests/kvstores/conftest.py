@@ -16,3 +16,9 @@ def s3():
 def gcs():
     with GcsServer() as server:
         yield server
+
+
+@pytest.fixture
+def short_parts(monkeypatch):
+    """Values of 100 bytes are written in parts."""
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)

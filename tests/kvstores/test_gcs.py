@@ -30,6 +30,7 @@ from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores._authorization import Anonymous
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT
+from tests.kvstores.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http_server import Fault, HttpServer, head
@@ -58,6 +59,16 @@ def server(shared_server, monkeypatch):
 def make_store(server):
     numbers = itertools.count()
     return lambda: open_gcs(f"{next(numbers)} é/")
+
+
+@pytest.fixture
+def open_bucket(server):
+    return open_gcs
+
+
+@pytest.fixture
+def other_server():
+    return GcsServer
 
 
 @pytest.fixture
@@ -181,42 +192,6 @@ def test_token_is_shown_to_google_only(server):
         assert "TOKEN" not in str(caught.value)
 
 
-ACTIONS = {
-    "read": lambda store: store.read("a").result(),
-    "write": lambda store: store.write("a", b"1").result(),
-    "write in parts": lambda store: store.write("a", bytes(100)).result(),
-    "delete": lambda store: store.write("a", None).result(),
-    "list": lambda store: store.list().result(),
-    "list names": lambda store: store.driver.list_names(""),
-}
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_redirect_is_not_followed(server, monkeypatch, action):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
-    with GcsServer() as other:
-        other.values["bucket/a"] = b"other"
-
-        def redirect(server, connection, request):
-            fields = [("Location", other.url + request.target), ("Content-Length", 0)]
-            connection.sendall(head(307, fields))
-
-        server.faults = [Fault(redirect)]
-        with pytest.raises(StoreIOError, match=r"Temporary Redirect \[HTTP code 307\]"):
-            ACTIONS[action](open_gcs())
-        assert other.requests == []
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_retry_after_is_obeyed(server, monkeypatch, action):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
-    later = [("Retry-After", "31")]
-    server.faults = [Fault(lambda s, c, r: refuse(c, 503, "SlowDown", later))]
-    with pytest.raises(StoreIOError, match="SlowDown, and the server wants to be left alone"):
-        ACTIONS[action](open_gcs())
-    assert len(server.requests) == 1
-
-
 def test_condition_of_a_deletion_is_compared_by_the_server(server):
     store = open_gcs()
     first = put(store, "a", b"1")
@@ -235,8 +210,7 @@ def test_condition_of_a_deletion_is_compared_by_the_server(server):
     assert [sent.headers["x-goog-if-generation-match"] for sent in deletions] == [first.decode()]
 
 
-def test_long_value_is_written_in_parts(server, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+def test_long_value_is_written_in_parts(server, short_parts):
     value = np.random.default_rng(0).bytes(17 << 20)
     assert put(open_gcs(), "a/b c", value) == b"77"
     assert server.values == {"bucket/a/b c": value}
@@ -347,11 +321,10 @@ def test_key_that_is_none_is_not_shown(server, no_credentials, monkeypatch):
     assert server.requests == []
 
 
-def test_emulator_gets_no_credentials(no_credentials, monkeypatch):
+def test_emulator_gets_no_credentials(no_credentials, short_parts, monkeypatch):
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN")
     with GcsServer() as emulator:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{emulator.port}")
-        monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
         store = open_gcs()
         store["a"] = b"1"
         store["b"] = bytes(100)

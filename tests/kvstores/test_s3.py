@@ -31,6 +31,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores import _http_connection, _machine, _s3_address
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
+from tests.kvstores.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.http_server import Fault, HttpServer, head
 from tests.kvstores.s3_server import DATE, S3Server, refuse
@@ -73,6 +74,16 @@ def make_store(server):
     numbers = itertools.count()
     server.page_keys = 3
     return lambda: open_store(server, f"{next(numbers)} é/")
+
+
+@pytest.fixture
+def open_bucket(server):
+    return lambda: open_store(server)
+
+
+@pytest.fixture
+def other_server():
+    return S3Server
 
 
 @pytest.fixture
@@ -606,42 +617,6 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
         assert alone.most == 3
 
 
-ACTIONS = {
-    "read": lambda store: store.read("a").result(),
-    "write": lambda store: store.write("a", b"1").result(),
-    "write in parts": lambda store: store.write("a", bytes(100)).result(),
-    "delete": lambda store: store.write("a", None).result(),
-    "list": lambda store: store.list().result(),
-    "list names": lambda store: store.driver.list_names(""),
-}
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_redirect_is_not_followed(server, monkeypatch, action):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
-    with S3Server() as other:
-        other.values["bucket/a"] = b"other"
-
-        def redirect(server, connection, request):
-            fields = [("Location", other.url + request.target), ("Content-Length", 0)]
-            connection.sendall(head(307, fields))
-
-        server.faults = [Fault(redirect)]
-        with pytest.raises(StoreIOError, match=r'HTTP code 307\]: .*Set "aws_region"'):
-            ACTIONS[action](open_store(server))
-        assert other.requests == []
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_retry_after_is_obeyed(server, monkeypatch, action):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
-    later = [("Retry-After", "31")]
-    server.faults = [Fault(lambda s, c, r: refuse(c, 503, "SlowDown", later))]
-    with pytest.raises(StoreIOError, match="SlowDown, and the server wants to be left alone"):
-        ACTIONS[action](open_store(server))
-    assert len(server.requests) == 1
-
-
 def test_pause_is_as_long_as_the_server_says(server):
     server.values["bucket/a"] = b"value"
     store = open_store(server)
@@ -652,8 +627,7 @@ def test_pause_is_as_long_as_the_server_says(server):
         assert time.monotonic() - begun >= 1
 
 
-def test_long_value_is_written_in_parts(server, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+def test_long_value_is_written_in_parts(server, short_parts):
     value = np.random.default_rng(0).bytes(35 << 20)
     busy = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
     server.faults = [busy]
@@ -685,7 +659,7 @@ def test_list_is_longer_than_any_page_can_be(server):
         open_store(server).list().result()
 
 
-def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, tmp_path):
+def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, short_parts, tmp_path):
     class Server(TlsServer, S3Server):
         def __init__(self, context):
             self._context = context
@@ -696,7 +670,6 @@ def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
     monkeypatch.setattr(_http_connection, "_TLS", [])
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
     with Server(authority.context()) as server:
         store = open_store(server)
         store["a/b"] = b"1"

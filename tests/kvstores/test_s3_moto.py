@@ -80,8 +80,7 @@ def test_more_keys_than_a_page_holds(make_store):
     assert store.list().result() == [b"k0000"]
 
 
-def test_long_value_is_written_in_parts(make_store, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+def test_long_value_is_written_in_parts(make_store, short_parts):
     store, value = make_store(), np.random.default_rng(0).bytes(35 << 20)
     written = store.write("a b/é+", value).result()
     read = store.read("a b/é+").result()
