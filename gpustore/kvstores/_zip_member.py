@@ -54,6 +54,10 @@ _DEFLATE_LEVEL: Final = 2
 # The dictionary of xz's highest preset takes this much.
 _XZ_MEMORY_NBYTES: Final = 80 << 20
 
+# Input of xz handed over at once. What a stream leaves of it is copied, so a member of very many
+# tiny streams costs time in proportion to this.
+_PIECE_NBYTES: Final = 4 << 10
+
 # Above this size TensorStore takes a member that expands more often than this for a bomb, and
 # leaves it out.
 _BOMB_NBYTES: Final = 1 << 20
@@ -153,6 +157,8 @@ def decode(method: int, encoded: Buffer, decoded_nbytes: int, wanted: int) -> by
     try:
         if method == 93:
             decoded = _decode_zstd(encoded, wanted, is_whole=is_whole)
+        elif method == 95:
+            decoded = _decode_xz(memoryview(encoded), wanted, is_whole=is_whole)
         else:
             stream = _DECOMPRESSORS[method]()
             decoded = stream.decompress(encoded, wanted + is_whole)
@@ -223,10 +229,43 @@ def _decode_zstd(encoded: Buffer, wanted: int, *, is_whole: bool) -> bytes:
     return decompressor.decompress(encoded, max_output_size=wanted, allow_extra_data=False)
 
 
+def _decode_xz(encoded: memoryview, wanted: int, *, is_whole: bool) -> bytes:
+    """Streams that follow each other, with zero bytes in fours between them, as the format allows.
+
+    One byte more than is wanted if there is more, and all is wanted.
+    """
+    decoded = bytearray()
+    most = wanted + is_whole
+    position = 0
+    while len(decoded) < most and (position < len(encoded) or not position):
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_NBYTES)
+        while len(decoded) < most and not stream.eof:
+            piece = encoded[position : position + _PIECE_NBYTES] if stream.needs_input else b""
+            if stream.needs_input and not piece:
+                raise corrupt(
+                    f"Truncated xz-compressed stream; at uncompressed byte {len(decoded)}"
+                )
+            decoded += stream.decompress(piece, most - len(decoded))
+            position += len(piece)
+        position -= len(stream.unused_data)
+        position += _padding_nbytes(encoded, position)
+    return bytes(decoded)
+
+
+def _padding_nbytes(encoded: memoryview, start: int) -> int:
+    """How many zero bytes there are from `start`, in fours."""
+    position = start
+    while piece := bytes(encoded[position : position + _PIECE_NBYTES]):
+        zeros = len(piece) - len(piece.lstrip(b"\0"))
+        position += zeros
+        if zeros < len(piece):
+            break
+    return (position - start) // 4 * 4
+
+
 _DECOMPRESSORS: Final[dict[int, Callable[[], Any]]] = {
     8: lambda: isal_zlib.decompressobj(-15),
     12: bz2.BZ2Decompressor,
-    95: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_NBYTES),
 }
 
 _COMPRESS: Final[dict[int, Callable[[Buffer], bytes]]] = {

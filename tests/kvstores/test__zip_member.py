@@ -1,12 +1,16 @@
 """Data of members of zip archives."""
 
 import bz2
+import io
 import lzma
 import os
+import struct
 import tracemalloc
+import zipfile
 import zlib
 
 import pytest
+import tensorstore as ts
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +64,7 @@ def test_wrong_sizes_and_streams_are_errors(name, data):
         (encoded[: len(encoded) // 2], nbytes),
         (encoded + b"j", nbytes),
         (encoded + encoded, nbytes),
+        (encoded + encoder(b""), nbytes) if name != "xz" else (encoded[1:], nbytes),
         (b"", nbytes),
         (b"junk" + encoded, nbytes),
     ]:
@@ -120,3 +125,45 @@ def test_nothing_looks_like_a_bomb_to_tensorstore(compression):
     method, encoded = encode(compression, data)
     assert len(encoded) < len(data) < 1024 * len(encoded)
     assert decode(method, encoded, len(data), len(data)) == data
+
+
+def test_xz_streams_that_follow_each_other_are_read_as_by_tensorstore():
+    """The format allows that, and zero bytes in fours behind each; the other formats do not."""
+    data = VALUES["random"] * 20
+    first, second, empty = (
+        lzma.compress(data[:7000]),
+        lzma.compress(data[7000:]),
+        lzma.compress(b""),
+    )
+    whole = lzma.compress(data)
+    for encoded in (
+        first + second,
+        first + bytes(4) + second + bytes(8),
+        empty + first + empty * 3 + second + empty,
+        whole + bytes(100_000),
+    ):
+        assert read_by_tensorstore(95, encoded, data) == data
+        for wanted in (0, 1, 6999, 7001, len(data) - 1, len(data)):
+            assert decode(95, encoded, len(data), wanted) == data[:wanted]
+    for encoded in (
+        *(first, first + second[:-1], first + second + b"j", first + second + empty[:-1]),
+        *(whole + first, whole + bytes(3), whole + bytes(99_999), first + bytes(5) + second),
+    ):
+        with pytest.raises(CorruptChunkError):
+            decode(95, encoded, len(data), len(data))
+
+
+def read_by_tensorstore(method, encoded, data):
+    """A member of an archive that says so, read by TensorStore."""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as archive:
+        archive.writestr("key", encoded)
+    raw = bytearray(packed.getvalue())
+    for at, place in ((raw.find(b"PK\3\4"), 8), (raw.find(b"PK\1\2"), 10)):
+        raw[at + place : at + place + 2] = method.to_bytes(2, "little")
+        sums = struct.pack("<3L", zlib.crc32(data), len(encoded), len(data))
+        raw[at + place + 6 : at + place + 18] = sums
+    context = ts.Context()
+    base = {"driver": "memory", "path": "x.zip"}
+    ts.KvStore.open(base, context=context).result().write("", bytes(raw)).result()
+    store = ts.KvStore.open({"driver": "zip", "base": base}, context=context).result()
+    return store.read("key").result().value
