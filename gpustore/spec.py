@@ -30,6 +30,7 @@ from gpustore.kvstores._spec import (
     adapted,
     find_scheme,
     path_spec,
+    refuse_password,
     root_spec,
     unknown_scheme,
 )
@@ -444,6 +445,7 @@ def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
 
 def _from_url(url: str) -> DriverSpec:
     """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
+    refuse_password(url)
     try:
         root, *applied = parse_pipeline(url, registry.ids("kvstores"))
         kvstore = root_spec(root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
@@ -32,6 +33,7 @@ __all__ = [
     "as_text",
     "find_scheme",
     "path_spec",
+    "refuse_password",
     "root_spec",
     "unknown_scheme",
 ]
@@ -234,7 +236,19 @@ def _normalise_context(json: JsonValue) -> JsonValue:
     return Context.Spec(json).to_json()
 
 
+def refuse_password(url: str) -> None:
+    """Raise MetadataError, which does not show it, if there is a user name or password in a URL."""
+    match = re.match(r"([^:/|]+)://[^/|?#]*@", url)
+    if match and match[1] not in ("file", "memory"):
+        shown = quote(f"{match[1]}://***@{url[match.end() :]}")
+        raise MetadataError(
+            f"Parsing spec from url: {shown}: A user name and password are not allowed in a URL; "
+            'use a context resource such as "http_authorization"'
+        )
+
+
 def _from_url(url: str) -> KvStoreSpec:
+    refuse_password(url)
     try:
         root, *applied = parse_pipeline(url, registry.ids("kvstores"))
         role, _ = find_scheme(root.scheme)

@@ -167,6 +167,28 @@ def test_secret_in_a_spec_is_refused(spec):
         KvStore.Spec(spec)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://me:SECRET@h/p", "https://SECRET@h:x/p|zarr3:", "http://me:SECRET@h/%zz"),
+        *("s3://me:SECRET@bucket/p", "gs://me:SECRET@bucket", "htp://me:SECRET@h|nonono:"),
+    ],
+)
+def test_secret_in_a_url_is_not_shown(url):
+    inner = {"driver": "zarr3", "kvstore": url}
+    for parse in (KvStore.Spec, gpustore.Spec, lambda _: gpustore.Spec(inner)):
+        with pytest.raises(MetadataError) as caught:
+            parse(url)
+        assert "SECRET" not in str(caught.value)
+    with pytest.raises(MetadataError, match=r"://\*\*\*@.*user name and password are not allowed"):
+        KvStore.Spec(url)
+
+
+def test_what_looks_like_a_password_elsewhere_is_none():
+    for url in ("file://me:x@h/p", "memory://me:x%40h", "http://h/me:x%40h"):
+        assert KvStore.Spec(url).url == url
+
+
 def test_secret_comes_from_where_the_context_says_and_is_never_shown(server, monkeypatch, tmp_path):
     server.values["a"] = b"value"
     (tmp_path / "token").write_text("Bearer FILE-SECRET\n")
