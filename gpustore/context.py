@@ -39,6 +39,8 @@ class ResourceType(abc.ABC, Generic[C, V]):
     """
 
     id: str
+    may_be_secret = False
+    """Whether messages must not show what stands in the place of the JSON."""
 
     @abc.abstractmethod
     def parse(self, json: JsonValue) -> C:
@@ -321,7 +323,7 @@ def _parse(kind: ResourceType[Any, Any], json: JsonValue) -> Any:
     try:
         return kind.parse(json)
     except MetadataError as error:
-        if isinstance(json, str):
+        if isinstance(json, str) and not kind.may_be_secret:
             raise MetadataError(
                 f"Invalid spec or reference to {quote(kind.id)} resource: {text(json)} "
                 f"({error.text})"

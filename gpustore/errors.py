@@ -96,7 +96,7 @@ class GpustoreError(Exception):
         >>> str(NotFoundError('"a" is missing').prefixed("Error opening x"))
         'NOT_FOUND: Error opening x: "a" is missing'
         """
-        error = self._of(f"{context}: {self.text}")
+        error = self.reworded(f"{context}: {self.text}")
         if error.key is None:
             error.key = key
         return error
@@ -107,9 +107,10 @@ class GpustoreError(Exception):
         >>> str(NotFoundError('"a" is missing').suffixed('; so is "b"'))
         'NOT_FOUND: "a" is missing; so is "b"'
         """
-        return self._of(self.text + more)
+        return self.reworded(self.text + more)
 
-    def _of(self, text: str) -> Self:
+    def reworded(self, text: str) -> Self:
+        """Return the same error with another text."""
         error = type(self)(text, **self._attributes())
         error.__cause__ = self.__cause__
         return error

@@ -38,7 +38,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.unit import Unit
-from gpustore.url import parse_pipeline
+from gpustore.url import about_url, parse_pipeline
 
 __all__ = ["Spec", "SpecLike"]
 
@@ -471,5 +471,5 @@ def _from_url(url: str) -> DriverSpec:
     except GpustoreError as error:
         if not url:
             raise
-        raise error.prefixed(f'Parsing spec from url: "{url}"') from error.__cause__
+        raise about_url(error, url) from error.__cause__
     return driver or _detecting(kvstore)

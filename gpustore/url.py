@@ -5,8 +5,8 @@ component is ``scheme:path?query#fragment``; the root has ``//`` before its path
 leave out the colon. Paths are percent-encoded UTF-8. Instead of a root there may be a file path
 as people type it, which is taken literally: ``/data/50%.zarr|zarr3:``.
 
-Nothing is known here about which schemes exist and what their paths mean. Whoever does prefixes
-the errors with ``Parsing spec from url: "...": ``.
+Nothing is known here about which schemes exist and what their paths mean. Whoever does hands
+errors to :func:`about_url`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass, field
 from urllib.parse import quote as percent_encode
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from gpustore._json import quote
-from gpustore.errors import InvalidKeyError, MetadataError
+from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError
 
-__all__ = ["UrlComponent", "check_segments", "encode_path", "parse_pipeline"]
+__all__ = ["UrlComponent", "about_url", "check_segments", "encode_path", "parse_pipeline"]
 
 # Never encoded by TensorStore, besides letters, digits and -._~ .
 _UNENCODED = "!$&'()*+,/:;="
@@ -28,6 +28,9 @@ _UNENCODED = "!$&'()*+,/:;="
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_+.-]*")
 # A single letter is a drive: C:\data.
 _ROOT = re.compile(r"([A-Za-z][A-Za-z0-9_+.-]+):(//)?")
+# What may be a secret: a user name and password, and what a web server is asked with.
+_USER = re.compile(r"(?<=//)[^/|?#]*@")
+_QUERY = re.compile(r"\Ahttps?://[^|?#]*(\?[^|]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,20 @@ def parse_pipeline(url: str, kvstores: Container[str] = ()) -> tuple[UrlComponen
         raise MetadataError("URL must be non-empty")
     root, *rest = url.split("|")
     return (_parse_root(root), *(_parse_applied(text, kvstores) for text in rest))
+
+
+def about_url(error: GpustoreError, url: str) -> GpustoreError:
+    """The same error, saying which URL it is about, without the secrets that may be in that.
+
+    >>> print(about_url(MetadataError("Not known"), "https://me:secret@host/x?token=1|zip:"))
+    Parsing spec from url: "https://...@host/x?...|zip:": Not known
+    """
+    text = error.prefixed(f"Parsing spec from url: {quote(url)}").text
+    for secret in (*_USER.findall(url), *_QUERY.findall(url)):
+        hidden = "?..." if secret.startswith("?") else "...@"
+        for form in (secret, unquote(secret)):
+            text = text.replace(form, hidden).replace(quote(form)[1:-1], hidden)
+    return error.reworded(text)
 
 
 def encode_path(path: str) -> str:

@@ -14,7 +14,7 @@ from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import DriverKind, invalid_key
-from gpustore.url import UrlComponent, parse_pipeline
+from gpustore.url import UrlComponent, about_url, parse_pipeline
 
 if TYPE_CHECKING:
     from gpustore._json import JsonValue
@@ -263,7 +263,7 @@ def _from_url(url: str) -> KvStoreSpec:
     except GpustoreError as error:
         if not url:
             raise
-        raise error.prefixed(f"Parsing spec from url: {quote(url)}") from error.__cause__
+        raise about_url(error, url) from error.__cause__
     return spec
 
 

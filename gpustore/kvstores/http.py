@@ -55,7 +55,9 @@ _TAG: Final = re.compile(rb'"[!#-~\x80-\xff]+"')
 _PLAIN: Final = re.compile(r"[A-Za-z0-9/._~-]*")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]*)(:(.*))?", re.DOTALL)
 # What would be shown wherever the spec is.
-_SECRET: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+_SECRET: Final = re.compile(
+    "auth|cookie|credential|passw|secret|session|signature|token|(?:^|[-_]|api)key(?:$|[-_])"
+)
 # What says how a request is to be understood is our own business.
 _RESERVED: Final = frozenset(
     {
@@ -134,12 +136,17 @@ class HttpKvStore(KvStoreDriver):
             headers[name] = (
                 f"{headers[name]}, {value.strip()}" if name in headers else value.strip()
             )
-        authorization = self._resources["http_authorization"].value.read()
-        if authorization:
+        source = self._resources["http_authorization"].value
+        authorization = source.read()
+        query = ""
+        if authorization and source.as_query:
+            separator = "?" if self._spec.query is None else "&"
+            query = separator + encode_query(authorization.removeprefix("?")).replace("#", "%23")
+        elif authorization:
             headers["Authorization"] = authorization
         target = self._spec.target
         return (
-            HttpRequest(method, target(key), headers.copy(), follows_redirects=True)
+            HttpRequest(method, target(key) + query, headers.copy(), follows_redirects=True)
             for method, key in asked
         )
 
@@ -248,6 +255,13 @@ def _parse_url(url: str) -> HttpSpec:
     scheme, authority, encoded, query, fragment = match.groups()
     if fragment is not None:
         raise MetadataError("Fragment identifier not supported")
+    for parameter in re.split("[&;]", query or ""):
+        name = unquote_to_bytes(parameter.partition("=")[0]).decode("latin-1")
+        if name == "sig" or _SECRET.search(name.lower()):
+            raise MetadataError(
+                f"A query with {quote(name)} is not allowed in a URL, which is shown and stored; "
+                f'the context resource "http_authorization" says where a secret is'
+            )
     return HttpSpec(Origin.parse(scheme or "", authority), encoded, query)
 
 
@@ -267,19 +281,20 @@ def _parse_headers(json: JsonValue) -> tuple[str, ...]:
     for position, value in enumerate(expect_list(json)):
         with at_position(position):
             line = expect_str(value)
+            name, colon, _ = line.partition(":")
+            if _SECRET.search(name.lower()):
+                raise MetadataError(
+                    f"HTTP header {quote(name)} is not allowed in a spec, which is shown and "
+                    f'stored; the context resource "http_authorization" says where a secret is'
+                )
             match = _HEADER.fullmatch(line)
             if match is None or match[2] is None:
-                raise MetadataError(f"Invalid HTTP header: {quote(line)}")
+                raise MetadataError(f"Invalid HTTP header: {quote(name + colon)}")
             if not match[1]:
                 raise MetadataError("Empty HTTP header field name")
             if not all(char == "\t" or " " <= char <= "~" for char in match[3]):
                 raise MetadataError(f"Invalid HTTP header field value: {quote(match[3])}")
-            name = match[1].lower()
-            if name in _SECRET:
-                raise MetadataError(
-                    f"HTTP header {quote(match[1])} is not allowed in a spec, which is shown and "
-                    f'stored; the context resource "http_authorization" says where a secret is'
-                )
+            name = name.lower()
             if name in _RESERVED:
                 raise MetadataError(f"HTTP header {quote(match[1])} is set by gpustore itself")
             lines.append(line)

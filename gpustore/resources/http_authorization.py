@@ -1,14 +1,16 @@
-"""``http_authorization``: what the http kvstore sends as ``Authorization``. It never holds it.
+"""``http_authorization``: what the http kvstore proves its rights with. It never holds it.
 
 JSON: ``{"environment": "NAME"}``, a variable of the environment, or ``{"file": "PATH"}``, a file
-of one line; what it holds is the whole header field, for instance ``Bearer abc``. ``{}``, the
-default, sends none. TensorStore has no such resource: it takes secrets in the ``headers`` of a
-spec.
+of one line; what it holds is the whole header field ``Authorization``, for instance ``Bearer abc``,
+or with ``"as": "query"`` what is added to the query of each request, for instance ``sig=abc``.
+``{}``, the default, sends none. TensorStore has no such resource: it takes secrets in the
+``headers`` of a spec and in URLs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from gpustore.errors import MetadataError, NotFoundError
 __all__ = ["RESOURCE", "AuthorizationSource"]
 
 _MAX_NBYTES = 16384
+_NAME = re.compile("[!-<>-~]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +32,16 @@ class AuthorizationSource:
     ----------
     environment, file : str
         At most one is not empty.
+    as_query : bool
+        Whether it is a part of a query instead.
     """
 
     environment: str = ""
     file: str = ""
+    as_query: bool = False
 
     def read(self) -> str:
-        """The field as it is now, empty for none.
+        """The field, or the part of a query, as it is now, empty for none.
 
         Raises
         ------
@@ -63,14 +69,22 @@ class AuthorizationSource:
 class _HttpAuthorizationType(ResourceType[AuthorizationSource, AuthorizationSource]):
     id = "http_authorization"
 
+    may_be_secret = True
+
     def parse(self, json: JsonValue) -> AuthorizationSource:
+        if not isinstance(json, dict):
+            raise MetadataError('Expected object with "environment" or "file", not the secret')
         members = Members(json)
         source = AuthorizationSource(
-            members.take_str("environment", ""), members.take_str("file", "")
+            members.take_str("environment", ""),
+            members.take_str("file", ""),
+            members.take_str("as", "header", choices=("header", "query")) == "query",
         )
         members.finish()
         if source.environment and source.file:
             raise MetadataError('Expected only one of "environment" and "file"')
+        if not _NAME.fullmatch(source.environment):
+            raise MetadataError('Expected the name of a variable as "environment", not its value')
         return source
 
     def default(self) -> AuthorizationSource:
@@ -78,6 +92,7 @@ class _HttpAuthorizationType(ResourceType[AuthorizationSource, AuthorizationSour
 
     def to_json(self, config: AuthorizationSource, *, include_defaults: bool) -> JsonValue:
         members = {"environment": config.environment, "file": config.file}
+        members["as"] = "query" if config.as_query else ""
         return {name: value for name, value in members.items() if value}
 
     def make(self, config: AuthorizationSource) -> AuthorizationSource:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -155,16 +156,35 @@ def test_path_that_means_another_is_refused(path, server):
     "spec",
     [
         "http://me:SECRET@h/p",
+        "http://me:%53ECRET@h/a/../b",
+        "HTTPS://me:SECRET@h/p|zip:",
+        "http://h/p?a=b&sig=SECRET",
+        "http://h/p?X%2DAmz%2DSignature=SECRET|zip:|nothing:",
+        {"driver": "http", "base_url": "http://me:SECRET@h/p"},
+        {"driver": "http", "base_url": "http://h/p?access_token=SECRET"},
         *(
             {"driver": "http", "base_url": "http://h/", "headers": [f"{name}: SECRET"]}
-            for name in ("Authorization", "cookie", "PROXY-Authorization")
+            for name in ("Authorization", "cookie", "PROXY-Authorization", "X-Auth-Token", "a-Key")
         ),
+        {"driver": "http", "base_url": "http://h/", "headers": ["Authorization : SECRET"]},
+        {"driver": "http", "base_url": "http://h/", "headers": ["Authorization: SECRET é"]},
+        {"driver": "http", "base_url": "http://h/", "http_authorization": "Bearer SECRET"},
+        {"driver": "s3", "bucket": "abc", "endpoint": "http://me:SECRET@h"},
+        "s3://me:SECRET@bucket/p",
     ],
     ids=str,
 )
-def test_secret_in_a_spec_is_refused(spec):
-    with pytest.raises(MetadataError, match="http_authorization"):
-        KvStore.Spec(spec)
+def test_secret_in_a_spec_is_refused_and_not_shown(spec):
+    for parse in (KvStore.Spec, gpustore.Spec):
+        with pytest.raises((MetadataError, InvalidKeyError)) as caught:
+            parse(spec if isinstance(spec, str) or parse is KvStore.Spec else {"kvstore": spec})
+        assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_a_server_is_asked_with_is_not_shown_in_errors():
+    with pytest.raises(MetadataError, match=re.escape('"http://h/p?...|nothing:"')) as caught:
+        KvStore.Spec("http://h/p?page=PERHAPS%20SECRET|nothing:")
+    assert "SECRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -212,11 +232,33 @@ def test_secret_comes_from_where_the_context_says_and_is_never_shown(server, mon
         open_store(server, http_authorization=sources[0]).read("a").result()
 
 
+@pytest.mark.parametrize("own", ["", "?page=1"])
+def test_secret_in_a_query_comes_from_the_context_too(server, monkeypatch, own):
+    server.values["a"] = b"value"
+    monkeypatch.setenv("SAS", "?sv=1&sig=SECRET #")
+    source = {"environment": "SAS", "as": "query"}
+    spec = {"driver": "http", "base_url": f"{server.url}/{own}", "http_authorization": source}
+    store = KvStore.open(spec).result()
+    assert store["a"] == b"value"
+    wanted = "sv=1&sig=SECRET%20%23"
+    assert server.requests[-1].target == (f"/a{own}&{wanted}" if own else f"/a?{wanted}")
+    assert "authorization" not in server.requests[-1].headers
+    server.faults = [Fault(lambda s, c, r: s.serve(c, r, status=403))]
+    with pytest.raises(StoreIOError) as caught:
+        store.read("a").result()
+    spec = store.spec(unbind_context=True)
+    shown = [str(caught.value), repr(store), repr(spec), store.url, str(pickle.dumps(store))]
+    assert not [text for text in shown if "SECRET" in text]
+    assert spec.to_json()["http_authorization"] == source
+    server.faults = []
+    assert pickle.loads(pickle.dumps(store))["a"] == b"value"
+
+
 def test_query_is_sent_but_not_shown_in_errors(server):
     server.values["a b"] = b"value"
-    store = KvStore.open(f"{server.url}/?token=SECRET&x=é y").result()
+    store = KvStore.open(f"{server.url}/?page=SECRET&x=é y").result()
     assert store["a b"] == b"value"
-    assert server.requests[-1].target == "/a%20b?token=SECRET&x=%C3%A9%20y"
+    assert server.requests[-1].target == "/a%20b?page=SECRET&x=%C3%A9%20y"
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, status=403))]
     with pytest.raises(StoreIOError, match=re.escape(f'"{server.url}/a%20b"')) as caught:
         store.read("a b").result()

@@ -35,7 +35,12 @@ def test_what_is_no_header_field_is_refused_without_showing_it(data, tmp_path):
         Context({ID: {"file": str(tmp_path / "none")}})[ID].value.read()
 
 
-@pytest.mark.parametrize("json", [{"environment": "A", "file": "b"}, {"token": "x"}, 5], ids=str)
-def test_wrong_json_is_refused(json):
-    with pytest.raises(MetadataError):
+WRONG = [{"environment": "A", "file": "b"}, {"token": "SECRET"}, {"as": "x"}, 5]
+SECRETS = ["Bearer SECRET", ["SECRET"], {"environment": "Bearer SECRET"}]
+
+
+@pytest.mark.parametrize("json", WRONG + SECRETS, ids=str)
+def test_wrong_json_is_refused_and_not_shown(json):
+    with pytest.raises(MetadataError) as caught:
         Context({ID: json})
+    assert "SECRET" not in str(caught.value)
