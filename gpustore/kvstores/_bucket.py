@@ -79,6 +79,19 @@ def check_object_key(key: str) -> None:
         raise invalid_key(key, "ends with a slash")
 
 
+def _legal_path(path: str) -> str:
+    """As many of its first components as are legal."""
+    parts = path.rstrip("/").split("/")
+    while parts:
+        try:
+            check_object_path("/".join([*parts, ""]))
+        except InvalidKeyError:
+            parts.pop()
+        else:
+            break
+    return "/".join(parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """A bucket that is read and written.
@@ -237,7 +250,13 @@ class Bucket:
         try:
             found = self.obstore.put_in_parts(key, memoryview(value).cast("B"))
         except GpustoreError as error:
-            return error
+            if "NoSuchUpload" not in error.text:
+                return error
+            # The parts may have been put together, and the answer lost: then what is there is ours.
+            try:
+                return self._stored(key, value) or error
+            except GpustoreError:
+                return error
         return (found[member] or "").encode("latin-1")
 
     def _is_large(self, request: WriteRequest, row: int) -> bool:
@@ -292,9 +311,9 @@ class Bucket:
         whole = exclusive_max == prefix_end(inclusive_min)
         common = inclusive_min if whole else _common(inclusive_min, exclusive_max or "")
         # obstore lists directories: what begins with "a/b" is a part of what lies in "a".
-        directory = common.rpartition("/")[0]
+        directory = _legal_path(common.rpartition("/")[0])
         # What is asked for comes behind; the key before the first one has no name.
-        offset = inclusive_min[:-1].rstrip("/") or None
+        offset = _legal_path(inclusive_min[:-1]) or None
         try:
             found = self._listed(directory, offset, inclusive_min, exclusive_max)
         except GpustoreError as error:
@@ -329,6 +348,13 @@ class Bucket:
         except GpustoreError as error:
             where = f"Error listing {self.describe(prefix)}"
             raise error.prefixed(where, key=prefix) from error.__cause__
+        if not all(name.strip("/") for name in names):
+            raise StoreIOError(
+                f"Error listing {self.describe(prefix)}: a key has an empty path component, and "
+                "cannot be named here",
+                status="FAILED_PRECONDITION",
+                key=prefix,
+            )
         # obstore takes a directory for what lies in it, and an object that is named so for both.
         return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 

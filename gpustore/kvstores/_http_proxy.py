@@ -10,12 +10,17 @@ import base64
 import os
 import urllib.request
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores._http_message import Origin
 
 __all__ = ["Proxy", "proxy_for"]
+
+
+_OF_MACHINE: Final = ("metadata.google.internal", "fd00:ec2::254", "fd00:ec2::23")
+"""They and link-local addresses know the machine's own secrets, and no proxy is to see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ def proxy_for(origin: Origin) -> Proxy | None:
     MetadataError
         If its URL is malformed. The URL, which may hold a password, is not shown.
     """
+    if origin.host.startswith("169.254.") or origin.host in _OF_MACHINE:
+        return None
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
     proxies = urllib.request.getproxies_environment()

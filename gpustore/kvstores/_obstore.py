@@ -8,6 +8,7 @@ of a process that has used it gets a ForkError.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,10 @@ __all__ = ["ObstoreBucket", "require_obstore"]
 
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _RETRIES: Final = re.compile(r"after ([0-9]{1,9}) retries")
+_FILE: Final = re.compile("Unable to [a-z]+ [a-z ]+ file|Error reading pem file")
+_KEYS: Final = ("access_key_id", "secret_access_key", "session_token")
+_CREDENTIAL: Final = ("access_key_id", "secret_access_key", "token")
+_NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
 _VALID: Final = timedelta(hours=1)
 _PART_NBYTES: Final = 16 << 20
 _PARTS: Final = 4
@@ -61,6 +66,26 @@ def _begin_use(*, waits: bool) -> Any:
     return obstore
 
 
+def _credential(keys: Mapping[str, str | None]) -> dict[str, str | None]:
+    """What obstore is told when it asks for credentials that are known."""
+    return {**dict(zip(_CREDENTIAL, map(keys.get, _KEYS), strict=True)), "expires_at": None}
+
+
+def _is_canonical(host: str) -> bool:
+    """Whether `host` is what obstore makes of it: it rewrites what it takes for an address."""
+    if ":" not in host and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+        return True
+    try:
+        return str(ipaddress.ip_address(host)) == host
+    except ValueError:
+        return False
+
+
+def _seconds(seconds: float) -> timedelta:
+    """As obstore wants it, to which nothing is endless."""
+    return timedelta(seconds=min(seconds, 1e8))
+
+
 @dataclass(slots=True)
 class ObstoreBucket:
     """A bucket as obstore knows it. Thread-safe.
@@ -93,7 +118,11 @@ class ObstoreBucket:
         origin = self.client.origin
         if origin.scheme == "https" and origin.port == 80:
             raise UnsupportedError(f"{origin}: a bucket behind TLS at port 80 is not supported")
-        self._route = Route(self.client, keyless)
+        if not _is_canonical(origin.host):
+            raise UnsupportedError(
+                f"{origin}: an address in another form than the usual one is not supported"
+            )
+        self._route = Route(self.client, keyless, not self.config.get("skip_signature"))
 
     @property
     def origin(self) -> str:
@@ -113,7 +142,9 @@ class ObstoreBucket:
             If they would have to be fetched in a process in which obstore does not work.
         """
         obstore = _begin_use(waits=fetches)
-        urls: list[str] = self._call(obstore.sign, self._opened(), method, list(keys), _VALID)
+        urls: list[str] = self._call(
+            lambda: obstore.sign(self._opened(), method, list(keys), _VALID)
+        )
         return urls
 
     def authorization(self) -> str:
@@ -126,23 +157,25 @@ class ObstoreBucket:
         """
         obstore = _begin_use(waits=True)
         try:
-            self._call(obstore.head, self._opened(), self._route.unsent)
+            self._call(lambda: obstore.head(self._opened(), self._route.unsent))
         except FileNotFoundError:
+            if not self._route.has_authorization:
+                raise self._route.no_credentials("") from None
             return self._route.authorization
         raise StoreIOError("obstore found what is not there", status="INTERNAL")
 
     def pages(self, directory: str, offset: str | None) -> Iterator[dict[str, int]]:
         """Pages of keys in a directory, behind `offset`, and the sizes of their values."""
         obstore = _begin_use(waits=True)
-        opened, chosen = self._opened(), directory or None
-        pages = iter(obstore.list(opened, chosen, offset=offset, chunk_size=_PAGE_KEYS))
-        while (page := self._call(next, pages, None)) is not None:
+        options = {"offset": offset, "chunk_size": _PAGE_KEYS}
+        pages = self._call(lambda: obstore.list(self._opened(), directory or None, **options))
+        while (page := self._call(lambda: next(pages, None))) is not None:
             yield {one["path"]: one["size"] for one in page}
 
     def list_directory(self, directory: str) -> list[str]:
         """The keys in a directory, and the directories with a slash at their ends."""
         obstore = _begin_use(waits=True)
-        page = self._call(obstore.list_with_delimiter, self._opened(), directory or None)
+        page = self._call(lambda: obstore.list_with_delimiter(self._opened(), directory or None))
         return [one["path"] for one in page["objects"]] + [
             f"{name}/" for name in page["common_prefixes"]
         ]
@@ -152,7 +185,7 @@ class ObstoreBucket:
         obstore = _begin_use(waits=True)
         options = {"use_multipart": True, "chunk_size": _PART_NBYTES, "max_concurrency": _PARTS}
         found: Mapping[str, str | None] = self._call(
-            obstore.put, self._opened(), key, value, **options
+            lambda: obstore.put(self._opened(), key, value, **options)
         )
         return found
 
@@ -163,26 +196,32 @@ class ObstoreBucket:
         if self._store is None:
             from obstore import store
 
+            config = dict(self.config)
+            keys = {name: config.pop(name, None) for name in _KEYS}
+            # Else a token of the environment would be added to these keys.
+            own = {"credential_provider": lambda: _credential(keys)} if keys[_KEYS[0]] else {}
             client, ours = self.client, timedelta(days=1)  # The relay ends what takes too long.
             self._store = self._call(
                 getattr(store, self.kind),
                 self.name,
-                config=self.config,
+                config=config,
+                **own,
                 client_options={
                     "proxy_url": RELAY.open(self._route),
                     "allow_http": True,  # As far as the relay.
                     "default_headers": self.headers,
+                    "connect_timeout": _seconds(max(client.timeouts.connect_s, 5.0)),
                     "timeout": ours,
                     "read_timeout": ours,
                 },
                 retry_config={  # Of requests for credentials, where the relay does not see them.
                     "max_retries": client.retries.max_retries,
-                    "retry_timeout": timedelta(seconds=min(client.timeouts.total_s, 1e8)),
+                    "retry_timeout": _seconds(client.timeouts.total_s),
                 },
             )
         return self._store
 
-    def _call(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    def _call(self, function: Callable[[], Any]) -> Any:
         """Call obstore, whose errors become ours; none of its text is shown that might be secret.
 
         Raises
@@ -194,12 +233,18 @@ class ObstoreBucket:
         from obstore.exceptions import BaseError
 
         try:
-            return function(*args, **options)
-        except (BaseError, ValueError, OSError) as error:
+            return function()
+        except GpustoreError:  # The relay cannot listen.
+            raise
+        except (BaseError, ValueError, OSError, RuntimeError) as error:
             text = str(error)
             if self._route.unsent in text and isinstance(error, FileNotFoundError):
                 raise
             failure = self._route.failure(text) or self._explained(text)
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":
+                raise
+            failure = self._explained("panic")  # Of Rust, whose class nobody can name.
         raise failure
 
     def _explained(self, text: str) -> GpustoreError:
@@ -212,6 +257,9 @@ class ObstoreBucket:
             asked = f" [HTTP code {status[1]}]" if status else ""
             attempts = f"; {int(retries[1]) + 1} attempts were made" if retries else ""
             return self._route.no_credentials(f"{asked}{attempts}")
+        file = _FILE.search(said)
+        if file:
+            return self._route.no_credentials(f": {file[0]}")
         kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
         return StoreIOError(
             f"obstore does not accept it: {kind[0] if kind else 'error'} (its text is left out, "

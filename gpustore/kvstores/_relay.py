@@ -6,7 +6,8 @@ listener on loopback to which obstore speaks in the clear and whose requests
 :mod:`~gpustore.kvstores._http_client` sends on, encrypted if the bucket is. A signature covers the
 host and the path of a request, not its scheme.
 
-1. Who does not know the secret of a bucket is refused, so nobody else on the machine can use it.
+1. Who does not know the secret of a bucket is refused, so nobody else on the machine can use it;
+   how many such connections there are, how long and what is kept of them is bounded.
 2. Requests to the bucket are repeated, bounded and counted as all are. Anything but a success
    becomes an error of ours, which waits under a number that obstore is told (:class:`Route`).
 3. Requests to a service that hands out credentials are sent on too, where it speaks in the clear,
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import random
 import secrets
 import select
 import socket
@@ -27,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, Final
+from typing import Final
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -36,6 +38,7 @@ from gpustore.executor import reset_after_fork
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
 from gpustore.kvstores._http_proxy import proxy_for
+from gpustore.kvstores._list_page import ListPages
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
 
@@ -46,9 +49,17 @@ _BODY_NBYTES: Final = 64 << 20
 """More than a part of a value has."""
 _PAGE_NBYTES: Final = 16 << 20
 """More than a page of a list has: 1000 keys of 1 KiB, each byte of them encoded."""
-_MOST_FAILURES: Final = 64
+_TUNNEL_NBYTES: Final = 1 << 20
+"""More than credentials and certificates have."""
+_MOST_FAILURES: Final = 1024
+_MOST_STRANGERS: Final = 256
+"""So many connections may not yet have said who they are."""
 _OWN_WAIT_S: Final = 10.0
 """obstore has said everything by then: it is the same process."""
+_LONGEST_S: Final = 1e6
+"""The operating system knows no endless times."""
+_PASSING_CODES: Final = (b">InternalError<", b">ServiceUnavailable<", b">SlowDown<")
+"""Of errors that a repetition may change, where the status is 200."""
 _SERVICE: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0)
 """A service of the same machine, or of its network."""
 
@@ -71,16 +82,22 @@ class Route:
         Sends to the bucket.
     keyless : str
         How a public bucket is opened, for the error that there are no credentials.
+    signs : bool
+        Whether each request to the bucket shows who asks.
     secret : str
         Who asks with it is the obstore of this bucket.
     authorization : str
         That of the last request to the bucket.
+    pages : ListPages
+        Those of its lists.
     """
 
     client: HttpClient
     keyless: str
+    signs: bool
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     authorization: str = field(default="", repr=False)
+    pages: ListPages = field(default_factory=ListPages, repr=False)
     _failures: dict[str, GpustoreError] = field(default_factory=dict)
     _tunnel: str = ""
 
@@ -92,7 +109,7 @@ class Route:
     def failed(self, error: GpustoreError) -> bytes:
         """Remember an error; the answer that stands for it."""
         number = f"relay-{secrets.token_hex(16)}"
-        self._failures[number] = error
+        self._failures[number] = _without_frames(error)
         for old in list(self._failures)[:-_MOST_FAILURES]:  # Nobody has asked for it.
             self._failures.pop(old, None)
         return _answer(400, {}, f"<Error><Code>{number}</Code></Error>".encode())
@@ -109,6 +126,11 @@ class Route:
             f"{self.keyless}",
             status="PERMISSION_DENIED",
         )
+
+    @property
+    def has_authorization(self) -> bool:
+        """Whether the last request to the bucket has shown who asks."""
+        return bool(self.authorization.removeprefix("Bearer").strip())
 
     def may_tunnel(self, authority: str) -> bool:
         """Whether a tunnel may lead there: where the first one led."""
@@ -127,6 +149,7 @@ class _Relay:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
+        self._strangers: dict[socket.socket, None] = {}
         self._routes: WeakValueDictionary[str, Route] = WeakValueDictionary()
         reset_after_fork(self)
 
@@ -134,6 +157,7 @@ class _Relay:
         """Close the child's copy of the listener, at which the parent goes on listening."""
         self._lock = threading.Lock()
         self._routes = WeakValueDictionary()
+        self._strangers = {}
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -148,21 +172,27 @@ class _Relay:
         """
         with self._lock:
             if self._listener is None:
-                try:
-                    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-                except OSError as error:
-                    raise StoreIOError(
-                        f"cannot listen at 127.0.0.1, where obstore is met: {error.strerror}",
-                        status="UNAVAILABLE",
-                    ) from error
-                threading.Thread(
-                    target=self._listen, args=(listener,), name="gpustore-relay", daemon=True
-                ).start()
-                self._listener = listener
+                self._listener = self._begin()
             key = base64.b64encode(f"{route.secret}:".encode()).decode()
             self._routes[f"Basic {key}"] = route
             port = self._listener.getsockname()[1]
         return f"http://{route.secret}:@127.0.0.1:{port}"
+
+    def _begin(self) -> socket.socket:
+        try:
+            listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+            try:
+                threading.Thread(
+                    target=self._listen, args=(listener,), name="gpustore-relay", daemon=True
+                ).start()
+            except BaseException:
+                listener.close()
+                raise
+        except (OSError, RuntimeError) as error:  # No more files, no more threads.
+            raise StoreIOError(
+                f"cannot listen at 127.0.0.1, where obstore is met: {error}", status="UNAVAILABLE"
+            ) from error
+        return listener
 
     def _listen(self, listener: socket.socket) -> None:
         while True:
@@ -173,65 +203,111 @@ class _Relay:
                     return
                 time.sleep(0.01)  # Too many open files; those who wait ask again.
                 continue
+            with self._lock:
+                self._strangers[connection] = None
+                oldest = next(iter(self._strangers))
+                if len(self._strangers) > _MOST_STRANGERS:
+                    _hang_up(oldest)
             serve = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             try:
                 serve.start()
             except RuntimeError:  # There are too many threads, or the program ends.
+                self._known(connection)
                 connection.close()
+
+    def _known(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one request."""
-        with connection, contextlib.suppress(OSError, EOFError, ValueError):
-            connection.settimeout(_OWN_WAIT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            asked = _receive(connection)
-            route = self._routes.get(asked.fields.get("proxy-authorization", ""))
-            if route is None:
-                connection.sendall(_answer(407, {}, b""))
-            elif asked.method != "CONNECT":
-                connection.sendall(_send_on(route, asked))
-            elif route.may_tunnel(asked.target):
-                _tunnel(connection, route, asked.target)
-            else:
-                connection.sendall(_answer(403, {}, b""))
+        with connection:
+            with contextlib.suppress(OSError, EOFError, ValueError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    head = _receive_head(connection)
+                finally:
+                    self._known(connection)
+                connection.settimeout(_OWN_WAIT_S)
+                self._obey(connection, head)
+            _hang_up(connection)
+
+    def _obey(self, connection: socket.socket, head: _Head) -> None:
+        route = self._routes.get(head.fields.get("proxy-authorization", ""))
+        if route is None:
+            connection.sendall(_answer(407, {}, b""))
+        elif head.method != "CONNECT":
+            connection.sendall(_send_on(route, head, _receive_body(connection, head)))
+        elif route.may_tunnel(head.target):
+            _tunnel(connection, route, head.target)
+        else:
+            connection.sendall(_answer(403, {}, b""))
 
 
 RELAY: Final = _Relay()
 """That of the process."""
 
 
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection, also if a forked child has a copy of it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _without_frames(error: GpustoreError) -> GpustoreError:
+    """An error that may wait: variables of the frames it comes through are parts of values."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error
+
+
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request of obstore."""
+class _Head:
+    """A request of obstore; `begun` is what was received of its body."""
 
     method: str
     target: str
     fields: dict[str, str]
-    body: bytes
+    begun: bytes
 
 
-def _receive(connection: socket.socket) -> _Asked:
-    """Receive a request; OSError, EOFError or ValueError if it is none."""
-    with connection.makefile("rb") as stream:
-        return _read(stream)
-
-
-def _read(stream: BinaryIO) -> _Asked:
-    first = stream.readline(_HEAD_NBYTES).decode("latin-1")
-    method, target, _ = first.split(" ") if first.count(" ") == 2 else ("", "", "")
+def _receive_head(connection: socket.socket) -> _Head:
+    """Receive what precedes the body; OSError, EOFError or ValueError if it is no request."""
+    until = time.monotonic() + _OWN_WAIT_S
+    received = bytearray()
+    seen, end = 0, -1
+    while end < 0:
+        connection.settimeout(max(1e-3, until - time.monotonic()))
+        data = connection.recv(_HEAD_NBYTES)
+        if not data or len(received) > _HEAD_NBYTES or time.monotonic() > until:
+            raise EOFError
+        received += data
+        end, seen = received.find(b"\r\n\r\n", max(0, seen - 3)), len(received)
+    first, *lines = received[:end].decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
     fields: dict[str, str] = {}
-    left = _HEAD_NBYTES
-    while (line := stream.readline(left)) not in (b"\r\n", b""):
-        left -= len(line)
-        name, _, value = line.decode("latin-1").partition(":")
+    for line in lines:
+        name, _, value = line.partition(":")
         fields[name.lower()] = value.strip()
-    length = fields.get("content-length", "0")
-    if not line or not method or int(length) > _BODY_NBYTES:
+    return _Head(method, target, fields, bytes(received[end + 4 :]))
+
+
+def _receive_body(connection: socket.socket, head: _Head) -> memoryview:
+    """As :func:`_receive_head`."""
+    length = head.fields.get("content-length", "0")
+    if not length.isdecimal() or int(length) > _BODY_NBYTES or len(head.begun) > int(length):
         raise EOFError
-    body = stream.read(int(length))
-    if len(body) < int(length):
-        raise EOFError
-    return _Asked(method, target, fields, body)
+    body = memoryview(bytearray(int(length)))
+    done = len(head.begun)
+    body[:done] = head.begun
+    while done < len(body):
+        count = connection.recv_into(body[done:])
+        if not count:
+            raise EOFError
+        done += count
+    return body
 
 
 def _answer(status: int, fields: dict[str, str], body: bytes | bytearray | memoryview) -> bytes:
@@ -241,7 +317,7 @@ def _answer(status: int, fields: dict[str, str], body: bytes | bytearray | memor
     return "\r\n".join(lines).encode("latin-1") + bytes(body)
 
 
-def _send_on(route: Route, asked: _Asked) -> bytes:
+def _send_on(route: Route, asked: _Head, body: memoryview) -> bytes:
     """The answer to a request that is not for a tunnel."""
     parts = urlsplit(asked.target)
     client = route.client
@@ -250,22 +326,46 @@ def _send_on(route: Route, asked: _Asked) -> bytes:
         route.authorization = asked.fields.get("authorization", "")
         if parts.path.endswith(route.unsent):
             return _answer(404, {}, b"")
+        if route.signs and not route.has_authorization:
+            return route.failed(route.no_credentials(""))
     fields = {name: text for name, text in asked.fields.items() if name not in _PER_HOP}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     plan: Callable[[HttpResponse], BodyPlan] = _page if for_bucket else collect
-    request = HttpRequest(asked.method, target, fields, asked.body, plan)
+    request = HttpRequest(asked.method, target, fields, body, plan)
     try:
         if not for_bucket:
             client = _service(route, parts.netloc)
-        response = client.send_one(request)
+        completes = for_bucket and asked.method == "POST" and "uploadId=" in parts.query
+        response = (_complete if completes else HttpClient.send_one)(client, request)
         redirects = 300 <= response.status < 400
         if redirects or (for_bucket and not 200 <= response.status < 300):
             raise client.refusal(response)
+        if for_bucket and "list-type=" in parts.query:
+            response.body = route.pages.checked(parts.query, bytes(response.body))
     except GpustoreError as error:
         if for_bucket:
             return route.failed(error)
         return route.failed(route.no_credentials(f": {parts.netloc}: {error}"))
     return _answer(response.status, response.headers, response.body)
+
+
+def _complete(client: HttpClient, request: HttpRequest) -> HttpResponse:
+    """The answer to a request to put parts together, which may say 200 and have failed."""
+    retries, attempts, lost = client.retries, 0, False
+    until = time.monotonic() + client.timeouts.total_s
+    while True:
+        response = client.send_one(request)
+        attempts += response.attempts
+        lost |= response.lost
+        response.attempts, response.lost = attempts, lost
+        body = bytes(response.body)
+        if response.status != 200 or b"<Error>" not in body:
+            return response
+        passes = any(code in body for code in _PASSING_CODES)
+        if not passes or attempts > retries.max_retries or time.monotonic() > until:
+            raise client.refusal(response)
+        longest = min(retries.max_delay_s, retries.initial_delay_s * 2.0 ** min(attempts, 60))
+        time.sleep(random.uniform(0.0, longest))
 
 
 def _service(route: Route, authority: str) -> HttpClient:
@@ -300,7 +400,8 @@ def _tunnel(connection: socket.socket, route: Route, authority: str) -> None:
         to = Origin.parse("https", authority)
         proxy = proxy_for(to)
         peer = to if proxy is None else proxy.origin
-        service = socket.create_connection((peer.host, peer.port), timeouts.connect_s)
+        waits = min(timeouts.connect_s, _LONGEST_S)
+        service = socket.create_connection((peer.host, peer.port), waits)
     except (GpustoreError, OSError):
         connection.sendall(_answer(502, {}, b""))
         return
@@ -310,24 +411,30 @@ def _tunnel(connection: socket.socket, route: Route, authority: str) -> None:
         else:  # Its answer is passed on.
             head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.headers}\r\n"
             service.sendall(head.encode("latin-1"))
-        _pass_on(connection, service, timeouts)
+        try:
+            _pass_on(connection, service, timeouts)
+        finally:
+            _hang_up(service)
 
 
 def _pass_on(one: socket.socket, other: socket.socket, timeouts: Timeouts) -> None:
-    """Pass on what either says."""
+    """Pass on what either says, :data:`_TUNNEL_NBYTES` in all: obstore reads what comes whole."""
     deadline = time.monotonic() + timeouts.total_s
+    idle_s = min(timeouts.idle_s, _LONGEST_S)
     ways = {one.fileno(): (one, other), other.fileno(): (other, one)}
     poll = select.poll()
     for fd, (source, _) in ways.items():
-        source.settimeout(timeouts.idle_s)
+        source.settimeout(idle_s)
         poll.register(fd, select.POLLIN)
+    passed = 0
     while (left := deadline - time.monotonic()) > 0:
-        ready = poll.poll(1000 * min(left, timeouts.idle_s))
+        ready = poll.poll(1000 * min(left, idle_s))
         if not ready:
             return
         for fd, _ in ready:
             source, sink = ways[fd]
             data = source.recv(_HEAD_NBYTES)
-            if not data:
+            passed += len(data)
+            if not data or passed > _TUNNEL_NBYTES:
                 return
             sink.sendall(data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from gpustore._json import quote
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpRequest, Origin
@@ -22,6 +23,7 @@ USUAL_REGION: Final = "us-east-1"
 AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)
 """Knows the region of every bucket."""
 
+_PATH: Final = re.compile("[!-~]*")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
 _RETRIES: Final = Retries(1, 0.1, 1.0)
 _TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0)
@@ -72,6 +74,13 @@ class S3Address:
         except (MetadataError, ValueError) as error:
             text = error.text if isinstance(error, MetadataError) else str(error)
             raise MetadataError(f'Invalid "endpoint": {text}') from error
+        # What obstore, like a browser, would change.
+        components = parts.path.strip("/").split("/")
+        strange = not {".", "..", ""}.isdisjoint(components) and components != [""]
+        if strange or not _PATH.fullmatch(parts.path):
+            raise MetadataError(
+                f'Invalid "endpoint": the path {quote(parts.path)} is not supported'
+            )
         if parts.query or parts.fragment:
             raise MetadataError('Invalid "endpoint": a query or fragment is not supported')
         return cls(origin, parts.path.rstrip("/"), bucket, not bucket)

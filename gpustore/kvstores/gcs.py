@@ -111,8 +111,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         )
         if emulator:
             config["bearer_token"] = "emulator"  # Unsigned writes do not exist in obstore.
-        elif not signs:
-            config["skip_signature"] = True
+        config["skip_signature"] = not emulator and not signs
         keyless = "GOOGLE_SKIP_SIGNATURE=true"
         obstore = ObstoreBucket("GCSStore", spec.bucket, config, client, keyless, headers)
         config["base_url"] = obstore.origin
@@ -147,7 +146,7 @@ def _explain(signs: bool, response: HttpResponse) -> str:
 
 def _has_credentials() -> bool:
     """Whether obstore finds some without asking in vain for those of the machine."""
-    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
+    if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true", "on", "yes", "y"):
         return False
     if any(os.environ.get(name) for name in _VARIABLES):
         return True

@@ -120,6 +120,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             explain=partial(_explain, region, signs),
             passing=CONFLICT_PASSES,
         )
+        config["skip_signature"] = not signs  # Whatever the environment says.
         config["region"] = region
         config["virtual_hosted_style_request"] = address.is_own_host
         # The second name wins over the environment.

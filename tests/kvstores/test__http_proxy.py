@@ -150,3 +150,10 @@ def test_nobody_sees_the_password_of_a_proxy(monkeypatch):
     proxy = proxy_for(Origin("http", "data.example", 80))
     assert proxy.headers
     assert repr(proxy) == "Proxy(http://h:1)"
+
+
+def test_services_of_the_machine_are_asked_by_no_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy.example:1")
+    for host in ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254"):
+        assert proxy_for(Origin("http", host, 80)) is None
+    assert proxy_for(Origin("http", "data.example", 80)) is not None

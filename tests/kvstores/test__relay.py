@@ -3,12 +3,16 @@
 import base64
 import contextlib
 import os
+import select
 import socket
+import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 
 from gpustore.errors import LimitError, StoreIOError
+from gpustore.kvstores import _relay
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores._relay import RELAY, Route
@@ -39,7 +43,7 @@ def make_route(server, **different):
         retries=Retries(2, 1e-3, 2e-3),
         timeouts=Timeouts(5.0, 5.0, different.get("total_s", 20.0)),
     )
-    return Route(client, "anonymously")
+    return Route(client, "anonymously", different.get("signs", False))
 
 
 @contextlib.contextmanager
@@ -96,6 +100,62 @@ def test_who_does_not_know_the_secret_is_refused(server, secret):
     assert server.requests == []
 
 
+def test_nothing_but_the_head_is_received_from_strangers(server):
+    key, lines = "0" * 32, [f"Content-Length: {64 << 20}"]
+    top, _ = ask(make_route(server), f"PUT {server.url}/k HTTP/1.1", lines, secret=key)
+    assert top.split(" ")[1] == "407"
+
+
+def test_strangers_do_not_stay(server, monkeypatch):
+    monkeypatch.setattr(_relay, "_OWN_WAIT_S", 0.2)
+    url = urlsplit(RELAY.open(make_route(server)))
+    with (
+        socket.create_connection((url.hostname, url.port), 30) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
+        for _ in range(600):  # Each byte comes in time.
+            connection.sendall(b"G")
+            if select.select([connection], [], [], 0.05)[0]:
+                break
+        assert connection.recv(1) == b""
+
+
+def test_strangers_are_not_many(server, monkeypatch):
+    monkeypatch.setattr(_relay, "_MOST_STRANGERS", 3)
+    route = make_route(server)
+    url = urlsplit(RELAY.open(route))
+    with contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection((url.hostname, url.port), 30))
+            for _ in range(10)
+        ]
+        for connection in connections[:7]:
+            assert connection.recv(1) == b""
+        assert ask(route, f"GET {server.url}/k HTTP/1.1")[1] == b"value"
+
+
+def test_who_does_not_show_who_asks_is_not_sent_on(server):
+    route = make_route(server, signs=True)
+    for lines in ([], ["Authorization:"], ["Authorization: Bearer "]):
+        found = failure(route, ask(route, f"GET {server.url}/k HTTP/1.1", lines))
+        assert "there are no credentials" in str(found)
+    assert server.requests == []
+    assert ask(route, f"GET {server.url}/k HTTP/1.1", ["Authorization: x"])[1] == b"value"
+
+
+def test_remembered_failure_holds_no_part_of_a_value(server):
+    server.faults = [Fault(lambda s, c, r: c.sendall(head(403, [("Content-Length", 0)])))]
+    route = make_route(server)
+    lines, body = ["Content-Length: 5"], b"value"
+    ask(route, f"PUT {server.url}/k HTTP/1.1", lines, body)
+    ask(route, "PUT http://127.0.0.1:1/k HTTP/1.1", lines, body)
+    assert len(route._failures) == 2
+    for error in route._failures.values():
+        while error is not None:
+            assert error.__traceback__ is None
+            error = error.__cause__ or error.__context__
+
+
 def test_route_that_nobody_holds_any_more_is_not_served(server):
     route = make_route(server)
     secret = route.secret
@@ -117,15 +177,20 @@ def test_secret_is_not_shown(server):
         b"",
         b"\r\n\r\n",
         b"GET\r\n\r\n",
-        b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nabc",
-        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 5\r\n{key}\r\nabc",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n{key}\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: -5\r\n{key}\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 2\r\n{key}\r\nlonger",
+        b"GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n{key}\r\n",
         b"GET / HTTP/1.1\r\n" + b"A: " + b"a" * (1 << 17) + b"\r\n\r\n",
     ],
-    ids=lambda one: repr(one[:30]),
+    ids=lambda one: repr(one[:40]),
 )
 def test_what_is_no_request_is_not_answered(server, request_):
-    url = urlsplit(RELAY.open(make_route(server)))
+    route = make_route(server)
+    url = urlsplit(RELAY.open(route))
+    key = base64.b64encode(f"{url.username}:".encode())
+    request_ = request_.replace(b"{key}", b"Proxy-Authorization: Basic " + key + b"\r\n")
     with socket.create_connection((url.hostname, url.port), 20) as connection:
         try:
             connection.sendall(request_)
@@ -179,9 +244,9 @@ def test_body_is_not_longer_than_a_page(server):
 
 def test_failures_nobody_asks_for_do_not_pile_up(server):
     route = make_route(server)
-    for _ in range(300):
+    for _ in range(1100):
         route.failed(StoreIOError("x"))
-    assert len(route._failures) == 64
+    assert len(route._failures) == 1024
 
 
 def test_request_that_is_not_sent_shows_its_authorization(server):
@@ -191,6 +256,25 @@ def test_request_that_is_not_sent_shows_its_authorization(server):
     assert top.split(" ")[1] == "404"
     assert route.authorization == "Bearer TOKEN"
     assert server.requests == []
+
+
+def test_parts_that_are_not_put_together_are_a_failure(server):
+    route = make_route(server)
+    first = f"POST {server.url}/k?uploadId=x HTTP/1.1"
+
+    def answer(code):
+        body = f"<?xml version='1.0'?>\n<Error><Code>{code}</Code></Error>".encode()
+        return lambda s, c, r: c.sendall(head(200, [("Content-Length", len(body))]) + body)
+
+    server.faults = [Fault(answer("AccessDenied"), times=1)]
+    assert str(failure(route, ask(route, first))).endswith("OK [HTTP code 200]")
+    assert len(server.requests) == 1
+    server.faults = [Fault(answer("InternalError"), times=2)]
+    assert ask(route, first)[1] == b"value"
+    assert len(server.requests) == 4
+    server.faults = [Fault(answer("SlowDown"))]
+    assert "; 3 attempts were made" in str(failure(route, ask(route, first)))
+    assert len(server.requests) == 7
 
 
 def test_tunnel_leads_to_one_service_only():
@@ -239,6 +323,65 @@ def test_tunnel_ends_when_its_time_is_up():
         route = make_route(service, total_s=0.2)
         first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
         assert ask(route, first) == ("HTTP/1.1 200 OK\r\n", b"")
+
+
+def test_tunnel_carries_no_more_than_credentials_need():
+    def flood(server, connection, request):
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(bytes(1 << 16))
+
+    with HttpServer() as service:
+        service.faults = [Fault(flood)]
+        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
+        with asking(make_route(service), first) as (connection, stream):
+            assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
+            connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                while data := stream.read1(1 << 16):
+                    received += len(data)
+            assert 1 << 19 < received <= 1 << 20
+
+
+def test_tunnel_ends_also_if_a_forked_child_has_a_copy_of_it():
+    with HttpServer({"k": b"value"}) as service:
+        route = make_route(service)
+        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
+        with asking(route, first) as (_, stream):
+            assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
+            reader, writer = os.pipe()
+            child = os.fork()
+            if not child:
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+            service.drop_connections()
+            assert stream.read() == b""
+            os.close(writer)
+            os.close(reader)
+            os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("which", ["connect_s", "idle_s", "total_s"])
+def test_times_may_be_endless(server, which):
+    route = make_route(server)
+    route.client.timeouts = replace(route.client.timeouts, **{which: float("inf")})
+    with asking(route, f"CONNECT 127.0.0.1:{server.port} HTTP/1.1") as (connection, stream):
+        assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
+        connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
+        assert "Content-Length: 5\r\n" in read_head(stream)
+
+
+def test_relay_without_threads_is_an_error(server, monkeypatch):
+    relay = type(RELAY)()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StoreIOError, match=r"cannot listen at 127\.0\.0\.1.*new thread"):
+        relay.open(make_route(server))
 
 
 def test_forked_child_has_a_relay_of_its_own(server):

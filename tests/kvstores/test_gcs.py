@@ -258,6 +258,36 @@ def test_account_signs_its_tokens_itself(server, no_credentials, monkeypatch):
     assert claims["exp"] > time.time() + 300
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("GOOGLE_BEARER_TOKEN", "", "there are no credentials"),
+        ("GOOGLE_BEARER_TOKEN", "SECRET\n", "obstore: panic"),
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", "SECRET", "Unable to decode service account file"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/nothing", "Unable to open service account file"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "", "Unable to open service account file"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_an_error(
+    server, no_credentials, monkeypatch, variable, value, text
+):
+    monkeypatch.setenv(variable, value)
+    for action in ACTIONS.values():
+        with pytest.raises(StoreIOError, match=text) as caught:
+            action(open_gcs())
+        assert "SECRET" not in str(caught.value)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("value", ["1", "true", "TRUE", "yes"])
+def test_signing_can_be_skipped(server, monkeypatch, value):
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", value)
+    store = open_gcs()
+    store["a"] = b"1"
+    assert store.list().result() == [b"a"]
+    assert not any(sent.headers.get("authorization") for sent in server.requests)
+
+
 def test_machine_is_asked_for_a_token_once_for_a_while(server, no_credentials, monkeypatch):
     answer = {"access_token": "FIRST", "expires_in": 3600, "token_type": "Bearer"}
     at = "computeMetadata/v1/instance/service-accounts/default/token"

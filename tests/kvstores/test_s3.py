@@ -168,11 +168,23 @@ def test_wrong_spec_is_refused_in_tensorstores_words(spec):
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["localhost", "ftp://h/", "http://h/?x", "http://h/#x", "http://a b", "http://h:0"]
+    "endpoint",
+    [
+        *("localhost", "ftp://h/", "http://h/?x", "http://h/#x", "http://a b", "http://h:0"),
+        *("http://h/a/../b", "http://h/./b", "http://h/a//b", "http://h/a b", "http://h/\u00e9"),
+    ],
 )
 def test_wrong_endpoint_is_refused_when_it_is_opened(endpoint):
     with pytest.raises(MetadataError, match='Invalid "endpoint"'):
         KvStore.open({"driver": "s3", "bucket": "bucket", "endpoint": endpoint}).result()
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f.0.0.1", "2130706433", "[0:0::1]", "127.0.0.01"])
+def test_address_that_obstore_would_rewrite_is_refused(server, host):
+    spec = {"driver": "s3", "bucket": "bucket", "endpoint": f"http://{host}:{server.port}"}
+    with pytest.raises(UnsupportedError, match="in another form than the usual one"):
+        KvStore.open(spec).result().list().result()
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -286,6 +298,16 @@ def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
     assert signature(server.requests[-1])["X-Amz-Credential"].startswith("W/")
     assert "/eu-west-2/s3/" in signature(server.requests[-1])["X-Amz-Credential"]
     assert signature(server.requests[-1])["X-Amz-Security-Token"] == "W3"
+    # A token of the environment does not belong to these keys.
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "OTHER")
+    store = open_store(server)
+    server.requests.clear()
+    store.read("a").result()
+    store.list().result()
+    assert signature(server.requests[0])["X-Amz-Credential"].startswith("D/")
+    assert "/D/" not in server.requests[1].headers["authorization"]
+    assert "Credential=D/" in server.requests[1].headers["authorization"]
+    assert not any("OTHER" in str(sent) for sent in server.requests)
     with pytest.raises(NotFoundError, match='no keys in profile "none"'):
         open_store(server, aws_credentials={"type": "profile", "profile": "none"})
     with pytest.raises(NotFoundError, match="none in the environment variables"):
@@ -522,6 +544,65 @@ def test_list_that_never_ends_is_an_error(server):
         store.list().result()
 
 
+@pytest.mark.parametrize("keys", [[], ["same"]], ids=str)
+def test_pages_without_end_are_an_error(server, keys):
+    pages = itertools.count()
+
+    def answer(server, connection, request):
+        kept = server.values
+        server.values = {f"bucket/{key}": b"" for key in keys}
+        first, second = socket.socketpair()
+        with first, second:
+            S3Server.serve(server, first, request)
+            body = second.recv(1 << 16).partition(b"\r\n\r\n")[2]
+        server.values = kept
+        token = f"<NextContinuationToken>{next(pages)}</NextContinuationToken></ListB".encode()
+        body = body.replace(b"</ListB", token).replace(b">false<", b">true<")
+        connection.sendall(head(200, [("Content-Length", len(body))]) + body)
+
+    server.faults = [Fault(answer)]
+    store = open_store(server)
+    for call in (lambda: store.list().result(), lambda: store.list_names().result()):
+        with pytest.raises(StoreIOError, match="the list of keys does not get on"):
+            call()
+    assert len(server.requests) < 250
+
+
+def test_keys_that_stand_for_directories_are_not_listed(server):
+    server.values.update({f"bucket/{key}": b"" for key in ("a/", "a/b", "c/", "c/d/", "e")})
+    store = open_store(server)
+    assert store.list().result() == [b"a/b", b"e"]
+    assert store.list_names().result() == ["a/", "c/", "e"]
+    assert store.driver.list_names("c/") == ["d/"]
+    server.values["bucket//a"] = b""
+    for call in (lambda: store.list().result(), lambda: store.list_names().result()):
+        with pytest.raises(StoreIOError, match="cannot be named here"):
+            call()
+
+
+def test_ends_of_a_range_need_not_be_legal_keys(server):
+    names = ["a", "a.", "a/b", "a/bb", "a/c", "b", "b~"]
+    server.values.update({f"bucket/{name}": b"" for name in names})
+    store = open_store(server)
+    ends = [
+        "",
+        "a/",
+        "a//bcd",
+        "a/../b",
+        "a/./",
+        "a\0b",
+        "a\0b/c",
+        "/",
+        "//",
+        "a/b\x7f",
+        "./",
+        "b/",
+    ]
+    for low, high in itertools.product(ends, [*ends, "\x7f"]):
+        expected = [name.encode() for name in names if low <= name and (not high or name < high)]
+        assert store.list(KvStore.KeyRange(low, high)).result() == expected
+
+
 @pytest.mark.parametrize("body", [b"", b"<a>", b"\xff"], ids=str)
 def test_malformed_list_is_an_error(server, body):
     def answer(server, connection, request):
@@ -644,6 +725,70 @@ def test_long_value_is_written_in_parts(server, short_parts):
     server.faults = [Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"))]
     with pytest.raises(StoreIOError, match=r'^PERMISSION_DENIED: Error writing ".*/bucket/k": For'):
         store["k"] = bytes(100)
+
+
+def test_lost_answer_about_a_value_in_parts_is_found_out(server, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    value = bytes(range(100))
+
+    def obey_and_hang_up(server, connection, request):
+        if request.method != "POST" or "uploadId" not in request.query:
+            return server.serve(connection, request)
+        if not server.parts:
+            return refuse(connection, 404, "NoSuchUpload")
+        first, second = socket.socketpair()
+        with first, second:
+            server.serve(first, request)
+        return False
+
+    server.faults = [Fault(obey_and_hang_up)]
+    store = open_store(server)
+    assert get(store, "a") == (ReadState.MISSING, None, ABSENT)
+    generation = put(store, "a", value)
+    assert get(store, "a") == (ReadState.VALUE, value, generation)
+    # What is there may be of somebody else.
+    server.faults = [Fault(lambda s, c, r: refuse(c, 404, "NoSuchUpload"), times=1)]
+    with pytest.raises(StoreIOError, match="NoSuchUpload"):
+        store.write("a", bytes(100)).result()
+
+
+def test_parts_of_a_value_that_fails_do_not_stay(server, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+
+    def fail(server, connection, request):
+        if request.method == "PUT":
+            return refuse(connection, 403, "AccessDenied")
+        return server.serve(connection, request)
+
+    server.faults = [Fault(fail)]
+    with pytest.raises(StoreIOError, match="AccessDenied"):
+        open_store(server).write("a", bytes(100)).result()
+    assert server.values == server.parts == {}
+
+
+def test_what_the_environment_says_to_obstore_changes_nothing(server, monkeypatch):
+    with HttpServer() as other:
+        for name, value in {
+            "AWS_SKIP_SIGNATURE": "true",
+            "AWS_PROXY_URL": other.url,
+            "AWS_PROXY_EXCLUDES": "127.0.0.1",
+            "NO_PROXY": "*",
+            "AWS_BUCKET": "other",
+            "AWS_ENDPOINT": other.url,
+            "AWS_TIMEOUT": "1ms",
+        }.items():
+            monkeypatch.setenv(name, value)
+        store = open_store(server)
+        store["a"] = b"1"
+        assert store.list().result() == [b"a"]
+        put_, list_ = server.requests
+        assert "X-Amz-Signature" in put_.query
+        assert list_.headers["authorization"].startswith("AWS4-HMAC-SHA256")
+        assert list_.headers["user-agent"] == "gpustore"
+        assert other.requests == []
+        monkeypatch.setenv("AWS_S3_EXPRESS", "true")
+        with pytest.raises(StoreIOError, match=r"Error listing .*obstore: Generic S3 error"):
+            open_store(server).list().result()
 
 
 def test_list_is_longer_than_any_page_can_be(server):
@@ -808,8 +953,14 @@ print(store["b"])
 """
 
 
-@pytest.mark.parametrize(("type", "listed"), [("environment", "21"), ("anonymous", "2")])
-def test_forked_child_reads_and_writes_and_never_waits_for_ever(server, type, listed):
+@pytest.mark.parametrize(
+    ("type", "listed"), [("environment", "21"), ("profile", "21"), ("anonymous", "2")]
+)
+def test_forked_child_reads_and_writes_and_never_waits_for_ever(
+    server, monkeypatch, tmp_path, type, listed
+):
+    (tmp_path / "keys").write_text("[default]\naws_access_key_id=D\naws_secret_access_key=S\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORK.format(url=server.url, type=type)],
         capture_output=True,
