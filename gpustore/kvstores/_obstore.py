@@ -25,7 +25,6 @@ __all__ = ["ObstoreBucket", "require_obstore"]
 
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _RETRIES: Final = re.compile(r"after ([0-9]{1,9}) retries")
-_FILE: Final = re.compile("Unable to [a-z]+ [a-z ]+ file|Error reading pem file")
 _KEYS: Final = ("access_key_id", "secret_access_key", "session_token")
 _CREDENTIAL: Final = ("access_key_id", "secret_access_key", "token")
 _NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
@@ -201,8 +200,7 @@ class ObstoreBucket:
             # Else a token of the environment would be added to these keys.
             own = {"credential_provider": lambda: _credential(keys)} if keys[_KEYS[0]] else {}
             client, ours = self.client, timedelta(days=1)  # The relay ends what takes too long.
-            self._store = self._call(
-                getattr(store, self.kind),
+            self._store = getattr(store, self.kind)(
                 self.name,
                 config=config,
                 **own,
@@ -257,9 +255,6 @@ class ObstoreBucket:
             asked = f" [HTTP code {status[1]}]" if status else ""
             attempts = f"; {int(retries[1]) + 1} attempts were made" if retries else ""
             return self._route.no_credentials(f"{asked}{attempts}")
-        file = _FILE.search(said)
-        if file:
-            return self._route.no_credentials(f": {file[0]}")
         kind = re.match(r"[A-Za-z0-9 ]{1,60}", text)
         return StoreIOError(
             f"obstore does not accept it: {kind[0] if kind else 'error'} (its text is left out, "

@@ -787,7 +787,7 @@ def test_what_the_environment_says_to_obstore_changes_nothing(server, monkeypatc
         assert list_.headers["user-agent"] == "gpustore"
         assert other.requests == []
         monkeypatch.setenv("AWS_S3_EXPRESS", "true")
-        with pytest.raises(StoreIOError, match=r"Error listing .*obstore: Generic S3 error"):
+        with pytest.raises(StoreIOError, match=r"Error listing .*accept it: Generic S3 error"):
             open_store(server).list().result()
 
 
