@@ -34,6 +34,34 @@ _FEW_BLOCKS: Final = 64
 _MEAN_BLOCK_NBYTES: Final = 1024
 
 
+class _Frames:
+    """Frames on their way: which are fine so far, and what is wrong with the others.
+
+    Attributes
+    ----------
+    ok : ndarray of bool, shape (n,)
+    reasons : dict of int to str
+        By number of the frame.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.ok: Mask = np.ones(count, np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def refuse(self, wrong: Mask, reason: str) -> None:
+        """Leave some of all frames to the host."""
+        wrong = wrong & self.ok
+        self.reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), f"zstd: {reason}"))
+        self.ok[wrong] = False
+
+    def refuse_at(self, at: Integers, wrong: Mask, reason: str) -> None:
+        """Leave some of the frames `at` to the host."""
+        if wrong.any():
+            whole = np.zeros(len(self.ok), np.bool_)
+            whole[at[wrong]] = True
+            self.refuse(whole, reason)
+
+
 def read_frames(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:
@@ -52,20 +80,30 @@ def read_frames(
     dict of int to str
         Reasons, by number of the frame.
     """
-    ok = np.ones(len(start), np.bool_)
-    reasons: dict[int, str] = {}
+    frames = _Frames(len(start))
+    content, block_max, position = _read_headers(frames, encoded, start, nbytes)
+    # Bytes that blocks do not say they have.
+    room = content.copy()
+    compressed = _walk(frames, encoded, position, start + nbytes, content, block_max, room)
+    frame, begin, size = (np.concatenate(columns) for columns in zip(*compressed))
+    order = np.argsort(frame, kind="stable")
+    order = order[frames.ok[frame[order]]]
+    frame, begin, size = frame[order], begin[order], size[order]
+    found = read_blocks(encoded, frame, begin, size, block_max[frame])
+    frames.refuse_at(frame, found.wrong, "impossible block")
+    np.subtract.at(room, frame, found.least)
+    frames.refuse(room < 0, "holds more bytes than it says")
+    # Bytes that blocks may have besides.
+    np.subtract.at(room, frame, np.where(found.is_exact, 0, block_max[frame] - found.least))
+    frames.refuse(room > 0, "holds fewer bytes than it says")
+    return np.where(frames.ok, content, 0), frames.reasons
 
-    def refuse(wrong: Mask, reason: str) -> None:
-        wrong = wrong & ok
-        reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), f"zstd: {reason}"))
-        ok[wrong] = False
 
-    def refuse_at(at: Integers, wrong: Mask, reason: str) -> None:
-        if wrong.any():
-            whole = np.zeros(len(start), np.bool_)
-            whole[at[wrong]] = True
-            refuse(whole, reason)
-
+def _read_headers(
+    frames: _Frames, encoded: EncodedColumns, start: Integers, nbytes: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Of each frame the content size, the largest block, and where its first block begins."""
+    ok, refuse = frames.ok, frames.refuse
     refuse(nbytes < 9, "shorter than a frame")
     magic, descriptor = encoded.uint(start, 4, ok), encoded.uint(start + 4, 1, ok)
     refuse(magic != _MAGIC, "does not begin with a frame")
@@ -76,9 +114,8 @@ def read_frames(
     kind = descriptor >> 6
     size_nbytes = np.where(kind == 0, is_single, 1 << kind)
     refuse(size_nbytes == 0, "does not say how many bytes it holds")
-    end = start + nbytes
     position = start + 6 - is_single
-    refuse(position + size_nbytes + 3 > end, "truncated")
+    refuse(position + size_nbytes + 3 > start + nbytes, "truncated")
     content = np.zeros(len(start), np.int64)
     for width in (1, 2, 4):
         content += encoded.uint(position, width, ok & (size_nbytes == width))
@@ -91,13 +128,37 @@ def read_frames(
     window = (1 << (10 + (exponent >> 3))) // 8 * (8 + (exponent & 7))
     window = np.where(is_single, content, window)
     refuse(window > np.maximum(content, _WINDOW_NBYTES), "needs a large window")
-    block_max = np.minimum(window, _BLOCK_NBYTES)
+    return content, np.minimum(window, _BLOCK_NBYTES), position + size_nbytes
 
+
+def _walk(
+    frames: _Frames,
+    encoded: EncodedColumns,
+    position: Integers,
+    end: Integers,
+    content: Integers,
+    block_max: Integers,
+    room: Integers,
+) -> list[tuple[Integers, Integers, Integers]]:
+    """Go from block to block of all frames at once.
+
+    Parameters
+    ----------
+    position, end : ndarray of int64, shape (n,)
+        Where the first block of each frame begins, and where the frame ends.
+    content, block_max : ndarray of int64, shape (n,)
+        Most bytes of each frame, and of a block of it.
+    room : ndarray of int64, shape (n,)
+        Made less by the bytes of blocks that say how many they hold.
+
+    Returns
+    -------
+    list of (frame, begin, size), each ndarray of int64
+        Compressed blocks: number of the frame, and where their bytes are.
+    """
     # Only frames that are still walked: most have few blocks.
-    at = np.flatnonzero(ok)
-    position = (position + size_nbytes)[at]
-    # Bytes that blocks do not say they have.
-    room, blocks = content.copy(), 0
+    at = np.flatnonzero(frames.ok)
+    position, blocks = position[at], 0
     compressed = [(at[:0], at[:0], at[:0])]
     while len(at):
         header = encoded.uint(position, 3, np.ones(len(at), np.bool_))
@@ -110,23 +171,13 @@ def read_frames(
         blocks += 1
         wrong = (kind == _RESERVED) | (size > block_max[at])
         wrong |= is_compressed & (size < _COMPRESSED_MIN_NBYTES)
-        refuse_at(at, wrong, "impossible block")
-        refuse_at(at, room[at] < 0, "holds more bytes than it says")
-        refuse_at(at, is_last & (position != end[at]), "something follows the frame")
-        refuse_at(at, ~is_last & (position + 3 > end[at]), "truncated")
-        refuse_at(at, content[at] < (blocks - _FEW_BLOCKS) * _MEAN_BLOCK_NBYTES, "tiny blocks")
+        frames.refuse_at(at, wrong, "impossible block")
+        frames.refuse_at(at, room[at] < 0, "holds more bytes than it says")
+        frames.refuse_at(at, is_last & (position != end[at]), "something follows the frame")
+        frames.refuse_at(at, ~is_last & (position + 3 > end[at]), "truncated")
+        least = (blocks - _FEW_BLOCKS) * _MEAN_BLOCK_NBYTES
+        frames.refuse_at(at, content[at] < least, "tiny blocks")
         compressed.append((at[is_compressed], begin[is_compressed], size[is_compressed]))
-        goes_on = ok[at] & ~is_last
+        goes_on = frames.ok[at] & ~is_last
         at, position = at[goes_on], position[goes_on]
-    frame, begin, size = (np.concatenate(columns) for columns in zip(*compressed))
-    order = np.argsort(frame, kind="stable")
-    order = order[ok[frame[order]]]
-    frame, begin, size = frame[order], begin[order], size[order]
-    found = read_blocks(encoded, frame, begin, size, block_max[frame])
-    refuse_at(frame, found.wrong, "impossible block")
-    np.subtract.at(room, frame, found.least)
-    refuse(room < 0, "holds more bytes than it says")
-    # Bytes that blocks may have besides.
-    np.subtract.at(room, frame, np.where(found.is_exact, 0, block_max[frame] - found.least))
-    refuse(room > 0, "holds fewer bytes than it says")
-    return np.where(ok, content, 0), reasons
+    return compressed

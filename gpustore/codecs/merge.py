@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -215,18 +215,7 @@ def complete_v3(
     '{"configuration":{"order":[1,0]},"name":"transpose"}'
     """
     spec = parse_chain(codecs or (), stored=False)
-    arrays: list[ArrayChoice | ValueChoice] = []
-    element, encoded_rank = native_dtype(dtype), rank
-    for array in spec.arrays:
-        with resolving(array.named):
-            if isinstance(array, ArrayChoice):
-                options = array.codec.complete(array.options, encoded_rank)
-                arrays.append(ArrayChoice(array.codec, options))
-                continue
-            value = array.completed(element)
-            arrays.append(value)
-            element = value.face.types(value.options, element)[1]
-            encoded_rank = value.face.rank(value.options, encoded_rank)
+    arrays, element = _complete_arrays(spec.arrays, native_dtype(dtype), rank)
     rest: tuple[int, ...] | None = None
     if inner_order is not None:
         found = composed_order(arrays, rank)
@@ -235,15 +224,7 @@ def complete_v3(
             axes = ", ".join(map(str, inner_order))
             raise MetadataError(f'Invalid "inner_order" constraint: {{{axes}}}')
     if spec.layout is not None and isinstance(spec.layout.codec, ShardCodec):
-        if spec.stages:
-            # They are read, but TensorStore could not.
-            stages = [stage.named.to_json() for stage in spec.stages]
-            raise UnsupportedError(
-                f"Sharding codec {spec.layout.named} is not compatible with subsequent bytes -> "
-                f"bytes codecs {text(stages)} that apply to the entire shard.  Instead, bytes -> "
-                f"bytes codecs may be specified as inner codecs that apply to each sub-chunk "
-                f"individually."
-            )
+        _refuse_stages_after_shards(spec)
         with resolving(spec.layout.named):
             inner_dtype = dtype if element == native_dtype(dtype) else DataType(element.name)
             options = spec.layout.codec.complete(spec.layout.options, inner_dtype, rank, rest)
@@ -251,25 +232,62 @@ def complete_v3(
     if rest is not None and rest != tuple(range(rank)):
         transpose = registry.find("codecs", _V3_TRANSPOSE)
         arrays.append(ArrayChoice(transpose, {"order": list(rest)}))
-    layout: LayoutChoice | ValueChoice
-    itemsize: int | None = 1 if _is_bytes(dtype) else element.itemsize
-    if isinstance(spec.layout, ValueChoice):
-        layout = spec.layout.completed(element)
-        itemsize = 1
-    else:
-        default = OBJECT_CODECS[dtype.name] if is_object(dtype) else _V3_DEFAULT
-        layout = spec.layout or LayoutChoice(registry.find("codecs", default), {})
-        if isinstance(layout.codec, LayoutCodec):
-            options = layout.codec.complete(layout.options, itemsize or 1)
-            layout = LayoutChoice(layout.codec, options)
-    if (isinstance(dtype, np.dtype) and dtype.subdtype is None) or is_object(dtype):
-        itemsize = 1  # To TensorStore the stages after records encode bytes.
+    layout, itemsize = _complete_layout(spec.layout, dtype, element)
     completed = []
     for stage in spec.stages:
         with resolving(stage.named):
             completed.append(stage.completed(itemsize))
         itemsize = None
     return ChainSpec(tuple(arrays), layout, tuple(completed)).named
+
+
+def _complete_arrays(
+    given: Sequence[ArrayChoice | ValueChoice], element: np.dtype[Any], rank: int
+) -> tuple[list[ArrayChoice | ValueChoice], np.dtype[Any]]:
+    """The array -> array codecs with every option, and the elements that come out of them."""
+    arrays: list[ArrayChoice | ValueChoice] = []
+    for array in given:
+        with resolving(array.named):
+            if isinstance(array, ArrayChoice):
+                arrays.append(ArrayChoice(array.codec, array.codec.complete(array.options, rank)))
+                continue
+            value = array.completed(element)
+            arrays.append(value)
+            element = value.face.types(value.options, element)[1]
+            rank = value.face.rank(value.options, rank)
+    return arrays, element
+
+
+def _refuse_stages_after_shards(spec: ChainSpec) -> None:
+    """Raise UnsupportedError for a new array that TensorStore could not read; they are read."""
+    if spec.stages and spec.layout is not None:
+        stages = [stage.named.to_json() for stage in spec.stages]
+        raise UnsupportedError(
+            f"Sharding codec {spec.layout.named} is not compatible with subsequent bytes -> "
+            f"bytes codecs {text(stages)} that apply to the entire shard.  Instead, bytes -> "
+            f"bytes codecs may be specified as inner codecs that apply to each sub-chunk "
+            f"individually."
+        )
+
+
+def _complete_layout(
+    given: LayoutChoice | ValueChoice | None, dtype: V3DataType, element: np.dtype[Any]
+) -> tuple[LayoutChoice | ValueChoice, int | None]:
+    """The array -> bytes codec with every option, and the itemsize that the first stage sees."""
+    itemsize = 1 if _is_bytes(dtype) else element.itemsize
+    layout: LayoutChoice | ValueChoice
+    if isinstance(given, ValueChoice):
+        layout = given.completed(element)
+        itemsize = 1
+    else:
+        default = OBJECT_CODECS[dtype.name] if is_object(dtype) else _V3_DEFAULT
+        layout = given or LayoutChoice(registry.find("codecs", default), {})
+        if isinstance(layout.codec, LayoutCodec):
+            options = layout.codec.complete(layout.options, itemsize or 1)
+            layout = LayoutChoice(layout.codec, options)
+    if (isinstance(dtype, np.dtype) and dtype.subdtype is None) or is_object(dtype):
+        itemsize = 1  # To TensorStore the stages after records encode bytes.
+    return layout, itemsize
 
 
 def _is_reordered(arrays: Sequence[ArrayChoice | ValueChoice]) -> bool:
