@@ -56,7 +56,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9/._~-]*")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]*)(:(.*))?", re.DOTALL)
 # What would be shown wherever the spec is.
 _SECRET: Final = re.compile(
-    "auth|cookie|credential|passw|secret|session|signature|token|(?:^|[-_]|api)key(?:$|[-_])"
+    "auth(?!ors?(?:$|[-_]))|cookie|credential|passw|secret|session|signature|token|(?:^|[-_]|api)key(?:$|[-_])"
 )
 # What says how a request is to be understood is our own business.
 _RESERVED: Final = frozenset(

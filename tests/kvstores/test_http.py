@@ -181,6 +181,15 @@ def test_secret_in_a_spec_is_refused_and_not_shown(spec):
         assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_what_only_sounds_like_a_secret_is_sent(server):
+    server.values["a"] = b"value"
+    url = f"{server.url}/?author=me&keys=1&design=2"
+    store = KvStore.open({"driver": "http", "base_url": url, "headers": ["X-Author: me"]}).result()
+    assert store["a"] == b"value"
+    assert server.requests[-1].target == "/a?author=me&keys=1&design=2"
+    assert server.requests[-1].headers["x-author"] == "me"
+
+
 def test_what_a_server_is_asked_with_is_not_shown_in_errors():
     with pytest.raises(MetadataError, match=re.escape('"http://h/p?...|nothing:"')) as caught:
         KvStore.Spec("http://h/p?page=PERHAPS%20SECRET|nothing:")
