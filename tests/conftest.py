@@ -1,5 +1,6 @@
 """Settings that hold for every test."""
 
+import gc
 import os
 
 import pytest
@@ -28,6 +29,18 @@ def pytest_xdist_auto_num_workers(config):
     """All cores for the whole suite; what is chosen by path runs in this process."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return None if whole else 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What describes the tests stays to the end: no search for garbage need look at it again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -38,14 +38,6 @@ def _small_files_are_read_directly(request, monkeypatch):
         monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
 
 
-@pytest.fixture(autouse=True)
-def _quick_collections():
-    """Hundreds of collections need not look at what there was before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Case:
     """A way to use a device."""
 

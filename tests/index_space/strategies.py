@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import hypothesis.strategies as st
 import numpy as np
 import tensorstore as ts
@@ -10,9 +12,16 @@ INF = ts.inf
 
 small = st.integers(-6, 12)
 extreme = st.sampled_from([INF, INF - 1, INF + 1, -INF, -INF - 1, -INF + 1, 2**63 - 1, -(2**63)])
+flags, never, rarely = st.booleans(), st.just(False), st.sampled_from([False, False, True])
+some_labels = st.permutations(["x", "y", "z", "", "", ""])
 number = st.one_of(small, small, small, small, small, extreme)
 
 
+# Hypothesis examines a strategy each time that it is made, which takes longer than to draw from it.
+made_once = functools.cache
+
+
+@made_once
 def bounds(unbounded: bool = True):
     """(inclusive_min, exclusive_max) of one dimension."""
     finite = st.tuples(small, st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1]))
@@ -22,25 +31,27 @@ def bounds(unbounded: bool = True):
     return st.one_of(finite, finite, finite, half)
 
 
+@made_once
 @st.composite
 def domains(draw, min_rank=0, max_rank=4, unbounded=True, implicit=True, implicit_empty=True):
     """Keyword arguments of an IndexDomain."""
     rank = draw(st.integers(min_rank, max_rank))
     pairs = [draw(bounds(unbounded)) for _ in range(rank)]
-    flag = st.booleans() if implicit else st.just(False)
-    labels = draw(st.permutations(["x", "y", "z", "", "", ""]))[:rank]
+    flag = flags if implicit else never
+    labels = draw(some_labels)[:rank]
     if not implicit_empty:
-        flag = st.sampled_from([False, False, True])
+        flag = rarely
         pairs = [p if p[0] < p[1] else (p[0], p[0] + 1) for p in pairs]
     return {
         "inclusive_min": [p[0] for p in pairs],
         "exclusive_max": [p[1] for p in pairs],
         "implicit_lower_bounds": [draw(flag) for _ in range(rank)],
         "implicit_upper_bounds": [draw(flag) for _ in range(rank)],
-        "labels": labels if draw(st.booleans()) else [""] * rank,
+        "labels": labels if draw(flags) else [""] * rank,
     }
 
 
+@made_once
 @st.composite
 def transforms(draw, output_rank=None, numbers=small, implicit_empty=True):
     """JSON of an IndexTransform, legal or (rarely) not."""
@@ -78,6 +89,7 @@ def _explicit(dim):
     return not dim.implicit_lower and not dim.implicit_upper
 
 
+@made_once
 def slices(numbers):
     """Slices; with a negative step either both bounds or none.
 
@@ -95,12 +107,14 @@ def slices(numbers):
     )
 
 
+@made_once
 def affine_indices(numbers=small, max_size=4):
     """NumPy-style indices without arrays."""
     term = st.one_of(slices(numbers), slices(numbers), numbers, st.none(), st.just(Ellipsis))
     return st.one_of(term, st.lists(term, max_size=max_size).map(tuple))
 
 
+@made_once
 @st.composite
 def array_terms(draw):
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
@@ -113,6 +127,7 @@ def array_terms(draw):
     return np.array(draw(values), draw(st.sampled_from(["i8", "i2", "u1"]))).reshape(shape)
 
 
+@made_once
 def array_indices():
     term = st.one_of(array_terms(), array_terms(), slices(small), small, st.none())
     terms = st.lists(term, max_size=3)

@@ -5,6 +5,7 @@ each sees what the others leave: labels, implicit flags, index arrays, origins, 
 """
 
 import itertools
+import re
 
 import numpy as np
 import tensorstore as ts
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 import gpustore
 import gpustore.index_space as gs
 from tests.index_space.parity import outcome, run
-from tests.index_space.strategies import affine_indices, array_indices, domains, small, transforms
+from tests.index_space.strategies import (
+    affine_indices,
+    array_indices,
+    domains,
+    made_once,
+    small,
+    transforms,
+)
 
 MANY = settings(
     max_examples=200,
@@ -26,6 +34,7 @@ flag = st.sampled_from([None, True, False])
 names = st.sampled_from(["x", "y", "z", "a", ""])
 
 
+@made_once
 def steps(forward_only):
     """One operation; a reversal only where both libraries agree on implicit bounds."""
 
@@ -147,7 +156,9 @@ def test_what_a_program_makes_survives_json(domain, data):
         return
     again = gs.IndexTransform(json=made.to_json())
     assert again.to_json() == made.to_json()
-    assert repr(again) == repr(made)
+    # Bounds that all indices of an array keep are not in the JSON, as with TensorStore.
+    shown = [re.sub(r"bounded\(.*, array", "array", repr(each)) for each in (again, made)]
+    assert shown[0] == shown[1]
     assert again.domain == made.domain
 
 

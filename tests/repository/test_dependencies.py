@@ -1,6 +1,7 @@
 """What the package imports is what pyproject.toml declares."""
 
 import ast
+import functools
 import sys
 import tomllib
 from pathlib import Path
@@ -25,6 +26,7 @@ def names(requirements):
     return found
 
 
+@functools.cache
 def imported():
     """Distribution -> the first place that imports it, for everything neither ours nor Python's."""
     found = {}
@@ -45,7 +47,6 @@ def imported():
     return found
 
 
-IMPORTED = imported()
 CORE = names(PROJECT["dependencies"])
 EXTRAS = {
     extra: names(requirements) for extra, requirements in PROJECT["optional-dependencies"].items()
@@ -64,17 +65,17 @@ def test_every_import_is_declared():
         | EXTRAS["cuda13"]
         | EXTRAS["gds13"]
     )
-    assert {name: place for name, place in IMPORTED.items() if name not in declared} == {}
+    assert {name: place for name, place in imported().items() if name not in declared} == {}
 
 
 @pytest.mark.parametrize("name", sorted(CORE | EXTRAS["cli"] | EXTRAS["cloud"]))
 def test_every_dependency_is_used(name):
-    assert name in IMPORTED
+    assert name in imported()
 
 
 def test_libraries_of_the_command_line_are_used_there_only():
     for name in EXTRAS["cli"] - CORE:
-        assert IMPORTED[name].startswith("gpustore/cli/")
+        assert imported()[name].startswith("gpustore/cli/")
 
 
 def test_gpu_libraries_are_never_hard_dependencies():

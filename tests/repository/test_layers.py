@@ -1,6 +1,7 @@
 """The layers of docs/design/001-architecture.md, read off the syntax trees of all modules."""
 
 import ast
+import functools
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -129,8 +130,10 @@ def imports_of(tree, name, *, is_package, modules):
     return found
 
 
-def load(package):
-    paths = {module_name(path): path for path in sorted(package.rglob("*.py"))}
+@functools.cache
+def imports_by_module():
+    """Module -> what it imports."""
+    paths = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
     return {
         name: imports_of(
             ast.parse(path.read_text(encoding="utf-8")),
@@ -140,9 +143,6 @@ def load(package):
         )
         for name, path in paths.items()
     }
-
-
-MODULES = load(PACKAGE)
 
 
 def layer(module):
@@ -159,8 +159,8 @@ def ours(imports):
 
 
 def test_every_module_has_a_layer():
-    assert len(MODULES) > 20
-    assert [name for name in MODULES if layer(name) is None] == []
+    assert len(imports_by_module()) > 20
+    assert [name for name in imports_by_module() if layer(name) is None] == []
 
 
 def test_the_page_says_in_which_layer_each_module_is():
@@ -173,7 +173,7 @@ def test_the_page_says_in_which_layer_each_module_is():
 def test_imports_only_go_down():
     wrong = [
         f"{name}:{i.line} (layer {layer(name)}) imports {i.module} (layer {layer(i.module)})"
-        for name, imports in MODULES.items()
+        for name, imports in imports_by_module().items()
         for i in ours(imports)
         if (layer(i.module) or 0) > (layer(name) or 0)
     ]
@@ -182,9 +182,9 @@ def test_imports_only_go_down():
 
 def test_imports_have_no_cycle():
     graph = {}
-    for name, imports in MODULES.items():
+    for name, imports in imports_by_module().items():
         # A package's own __init__ gathers its modules; they may not import it back.
-        graph[name] = {i.module for i in ours(imports) if i.module in MODULES} - {name}
+        graph[name] = {i.module for i in ours(imports) if i.module in imports_by_module()} - {name}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -194,7 +194,7 @@ def test_imports_have_no_cycle():
 def test_own_modules_are_not_imported_inside_functions():
     wrong = [
         f"{name}:{i.line} imports {i.module} inside a function"
-        for name, imports in MODULES.items()
+        for name, imports in imports_by_module().items()
         for i in ours(imports)
         if i.in_function
     ]
@@ -204,7 +204,7 @@ def test_own_modules_are_not_imported_inside_functions():
 def test_foreign_libraries_stay_in_their_rooms():
     wrong = [
         f"{name}:{i.line} imports {i.module}, which only {CONFINED[root]} may"
-        for name, imports in MODULES.items()
+        for name, imports in imports_by_module().items()
         for i in imports
         if (root := i.module.split(".")[0]) in CONFINED
         and not f"{name}.".startswith(f"{CONFINED[root]}.")
@@ -214,7 +214,7 @@ def test_foreign_libraries_stay_in_their_rooms():
 
 def test_only_the_registry_imports_by_name():
     wrong = []
-    for name in MODULES:
+    for name in imports_by_module():
         path = PACKAGE.parent / (name.replace(".", "/"))
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -224,10 +224,12 @@ def test_only_the_registry_imports_by_name():
 
 
 def test_the_command_line_uses_only_public_names():
-    public = {"gpustore"} | {name for name in MODULES if name.startswith("gpustore.cli")}
+    public = {"gpustore"} | {
+        name for name in imports_by_module() if name.startswith("gpustore.cli")
+    }
     wrong = [
         f"{name}:{i.line} imports {i.module}"
-        for name, imports in MODULES.items()
+        for name, imports in imports_by_module().items()
         if name.startswith("gpustore.cli")
         for i in ours(imports)
         if i.module not in public
@@ -236,7 +238,7 @@ def test_the_command_line_uses_only_public_names():
 
 
 def test_no_module_is_named_after_nothing():
-    parts = {part for name in MODULES for part in name.split(".")}
+    parts = {part for name in imports_by_module() for part in name.split(".")}
     assert [part for part in parts if FORBIDDEN_NAMES.fullmatch(part)] == []
 
 
