@@ -30,8 +30,8 @@ _FLAGS = ["-std=gnu++17", "-fno-strict-aliasing", "-fvisibility=hidden", "-share
 _WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
 _MODES = {
     "": ["-O1"],
-    "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "thread": ["-O1", "-g", "-fsanitize=thread"],
+    "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-g1", "-fsanitize=thread"],
 }
 
 

@@ -4,8 +4,20 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from gpustore.device_kernels import source
+
+if os.environ.get("KERNEL_FOLDER"):
+    # That a changed kernel fails is all that is asked: no simpler example is looked for.
+    settings.register_profile("changed", settings(), phases=[Phase.explicit, Phase.generate])
+    settings.load_profile("changed")
+
+
+def pytest_collection_modifyitems(items):
+    """Of changed kernels the quick tests run first: one that fails is enough."""
+    if os.environ.get("KERNEL_FOLDER"):
+        items.sort(key=lambda item: hasattr(item.obj, "hypothesis"))
 
 
 @pytest.fixture(autouse=True, scope="session")
