@@ -9,6 +9,7 @@ Libraries are kept in the folder for temporary files under the hash of all that 
 """
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -80,7 +81,12 @@ def build(name, content, sanitizer=SANITIZER):
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid(), f"{folder} is another user's"
     library = folder / f"{name}-{digest}.so"
-    if not library.exists():
+    if library.exists():
+        return library
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Who comes second waits instead of compiling it too.
+        if library.exists():
+            return library
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             file, made = Path(scratch) / f"{name}.cpp", Path(scratch) / "made.so"
             file.write_text(content, encoding="utf-8")
