@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
@@ -36,13 +36,18 @@ from gpustore.kvstores.base import (
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpustore._json import JsonValue
     from gpustore.executor import Executor
     from gpustore.kvstores.base import Buffer, KvStoreDriver
 
 __all__ = ["KvStore"]
+
+
+_COPY_NBYTES: Final = 32 << 20
+_COPY_KEYS: Final = 10_000
+"""At most so many keys of so many bytes are copied together."""
 
 
 class KvStore:
@@ -391,7 +396,9 @@ class KvStore:
         source_range: _result.KeyRange | None = None,
         source_staleness_bound: float | None = None,
     ) -> Future[None]:
-        """Copy all keys of a range to another kvstore, one after the other.
+        """Copy all keys of a range to another kvstore, in batches.
+
+        One that is an archive or a database is rewritten once for each of them.
 
         Parameters
         ----------
@@ -404,16 +411,28 @@ class KvStore:
         wanted = _result.KeyRange() if source_range is None else source_range.copy()
 
         def copy() -> None:
-            for name in self._list_bytes(wanted):
-                key = as_text(name)
-                columns = self._driver.read_many(
-                    ReadRequest([self._path + key], staleness_bound=source_staleness_bound)
-                )
+            for keys in self._batches([as_text(key) for key in self._list_bytes(wanted)]):
+                columns = self.read_many(ReadRequest(keys, staleness_bound=source_staleness_bound))
                 columns.raise_first()
-                if columns.value[0] is not None:
-                    target[key] = columns.value[0]
+                there = [i for i, value in enumerate(columns.value) if value is not None]
+                values = [columns.value[i] for i in there]
+                target.write_many(WriteRequest([keys[i] for i in there], values)).raise_first()
 
         return self._executor.submit(copy, drain=True)
+
+    def _batches(self, keys: Sequence[str]) -> Iterator[builtins.list[str]]:
+        """The keys in order, as many together as fit in memory."""
+        for first in range(0, len(keys), _COPY_KEYS):
+            batch: builtins.list[str] = []
+            total = 0
+            some = keys[first : first + _COPY_KEYS]
+            for key, nbytes in zip(some, self.nbytes_many(some), strict=True):
+                if batch and total + nbytes > _COPY_NBYTES:
+                    yield batch
+                    batch, total = [], 0
+                batch.append(key)
+                total += nbytes
+            yield batch
 
     def _bounds(self, range: _result.KeyRange) -> tuple[str, str | None] | None:
         """The range in the driver's namespace, None if it is not a range of text there."""

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import tensorstore as ts
 
+from gpustore import kvstore
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstore import KvStore
@@ -216,6 +217,39 @@ def test_copying_a_range(pair):
     assert target.list().result() == [b"x"]
     (ours / "dir/").experimental_copy_range_to(ours / "copy/").result()
     assert ours["copy/y"] == b"dir/y" * 3
+
+
+@pytest.mark.parametrize("target", ["x.db|ocdbt:", "x.zip|zip:a/"])
+def test_copies_are_few_writes(tmp_path, monkeypatch, target):
+    monkeypatch.setattr(kvstore, "_COPY_NBYTES", 1000)
+    source = KvStore.open(f"{tmp_path}/source/").result()
+    values = {f"{i:03}": b"x" * (2000 if i == 50 else i) for i in range(100)}
+    keys = list(values)
+    source.write_many(WriteRequest(keys, list(values.values()))).raise_first()
+    made = KvStore.open(f"{tmp_path}/{target}").result()
+    writes = []
+    write = type(made.driver).write_many
+    monkeypatch.setattr(
+        type(made.driver),
+        "write_many",
+        lambda self, request: writes.append(request.keys) or write(self, request),
+    )
+    source.experimental_copy_range_to(made, KvStore.KeyRange("010")).result()
+    assert {key: made[key] for key in keys[10:]} == {key: values[key] for key in keys[10:]}
+    assert len(made.list().result()) == 90
+    # Batches end before they would be longer, and have one key at least.
+    sizes = [sum(len(values[key[-3:]]) for key in batch) for batch in writes]
+    assert [size for size in sizes if size > 1000] == [2000]
+    assert len(writes) <= 2 + 2 * sum(sizes) // 1000
+
+
+def test_a_key_that_cannot_be_read_ends_a_copy(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").symlink_to("nowhere")
+    (tmp_path / "c").symlink_to("/")
+    source, target = KvStore.open(f"{tmp_path}/").result(), KvStore.open("memory://").result()
+    with pytest.raises(GpustoreError):
+        source.experimental_copy_range_to(target).result()
 
 
 # --------------------------------------------------------------------------- spec, url, repr

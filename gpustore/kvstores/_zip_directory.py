@@ -298,7 +298,7 @@ class Directory:
                     column[row] = number
                     position += 8
             if disk[row] == _UINT16_MAX:
-                disk[row] = int.from_bytes(payload[position : position + 4], "little") & 1
+                disk[row] = any(payload[position : position + 4])
         self._fault[(self._fault == 0) & (disk != 0)] = _DISK
 
     def _check_places(self) -> NDArray[np.int64]:

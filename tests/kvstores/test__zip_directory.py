@@ -109,6 +109,19 @@ def test_zip64_lies_are_faults_of_the_member(numbers):
     found.check(1)
 
 
+@pytest.mark.parametrize("disk", [0, 1, 2, 0x10000])
+def test_the_disk_of_a_member_may_be_in_zip64(disk):
+    blob = zip64_record(b"a", [7, 7, 100]) + disk.to_bytes(4, "little")
+    blob = patched(blob, 30, "3H", 4 + 28, 0, 0xFFFF)  # Length of the extra fields, and the disk.
+    blob = patched(blob, 46 + 1 + 2, "H", 28)
+    found = Directory(blob, End(1, 1000, 1000 + len(blob)), b"\0g")
+    if disk:
+        with pytest.raises(UnsupportedError, match="several files"):
+            found.check(0)
+    else:
+        found.check(0)
+
+
 def test_sums_do_not_overflow():
     blob = b"".join(
         zip64_record(b"%d" % n, [2**63 - 1, 2**63 - 1, offset])
