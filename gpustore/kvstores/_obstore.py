@@ -14,19 +14,28 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from gpustore import registry
-from gpustore.errors import ForkError, GpustoreError, StoreIOError, UnsupportedError
+from gpustore.errors import (
+    ForkError,
+    GpustoreError,
+    MetadataError,
+    StoreIOError,
+    UnsupportedError,
+)
 from gpustore.kvstores._http_client import HttpClient
+from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores._relay import RELAY, Route
 
 __all__ = ["ObstoreBucket", "require_obstore"]
 
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _RETRIES: Final = re.compile(r"after ([0-9]{1,9}) retries")
-_KEYS: Final = ("access_key_id", "secret_access_key", "session_token")
-_CREDENTIAL: Final = ("access_key_id", "secret_access_key", "token")
+_SERVICES: Final = ("container_credentials_full_uri", "metadata_endpoint")
+"""What obstore calls the URLs of services that hand out credentials."""
 _NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
 _VALID: Final = timedelta(hours=1)
 _PART_NBYTES: Final = 16 << 20
@@ -65,9 +74,23 @@ def _begin_use(*, waits: bool) -> Any:
     return obstore
 
 
-def _credential(keys: Mapping[str, str | None]) -> dict[str, str | None]:
-    """What obstore is told when it asks for credentials that are known."""
-    return {**dict(zip(_CREDENTIAL, map(keys.get, _KEYS), strict=True)), "expires_at": None}
+def _provide(route: Route, provider: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Credentials; an error of ours comes back by its number."""
+    try:
+        return provider()
+    except GpustoreError as error:
+        number = route.remember(route.no_credentials(f": {error.text}"))
+    raise RuntimeError(number)
+
+
+def _check_origin(origin: Origin) -> None:
+    """Raise UnsupportedError unless obstore asks for this origin by its name."""
+    if origin.scheme == "https" and origin.port == 80:
+        raise UnsupportedError(f"{origin}: TLS at port 80 is not supported")
+    if not _is_canonical(origin.host):
+        raise UnsupportedError(
+            f"{origin}: an address in another form than the usual one is not supported"
+        )
 
 
 def _is_canonical(host: str) -> bool:
@@ -98,6 +121,8 @@ class ObstoreBucket:
         What it is told, but not how the bucket is reached.
     headers : dict
         Sent with each request.
+    provider : callable, optional
+        Is asked for credentials, in obstore's form, whenever those known are about to end.
     client : HttpClient
         Sends to the bucket.
     keyless : str
@@ -110,18 +135,29 @@ class ObstoreBucket:
     client: HttpClient
     keyless: InitVar[str]
     headers: dict[str, str] = field(default_factory=dict)
+    provider: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
     _route: Route = field(init=False, repr=False)
     _store: Any = field(init=False, default=None, repr=False)
 
     def __post_init__(self, keyless: str) -> None:
-        origin = self.client.origin
-        if origin.scheme == "https" and origin.port == 80:
-            raise UnsupportedError(f"{origin}: a bucket behind TLS at port 80 is not supported")
-        if not _is_canonical(origin.host):
-            raise UnsupportedError(
-                f"{origin}: an address in another form than the usual one is not supported"
-            )
+        _check_origin(self.client.origin)
         self._route = Route(self.client, keyless, not self.config.get("skip_signature"))
+        for name in _SERVICES:
+            if self.config.get(name):
+                self.config[name] = self._in_clear(name, self.config[name])
+
+    def _in_clear(self, name: str, url: str) -> str:
+        """The URL by which obstore asks a service, and the relay then as it is meant."""
+        try:
+            parts = urlsplit(url)
+            origin = Origin.parse(parts.scheme, parts.netloc)
+        except ValueError as error:  # Its text may show the URL.
+            text = error.text if isinstance(error, MetadataError) else "it is not a URL"
+            raise MetadataError(f"Invalid {name} for credentials: {text}") from None
+        _check_origin(origin)
+        if origin.scheme == "https":
+            self._route.encrypted[origin.authority] = origin
+        return parts._replace(scheme="http", netloc=origin.authority).geturl()
 
     @property
     def origin(self) -> str:
@@ -195,14 +231,13 @@ class ObstoreBucket:
         if self._store is None:
             from obstore import store
 
-            config = dict(self.config)
-            keys = {name: config.pop(name, None) for name in _KEYS}
-            # Else a token of the environment would be added to these keys.
-            own = {"credential_provider": lambda: _credential(keys)} if keys[_KEYS[0]] else {}
+            own = {}
+            if self.provider is not None:
+                own["credential_provider"] = partial(_provide, self._route, self.provider)
             client, ours = self.client, timedelta(days=1)  # The relay ends what takes too long.
             self._store = getattr(store, self.kind)(
                 self.name,
-                config=config,
+                config=self.config,
                 **own,
                 client_options={
                     "proxy_url": RELAY.open(self._route),

@@ -10,11 +10,12 @@ host and the path of a request, not its scheme.
    how many such connections there are, how long and what is kept of them is bounded.
 2. Requests to the bucket are repeated, bounded and counted as all are. Anything but a success
    becomes an error of ours, which waits under a number that obstore is told (:class:`Route`).
-3. Requests to a service that hands out credentials are sent on too, where it speaks in the clear,
-   and any answer but a redirect is handed back. Where it is encrypted a tunnel leads to it, and
-   from then on to nobody else: a redirect, which the relay cannot see, ends there.
+3. Requests to a service that hands out credentials are sent on too, and any short answer but a
+   redirect is handed back.
+4. There are no tunnels: what is in them could not be bounded, and obstore takes as much memory for
+   a body as its head announces.
 
-Sources: RFC 9112 section 3.2.2 (absolute form), RFC 9110 section 9.3.6 (CONNECT).
+Source: RFC 9112 section 3.2.2 (absolute form).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import base64
 import contextlib
 import random
 import secrets
-import select
 import socket
 import threading
 import time
@@ -37,7 +37,6 @@ from gpustore.errors import GpustoreError, LimitError, StoreIOError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
-from gpustore.kvstores._http_proxy import proxy_for
 from gpustore.kvstores._list_page import ListPages
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
@@ -49,15 +48,11 @@ _BODY_NBYTES: Final = 64 << 20
 """More than a part of a value has."""
 _PAGE_NBYTES: Final = 16 << 20
 """More than a page of a list has: 1000 keys of 1 KiB, each byte of them encoded."""
-_TUNNEL_NBYTES: Final = 1 << 20
-"""More than credentials and certificates have."""
 _MOST_FAILURES: Final = 1024
 _MOST_STRANGERS: Final = 256
 """So many connections may not yet have said who they are."""
 _OWN_WAIT_S: Final = 10.0
 """obstore has said everything by then: it is the same process."""
-_LONGEST_S: Final = 1e6
-"""The operating system knows no endless times."""
 _PASSING_CODES: Final = (b">InternalError<", b">ServiceUnavailable<", b">SlowDown<")
 """Of errors that a repetition may change, where the status is 200."""
 _SERVICE: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0)
@@ -84,6 +79,8 @@ class Route:
         How a public bucket is opened, for the error that there are no credentials.
     signs : bool
         Whether each request to the bucket shows who asks.
+    encrypted : dict
+        By what requests to them name: services that obstore believes to speak in the clear.
     secret : str
         Who asks with it is the obstore of this bucket.
     authorization : str
@@ -95,24 +92,28 @@ class Route:
     client: HttpClient
     keyless: str
     signs: bool
+    encrypted: dict[str, Origin] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     authorization: str = field(default="", repr=False)
     pages: ListPages = field(default_factory=ListPages, repr=False)
     _failures: dict[str, GpustoreError] = field(default_factory=dict)
-    _tunnel: str = ""
 
     @property
     def unsent(self) -> str:
         """A key: requests for it are answered with 404 and not sent, but their fields are seen."""
         return f"unsent{self.secret}"
 
-    def failed(self, error: GpustoreError) -> bytes:
-        """Remember an error; the answer that stands for it."""
+    def remember(self, error: GpustoreError) -> str:
+        """Keep an error for who comes with the number that is returned."""
         number = f"relay-{secrets.token_hex(16)}"
         self._failures[number] = _without_frames(error)
         for old in list(self._failures)[:-_MOST_FAILURES]:  # Nobody has asked for it.
             self._failures.pop(old, None)
-        return _answer(400, {}, f"<Error><Code>{number}</Code></Error>".encode())
+        return number
+
+    def failed(self, error: GpustoreError) -> bytes:
+        """Remember an error; the answer that stands for it."""
+        return _answer(400, {}, f"<Error><Code>{self.remember(error)}</Code></Error>".encode())
 
     def failure(self, text: str) -> GpustoreError | None:
         """The error that an answer stands for which is a part of `text`."""
@@ -131,16 +132,6 @@ class Route:
     def has_authorization(self) -> bool:
         """Whether the last request to the bucket has shown who asks."""
         return bool(self.authorization.removeprefix("Bearer").strip())
-
-    def may_tunnel(self, authority: str) -> bool:
-        """Whether a tunnel may lead there: where the first one led."""
-        self._tunnel = self._tunnel or authority
-        return self._tunnel == authority
-
-    @property
-    def has_tunnel(self) -> bool:
-        """Whether the service for credentials is encrypted."""
-        return bool(self._tunnel)
 
 
 class _Relay:
@@ -236,12 +227,10 @@ class _Relay:
         route = self._routes.get(head.fields.get("proxy-authorization", ""))
         if route is None:
             connection.sendall(_answer(407, {}, b""))
-        elif head.method != "CONNECT":
-            connection.sendall(_send_on(route, head, _receive_body(connection, head)))
-        elif route.may_tunnel(head.target):
-            _tunnel(connection, route, head.target)
-        else:
+        elif head.method == "CONNECT":
             connection.sendall(_answer(403, {}, b""))
+        else:
+            connection.sendall(_send_on(route, head, _receive_body(connection, head)))
 
 
 RELAY: Final = _Relay()
@@ -318,12 +307,15 @@ def _answer(status: int, fields: dict[str, str], body: bytes | bytearray | memor
 
 
 def _send_on(route: Route, asked: _Head, body: memoryview) -> bytes:
-    """The answer to a request that is not for a tunnel."""
+    """The answer to a request."""
     parts = urlsplit(asked.target)
     client = route.client
+    shown = asked.fields.get("authorization", "")
     for_bucket = parts.netloc == client.origin.authority
+    # The same server may hand out credentials, and be asked for them by nobody yet.
+    for_bucket = for_bucket and not (parts.netloc in route.encrypted and not shown)
     if for_bucket:
-        route.authorization = asked.fields.get("authorization", "")
+        route.authorization = shown
         if parts.path.endswith(route.unsent):
             return _answer(404, {}, b"")
         if route.signs and not route.has_authorization:
@@ -370,13 +362,13 @@ def _complete(client: HttpClient, request: HttpRequest) -> HttpResponse:
 
 def _service(route: Route, authority: str) -> HttpClient:
     """The client for a service that hands out credentials."""
-    to = Origin.parse("http", authority)
-    if route.has_tunnel:
-        raise StoreIOError(
-            f"the redirect to another origin, {to}, is not followed", status="FAILED_PRECONDITION"
-        )
-    retries = replace(route.client.retries, max_retries=min(route.client.retries.max_retries, 3))
-    return HttpClient(to, permits=Permits(1), retries=retries, timeouts=_SERVICE)
+    ours = route.client
+    if authority in route.encrypted:
+        to, timeouts, retries = route.encrypted[authority], ours.timeouts, ours.retries
+    else:
+        to, timeouts = Origin.parse("http", authority), _SERVICE
+        retries = replace(ours.retries, max_retries=min(ours.retries.max_retries, 3))
+    return HttpClient(to, permits=Permits(1), retries=retries, timeouts=timeouts)
 
 
 def _page(response: HttpResponse) -> BodyPlan:
@@ -388,53 +380,3 @@ def _page(response: HttpResponse) -> BodyPlan:
         )
 
     return BodyPlan(max_nbytes=_PAGE_NBYTES, too_long=too_long)
-
-
-def _tunnel(connection: socket.socket, route: Route, authority: str) -> None:
-    """Pass on what both sides say, until one of them ends or the time is up.
-
-    What goes wrong is not shown by obstore, whatever is answered: it says that it cannot connect.
-    """
-    timeouts = route.client.timeouts
-    try:
-        to = Origin.parse("https", authority)
-        proxy = proxy_for(to)
-        peer = to if proxy is None else proxy.origin
-        waits = min(timeouts.connect_s, _LONGEST_S)
-        service = socket.create_connection((peer.host, peer.port), waits)
-    except (GpustoreError, OSError):
-        connection.sendall(_answer(502, {}, b""))
-        return
-    with service:
-        if proxy is None:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        else:  # Its answer is passed on.
-            head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.headers}\r\n"
-            service.sendall(head.encode("latin-1"))
-        try:
-            _pass_on(connection, service, timeouts)
-        finally:
-            _hang_up(service)
-
-
-def _pass_on(one: socket.socket, other: socket.socket, timeouts: Timeouts) -> None:
-    """Pass on what either says, :data:`_TUNNEL_NBYTES` in all: obstore reads what comes whole."""
-    deadline = time.monotonic() + timeouts.total_s
-    idle_s = min(timeouts.idle_s, _LONGEST_S)
-    ways = {one.fileno(): (one, other), other.fileno(): (other, one)}
-    poll = select.poll()
-    for fd, (source, _) in ways.items():
-        source.settimeout(idle_s)
-        poll.register(fd, select.POLLIN)
-    passed = 0
-    while (left := deadline - time.monotonic()) > 0:
-        ready = poll.poll(1000 * min(left, idle_s))
-        if not ready:
-            return
-        for fd, _ in ready:
-            source, sink = ways[fd]
-            data = source.recv(_HEAD_NBYTES)
-            passed += len(data)
-            if not data or passed > _TUNNEL_NBYTES:
-                return
-            sink.sendall(data)

@@ -29,6 +29,7 @@ from gpustore.errors import InvalidKeyError, MetadataError, NotFoundError, Unsup
 from gpustore.kvstores._authorization import Anonymous, Authorization, BearerToken
 from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
+from gpustore.kvstores._google_account import GoogleAccount
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpResponse, Origin
 from gpustore.kvstores._machine import is_made_by
@@ -62,8 +63,9 @@ _FILES: Final = (
     *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT"),
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
+_PREFERRED: Final = ("GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY")
 _VARIABLES: Final = (
-    *(*_FILES, "GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+    *(*_FILES, *_PREFERRED),
     # Machines of Google that hide their firmware.
     *("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "FUNCTION_TARGET", "GAE_ENV"),
 )
@@ -99,13 +101,14 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             origin = Origin.parse(parts.scheme, parts.netloc)
         self._identity = "gcs", emulator, spec.bucket, project
         signs = not emulator and _has_credentials()
-        if signs:
-            _check_files()
+        signed_in = _check_files() if signs else None
+        retries = resources["gcs_request_retries"].value
+        timeouts = resources["http_request_timeouts"].value
         client = HttpClient(
             origin,
             permits=resources["gcs_request_concurrency"].value,
-            retries=resources["gcs_request_retries"].value,
-            timeouts=resources["http_request_timeouts"].value,
+            retries=retries,
+            timeouts=timeouts,
             explain=partial(_explain, signs),
             passing=CONFLICT_PASSES,
         )
@@ -113,7 +116,8 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             config["bearer_token"] = "emulator"  # Unsigned writes do not exist in obstore.
         config["skip_signature"] = not emulator and not signs
         keyless = "GOOGLE_SKIP_SIGNATURE=true"
-        obstore = ObstoreBucket("GCSStore", spec.bucket, config, client, keyless, headers)
+        account = None if signed_in is None else GoogleAccount(signed_in, retries, timeouts).token
+        obstore = ObstoreBucket("GCSStore", spec.bucket, config, client, keyless, headers, account)
         config["base_url"] = obstore.origin
         unsigned = Anonymous(f"/{spec.bucket}/", headers)
         authorization: Authorization = BearerToken(obstore, unsigned) if signs else unsigned
@@ -153,8 +157,8 @@ def _has_credentials() -> bool:
     return is_made_by("Google") or Path(_WELL_KNOWN).expanduser().exists()
 
 
-def _check_files() -> None:
-    """Check the file that names who asks, as far as one is named.
+def _check_files() -> Path | None:
+    """Check the file that names who asks, as far as one is named; its path if somebody signed in.
 
     Raises
     ------
@@ -166,7 +170,7 @@ def _check_files() -> None:
     names = [os.environ[name] for name in _FILES if os.environ.get(name)]
     path = Path(names[0] if names else _WELL_KNOWN).expanduser()
     if not names and not path.exists():
-        return
+        return None
     try:
         with path.open("rb") as file:
             type = json.loads(file.read(_ACCOUNT_NBYTES))["type"]
@@ -178,6 +182,8 @@ def _check_files() -> None:
             f"credentials of Google in {quote(str(path))} are of the type "
             f"{quote(str(type)[:50])}; expected one of {', '.join(_TYPES)}"
         )
+    preferred = any(os.environ.get(name) for name in _PREFERRED)
+    return path if type == "authorized_user" and not preferred else None
 
 
 @dataclass(frozen=True, slots=True)

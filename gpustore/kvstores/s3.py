@@ -40,6 +40,7 @@ from gpustore.kvstores._s3_address import (
     environment_endpoint,
     region_of_bucket,
 )
+from gpustore.kvstores._web_identity import WebIdentity
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
@@ -48,7 +49,7 @@ from gpustore.kvstores.base import (
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from gpustore._json import JsonValue, Members
     from gpustore.context import Context
@@ -64,6 +65,14 @@ _RESOURCES: Final = (
     "s3_request_concurrency",
     "s3_request_retries",
 )
+
+
+_KEYS: Final = ("access_key_id", "secret_access_key", "session_token")
+_PREFERRED: Final = {
+    "ecs": ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    "imds": ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_"),
+}
+"""What obstore takes from the environment instead, if it is there."""
 
 
 class S3KvStore(BucketKvStore["S3Spec"]):
@@ -103,7 +112,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         """The bucket, whose region may have to be asked for."""
         spec, resources = self._spec, self._resources
         region = spec.aws_region
-        config = {**self._credentials, "request_payer": spec.requester_pays}
+        config: dict[str, Any] = {"request_payer": spec.requester_pays}
         config["disable_bulk_delete"] = True  # Not every server has it.
         if self._endpoint is None:
             region = region or region_of_bucket(spec.bucket) or self._usual_region
@@ -111,7 +120,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         else:
             region = region or self._usual_region
             address = S3Address.at_endpoint(self._endpoint, spec.bucket)
-        signs = "skip_signature" not in config
+        signs = "skip_signature" not in self._credentials
         client = HttpClient(
             address.origin,
             permits=resources["s3_request_concurrency"].value,
@@ -120,7 +129,11 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             explain=partial(_explain, region, signs),
             passing=CONFLICT_PASSES,
         )
+        known = "access_key_id" in self._credentials
+        if signs:
+            config |= {**_services(), **self._credentials}
         config["skip_signature"] = not signs  # Whatever the environment says.
+        provider = self._provider(config, region) if signs else None
         config["region"] = region
         config["virtual_hosted_style_request"] = address.is_own_host
         # The second name wins over the environment.
@@ -131,11 +144,11 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             config,
             client,
             "aws_credentials of the type anonymous",
+            provider=provider,
         )
         authorization: Authorization = Anonymous(address.root)
         if signs:
-            in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
-            fetches = "access_key_id" not in config and not in_environment
+            fetches = not known and not os.environ.get("AWS_ACCESS_KEY_ID")
             authorization = SignedUrls(obstore, fetches)
         return Bucket(
             client=client,
@@ -146,6 +159,21 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             looks=not self.atomic_single_key,
             sends=spec.use_conditional_write is not False,
         )
+
+    def _provider(
+        self, config: dict[str, Any], region: str
+    ) -> Callable[[], Mapping[str, Any]] | None:
+        """Who is asked for credentials instead of obstore; keys are taken out of `config`."""
+        resources = self._resources
+        keys = {name: config.pop(name, None) for name in _KEYS}
+        if keys["access_key_id"] is not None:
+            return partial(_credential, keys)
+        usual = resources["aws_credentials"].value.type == "default"
+        in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
+        if not usual or in_environment or not WebIdentity.is_in_environment():
+            return None
+        retries = resources["s3_request_retries"].value
+        return WebIdentity(region, retries, resources["http_request_timeouts"].value).credential
 
     @property
     def identity(self) -> Hashable:
@@ -190,11 +218,12 @@ def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
                 )
             return keys
         case "ecs" | "imds":
-            if in_environment:
-                raise UnsupportedError(
-                    f'aws_credentials: obstore prefers AWS_ACCESS_KEY_ID to "{source.type}"; unset '
-                    f"that environment variable"
-                )
+            for name in os.environ:
+                if os.environ[name] and name.startswith(_PREFERRED[source.type]):
+                    raise UnsupportedError(
+                        f'aws_credentials: obstore prefers {name} to "{source.type}"; unset that '
+                        "environment variable"
+                    )
             named = {
                 "container_credentials_full_uri": source.endpoint,
                 "container_authorization_token_file": source.auth_token_file,
@@ -203,11 +232,29 @@ def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
     if in_environment:
         return {}
     keys = profile_keys(source)
-    services = ("AWS_CONTAINER_CREDENTIALS_", "AWS_WEB_IDENTITY_TOKEN_FILE")
+    services = _PREFERRED["imds"][1:]
     if keys or any(name.startswith(services) for name in os.environ):
         return keys
     disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     return {} if is_made_by("Amazon EC2") and not disabled else {"skip_signature": True}
+
+
+def _credential(keys: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Keys that are known as obstore wants them.
+
+    To those in its configuration it would add a token of the environment.
+    """
+    named = {"token": keys["session_token"], "expires_at": None}
+    return {name: keys[name] for name in _KEYS[:2]} | named
+
+
+def _services() -> dict[str, str]:
+    """Who may be asked for credentials, as the environment says."""
+    found = {
+        name: os.environ.get(f"AWS_{name.upper()}", "")
+        for name in ("container_credentials_full_uri", "metadata_endpoint")
+    }
+    return {name: url for name, url in found.items() if url}
 
 
 # The older rule of us-east-1, which contains the newer one.

@@ -6,13 +6,12 @@ import os
 import select
 import socket
 import threading
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 
 from gpustore.errors import LimitError, StoreIOError
-from gpustore.kvstores import _relay
+from gpustore.kvstores import _http_connection, _relay
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores._relay import RELAY, Route
@@ -20,7 +19,7 @@ from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from tests.kvstores.http_server import Fault, HttpServer, head
-from tests.kvstores.test__http_proxy import ProxyServer
+from tests.kvstores.tls import Authority, TlsServer
 
 
 @pytest.fixture(autouse=True)
@@ -277,100 +276,49 @@ def test_parts_that_are_not_put_together_are_a_failure(server):
     assert len(server.requests) == 7
 
 
-def test_tunnel_leads_to_one_service_only():
-    with HttpServer({"k": b"value"}) as service, HttpServer({"k": b"other"}) as other:
-        route = make_route(other)
-        for _ in range(2):
-            tunnel = asking(route, f"CONNECT 127.0.0.1:{service.port} HTTP/1.1")
-            with tunnel as (connection, stream):
-                assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
-                connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
-                assert "Content-Length: 5\r\n" in read_head(stream)
-                assert stream.read(5) == b"value"
-        assert ask(route, f"CONNECT 127.0.0.1:{other.port} HTTP/1.1")[0].split(" ")[1] == "403"
-        # From inside the tunnel a redirect could also lead to who is not encrypted.
-        with HttpServer({"k": b"third"}) as third:
-            found = failure(route, ask(route, f"GET {third.url}/k HTTP/1.1"))
-            assert f"redirect to another origin, {third.url}, is not followed" in str(found)
-            assert third.requests == other.requests == []
+def test_there_are_no_tunnels(server):
+    with HttpServer() as other:
+        for port in (server.port, other.port):
+            top, _ = ask(make_route(server), f"CONNECT 127.0.0.1:{port} HTTP/1.1")
+            assert top.split(" ")[1] == "403"
+        assert server.requests == other.requests == []
 
 
-def test_tunnel_goes_through_the_proxy_of_the_environment(monkeypatch, server):
-    with HttpServer({"k": b"value"}) as service, ProxyServer(service.port) as proxy:
-        monkeypatch.setenv("https_proxy", f"http://me:word@127.0.0.1:{proxy.port}")
-        tunnel = asking(make_route(server), "CONNECT service.invalid:443 HTTP/1.1")
-        with tunnel as (connection, stream):
-            assert read_head(stream).split(" ")[1] == "200"
-            connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
-            assert "Content-Length: 5\r\n" in read_head(stream)
-            assert stream.read(5) == b"value"
-        [sent] = proxy.requests
-        assert sent.target == "service.invalid:443"
-        secret = base64.b64encode(b"me:word").decode()
-        assert sent.headers["proxy-authorization"] == f"Basic {secret}"
+def test_service_is_asked_as_it_is_meant(server, monkeypatch, tmp_path):
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    monkeypatch.setattr(_http_connection, "_TLS", [])
+    with TlsServer(authority.context(), {"k": b"secret"}) as service:
+        route = make_route(server)
+        origin = Origin("https", "localhost", service.port)
+        route.encrypted[origin.authority] = origin
+        first = f"POST http://{origin.authority}/k HTTP/1.1"
+        assert ask(route, first)[1] == b"secret"
+        service.faults = [Fault(lambda s, c, r: c.sendall(head(403, [("Content-Length", 0)])))]
+        assert ask(route, first)[0].startswith("HTTP/1.1 403")
+        busy = Fault(lambda s, c, r: c.sendall(head(503, [("Content-Length", 0)])))
+        service.faults = [busy]
+        assert "All 2 retry attempts failed" in str(failure(route, ask(route, first)))
+        assert busy.done == 3
+        for to in (f"{service.url}/other", f"{server.url}/k"):
+            fields = [("Location", to), ("Content-Length", 0)]
+            service.faults = [Fault(lambda s, c, r, f=fields: c.sendall(head(307, f)))]
+            found = failure(route, ask(route, first))
+            assert "there are no credentials" in str(found)
+            assert "HTTP code 307" in str(found)
+        fields = [("Content-Length", 1 << 40)]
+        service.faults = [Fault(lambda s, c, r: c.sendall(head(200, fields) + bytes(1 << 20)))]
+        assert len(ask(route, first)[1]) == 1 << 16
+        assert server.requests == []
 
 
-def test_tunnel_to_nobody_is_an_answer(server):
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    for authority in (f"127.0.0.1:{port}", "?", "host.invalid:443"):
-        top, _ = ask(make_route(server), f"CONNECT {authority} HTTP/1.1")
-        assert top.split(" ")[1] == "502"
-
-
-def test_tunnel_ends_when_its_time_is_up():
-    with HttpServer() as service:
-        route = make_route(service, total_s=0.2)
-        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
-        assert ask(route, first) == ("HTTP/1.1 200 OK\r\n", b"")
-
-
-def test_tunnel_carries_no_more_than_credentials_need():
-    def flood(server, connection, request):
-        with contextlib.suppress(OSError):
-            while True:
-                connection.sendall(bytes(1 << 16))
-
-    with HttpServer() as service:
-        service.faults = [Fault(flood)]
-        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
-        with asking(make_route(service), first) as (connection, stream):
-            assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
-            connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
-            received = 0
-            with contextlib.suppress(ConnectionError):
-                while data := stream.read1(1 << 16):
-                    received += len(data)
-            assert 1 << 19 < received <= 1 << 20
-
-
-def test_tunnel_ends_also_if_a_forked_child_has_a_copy_of_it():
-    with HttpServer({"k": b"value"}) as service:
-        route = make_route(service)
-        first = f"CONNECT 127.0.0.1:{service.port} HTTP/1.1"
-        with asking(route, first) as (_, stream):
-            assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
-            reader, writer = os.pipe()
-            child = os.fork()
-            if not child:
-                os.close(writer)
-                os.read(reader, 1)
-                os._exit(0)
-            service.drop_connections()
-            assert stream.read() == b""
-            os.close(writer)
-            os.close(reader)
-            os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize("which", ["connect_s", "idle_s", "total_s"])
-def test_times_may_be_endless(server, which):
-    route = make_route(server)
-    route.client.timeouts = replace(route.client.timeouts, **{which: float("inf")})
-    with asking(route, f"CONNECT 127.0.0.1:{server.port} HTTP/1.1") as (connection, stream):
-        assert read_head(stream) == "HTTP/1.1 200 OK\r\n"
-        connection.sendall(b"GET /k HTTP/1.1\r\n\r\n")
-        assert "Content-Length: 5\r\n" in read_head(stream)
+def test_bucket_may_hand_out_credentials_itself(server):
+    route = make_route(server, signs=True)
+    route.encrypted[f"127.0.0.1:{server.port}"] = route.client.origin
+    assert ask(route, f"POST {server.url}/k HTTP/1.1")[1] == b"value"
+    assert route.authorization == ""
+    assert ask(route, f"GET {server.url}/k HTTP/1.1", ["Authorization: x"])[1] == b"value"
+    assert route.authorization == "x"
 
 
 def test_relay_without_threads_is_an_error(server, monkeypatch):

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from dataclasses import replace
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -275,6 +276,72 @@ def test_credentials_that_cannot_be_used_are_an_error(
             action(open_gcs())
         assert "SECRET" not in str(caught.value)
     assert server.requests == []
+
+
+@pytest.fixture
+def signed_in(server, no_credentials, monkeypatch):
+    """Somebody has; the server that knows that."""
+    account = {"type": "authorized_user", "client_id": "c", "client_secret": "S1"}
+    account["refresh_token"] = "S2"
+    path = no_credentials / ".config/gcloud/application_default_credentials.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(account))
+    answer = {"access_token": "TOKEN", "expires_in": 3600, "token_type": "Bearer"}
+    with HttpServer({"token": json.dumps(answer).encode()}) as tokens:
+        origin = Origin("http", "127.0.0.1", tokens.port)
+        monkeypatch.setattr("gpustore.kvstores._google_account.TOKENS", origin)
+        yield tokens
+
+
+def test_somebody_who_has_signed_in_gets_tokens(server, signed_in):
+    store = open_gcs()
+    store["a"] = b"1"
+    assert store["a"] == b"1"
+    assert store.list().result() == [b"a"]
+    assert [sent.headers["authorization"] for sent in server.requests] == ["Bearer TOKEN"] * 3
+    [asked] = signed_in.requests
+    assert (asked.method, asked.target) == ("POST", "/token")
+    assert parse_qs(asked.body.decode()) == {
+        "grant_type": ["refresh_token"],
+        "client_id": ["c"],
+        "client_secret": ["S1"],
+        "refresh_token": ["S2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ((200, b"garbage"), "the answer is not a token"),
+        ((200, b'{"access_token": "a b", "expires_in": 1}'), "the answer is not a token"),
+        ((200, b'{"access_token": "a", "expires_in": 1e300}'), "the answer is not a token"),
+        ((400, b'{"error": "invalid_grant"}'), r"Bad Request \[HTTP code 400\]: invalid_grant"),
+        ((503, b""), r"All 3 retry attempts failed, .*HTTP code 503\]"),
+        ((302, b""), r"Found \[HTTP code 302\]"),
+    ],
+    ids=str,
+)
+def test_token_that_is_not_given_is_an_error(server, signed_in, answer, text):
+    status, body = answer
+    fields = [("Content-Length", len(body)), ("Location", f"{server.url}/bucket/a")]
+    signed_in.faults = [Fault(lambda s, c, r: c.sendall(head(status, fields) + body))]
+    store = open_gcs()
+    for action in ACTIONS.values():
+        with pytest.raises(
+            StoreIOError, match=rf"there are no credentials, or .*: {text}"
+        ) as error:
+            action(store)
+        assert not re.search("S1|S2", str(error.value))
+    assert server.requests == []
+
+
+def test_file_of_somebody_who_has_signed_in_is_complete(server, signed_in, no_credentials):
+    store = open_gcs()
+    path = no_credentials / ".config/gcloud/application_default_credentials.json"
+    path.write_text('{"type": "authorized_user", "client_id": 1}')
+    with pytest.raises(StoreIOError, match=r'credentials\.json" is not a file with client_id, cli'):
+        store.read("a").result()
+    assert server.requests == signed_in.requests == []
 
 
 @pytest.mark.parametrize("value", ["1", "true", "TRUE", "yes"])

@@ -345,6 +345,98 @@ def test_credentials_of_a_container_are_fetched_and_not_shown(server, monkeypatc
         assert server.requests == []
 
 
+@pytest.fixture
+def web_identity(server, monkeypatch, tmp_path):
+    """A service that hands out credentials for a token, over TLS."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    authority = Authority(tmp_path)
+    (tmp_path / "token").write_text("TOKEN\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+    monkeypatch.setattr(_http_connection, "_TLS", [])
+    found = {"AccessKeyId": "WK", "SecretAccessKey": "SECRET", "SessionToken": "WT"}
+    found["Expiration"] = "2999-01-01T00:00:00Z"
+    body = "".join(f"<{name}>{value}</{name}>" for name, value in found.items())
+    with TlsServer(authority.context(), {"": f"<Credentials>{body}</Credentials>".encode()}) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        yield sts
+
+
+def test_token_of_somebody_else_is_changed_for_credentials(server, web_identity):
+    store = open_store(server)
+    store["a"] = b"1"
+    assert store["a"] == b"1"
+    assert store.list().result() == [b"a"]
+    signed = signature(server.requests[0])
+    assert signed["X-Amz-Credential"].startswith("WK/")
+    assert signed["X-Amz-Security-Token"] == server.requests[-1].headers["x-amz-security-token"]
+    [asked] = web_identity.requests
+    assert (asked.method, asked.target) == ("POST", "/")
+    assert parse_qs(asked.body.decode()) == {
+        "Action": ["AssumeRoleWithWebIdentity"],
+        "Version": ["2011-06-15"],
+        "RoleArn": ["arn:aws:iam::1:role/r"],
+        "RoleSessionName": ["gpustore"],
+        "WebIdentityToken": ["TOKEN"],
+    }
+
+
+def long_answer(server, connection, request):
+    """Who takes as much memory as is announced has none left."""
+    with contextlib.suppress(OSError):
+        connection.sendall(head(200, [("Content-Length", 1 << 40)]) + bytes(1 << 20))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (long_answer, "the answer holds no credentials"),
+        (lambda s, c, r: refuse(c, 200, "garbage"), "the answer holds no credentials"),
+        (lambda s, c, r: refuse(c, 403, "AccessDenied"), r"code 403\]: AccessDenied"),
+        (lambda s, c, r: refuse(c, 500, "x"), r"All 3 retry attempts failed, .*code 500\]"),
+        (lambda s, c, r: refuse(c, 307, "x", [("Location", f"{s.url}/x")]), r"code 307\]"),
+        (lambda s, c, r: s.stopped.wait(60) and False, "no data for 0.05 s"),
+    ],
+)
+def test_service_that_has_no_credentials_is_named(server, web_identity, answer, text):
+    web_identity.faults = [Fault(answer)]
+    for action in ACTIONS.values():
+        store = open_store(server, http_request_timeouts={"idle": "50ms"})
+        with pytest.raises(StoreIOError, match=rf"there are no credentials, or .*{text}") as caught:
+            action(store)
+        assert "TOKEN" not in str(caught.value)
+        assert "SECRET" not in str(caught.value)
+    assert server.requests == []
+
+
+def test_only_who_is_named_hands_out_credentials(server, web_identity, monkeypatch, tmp_path):
+    for type in ("ecs", "imds"):
+        with pytest.raises(UnsupportedError, match="obstore prefers AWS_WEB_IDENTITY_TOKEN_FILE"):
+            open_store(server, aws_credentials={"type": type})
+    monkeypatch.delenv("AWS_WEB_IDENTITY_TOKEN_FILE")
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")
+    with pytest.raises(UnsupportedError, match="obstore prefers AWS_CONTAINER_CREDENTIALS_REL"):
+        open_store(server, aws_credentials={"type": "imds"})
+    # Over TLS too.
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    found = {"AccessKeyId": "EK", "SecretAccessKey": "S", "Token": "ET"}
+    found["Expiration"] = "2999-01-01T00:00:00Z"
+    web_identity.values["keys"] = json.dumps(found).encode()
+    (tmp_path / "bearer").write_text("BEARER")
+    source = {"type": "ecs", "endpoint": f"{web_identity.url}/keys"}
+    source["auth_token_file"] = str(tmp_path / "bearer")
+    open_store(server, aws_credentials=source).read("a").result()
+    assert signature(server.requests[-1])["X-Amz-Credential"].startswith("EK/")
+    web_identity.faults = [Fault(long_answer)]
+    with pytest.raises(StoreIOError) as caught:
+        open_store(server, aws_credentials=source).read("a").result()
+    assert "BEARER" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("maker", "disabled", "signs"),
     [("Amazon EC2\n", "", True), ("Amazon EC2\n", "true", False), ("QEMU\n", "", False)],
