@@ -157,27 +157,26 @@ def make_target(
     target = Target(_DRIVERS[after], dict(wanted["kvstore"]), {})
     filters = [] if before == 3 else _filters_and_compressor(metadata)[0]
     if before == after or not filters:
-        return _filled(target, source, metadata, options, before, after)
+        return _filled(target, source, read, metadata, options)
     try:
-        return _filled(target, source, metadata, options, before, after)
+        return _filled(target, source, read, metadata, options)
     except (gpustore.GpustoreError, ValueError):
         names = ", ".join(one["id"] for one in filters)
         target = Target(target.driver, target.kvstore, {})
         target.notes = [f"Zarr v3 cannot filter these elements so: {names} is not kept"]
-        return _filled(target, source, _without(metadata, filters), options, before, after)
+        return _filled(target, source, read, _without(metadata, filters), options)
 
 
 def _filled(
     target: Target,
     source: gpustore.TensorStore,
+    read: dict[str, Any],
     metadata: dict[str, Any],
     options: Options,
-    before: int,
-    after: int,
 ) -> Target:
-    """Say what the target is; errors as of :func:`make_target`."""
+    """Say what the target is, `read` being the spec of `source`; errors of :func:`make_target`."""
+    before, after = _FORMATS[str(read["driver"])], _FORMATS[target.driver]
     taken = before == after
-    read = source.spec().to_json()
     rank = len(metadata["shape"])
     grid = _Grid.of(source, rank)
     if taken:

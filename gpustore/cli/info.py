@@ -148,6 +148,8 @@ def chunk_extents(
     A dimension along which chunks differ has the largest, one without chunks is not divided.
     """
     extents = getattr(store.chunk_layout, name).shape or [None] * store.rank
+    if all(extents):
+        return [int(c) for c in extents]
     largest = [_largest(edges) for edges in edges_of(store) or ()]
     largest += [int(n) for n in store.shape[len(largest) :]]
     return [int(c) if c else max(1, n) for c, n in zip(extents, largest, strict=True)]
