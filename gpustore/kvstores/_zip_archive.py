@@ -68,6 +68,11 @@ class Archive:
         """How messages name it."""
         return self._base.driver.describe(self._base.path)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a request to the base costs next to nothing."""
+        return self._base.driver.is_local
+
     def recent(self, bound: float | None) -> tuple[Directory, bool]:
         """A directory, and whether it was the current one at `bound` or later; None is now.
 

@@ -134,6 +134,12 @@ class Directory:
         Members with a name that a later one has.
     data_start : numpy.ndarray, length n, int64
         Where the data of a member begin, -1 until its local header has been read.
+    looked_at : set of int
+        All members whose names have so many bytes were looked at, because a key was missing.
+    renamed : dict of bytes to int
+        Members by names that they only have in their local headers, as far as they were looked at.
+    compared : int
+        How many names were compared with those of missing keys.
 
     Raises
     ------
@@ -156,6 +162,9 @@ class Directory:
         self.superseded: list[int] = []
         self.rows = self._keys(last=last)
         self.data_start = np.full(end.count, -1, np.int64)
+        self.looked_at: set[int] = set()
+        self.renamed: dict[bytes, int] = {}
+        self.compared = 0
 
     def __len__(self) -> int:
         return self.end.count

@@ -29,6 +29,7 @@ from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores._zip_archive import Archive, Changed
 from gpustore.kvstores._zip_directory import Directory, check_name
+from gpustore.kvstores._zip_lost import find_lost
 from gpustore.kvstores._zip_member import (
     ENCODE_METHODS,
     check_crc32,
@@ -151,6 +152,9 @@ class ZipKvStore(AdapterKvStore):
                     compressed.append(wanted)
             except GpustoreError as error:
                 result.error[row] = error
+        lost = find_lost(self._archive, directory, request.keys, result.generation)
+        for row in lost:
+            self._fail(row, lost[row], request, result)
         everything = stored + compressed
         if not everything:
             return False
@@ -432,6 +436,9 @@ class ZipKvStore(AdapterKvStore):
                     stored[row] = member
             except GpustoreError as error:
                 result.error[row] = self._explained(error, key)
+        lost = find_lost(self._archive, directory, keys, result.generation)
+        for row in lost:
+            result.error[row] = self._explained(lost[row], keys[row])
         located = self._archive.locate(directory, list(dict.fromkeys(stored.values())))
         parts = []
         for row, member in stored.items():
