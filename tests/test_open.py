@@ -180,6 +180,16 @@ def keywords_for(name, library):
     return keywords(library) if callable(keywords) else keywords
 
 
+def test_what_exists_is_said_with_what_to_do(tmp_path):
+    path = f"{tmp_path}/a|zarr3:"
+    for _ in range(2):
+        gpustore.open(path, create=True, open=True, dtype="uint8", shape=[1]).result()
+    expected = "it exists: open=True opens it, delete_existing=True makes it anew"
+    with pytest.raises(gpustore.AlreadyExistsError, match=expected):
+        gpustore.open(path, create=True, dtype="uint8", shape=[1]).result()
+    gpustore.open(path, create=True, delete_existing=True, dtype="uint8", shape=[1]).result()
+
+
 @pytest.mark.parametrize("driver", FORMATS)
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_keyword_on_an_existing_array(name, driver, stored):

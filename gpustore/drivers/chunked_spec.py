@@ -288,7 +288,11 @@ class _Steps:
         )
 
     def _already_exists(self) -> AlreadyExistsError:
-        return AlreadyExistsError(f"Error writing {self.file.name}", key=self.file.key)
+        return AlreadyExistsError(
+            f"Error writing {self.file.name}; it exists: open=True opens it, delete_existing=True "
+            "makes it anew",
+            key=self.file.key,
+        )
 
     def _new_metadata(self, attempt: str) -> tuple[Any, ArrayDescription]:
         with prefixing(attempt):
