@@ -100,7 +100,8 @@ class ArrayCopy:
             try:
                 transfer(self.source, made, plan, advance=advance, stopped=stopped, first=first)
             finally:
-                journal.write()
+                if done < plan.nbytes:
+                    journal.write()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(left()) from None
         except (gpustore.GpustoreError, OSError, MemoryError) as error:

@@ -200,8 +200,12 @@ def _make(
     """Make all groups and arrays; the arrays by path."""
     spec = {"driver": _DRIVERS[after], "kvstore": root}
     made = gpustore.open_group(spec, create=True, delete_existing=overwrite).result()
-    for path, documents in work.groups.items():
-        prefix = f"{path}/" if path else ""
-        for name, document in documents.items():
-            made.kvstore.write(prefix + name, json.dumps(document).encode()).result()
+    # Together: an archive or a database makes one change of all that are under way.
+    writes = [
+        made.kvstore.write(f"{path}/{name}" if path else name, json.dumps(document).encode())
+        for path, documents in work.groups.items()
+        for name, document in documents.items()
+    ]
+    for write in writes:
+        write.result()
     return {path: copy.target.make(delete_existing=False) for path, copy in work.arrays.items()}

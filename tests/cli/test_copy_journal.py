@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.cli import copy_transfer
+from gpustore.cli import copy_journal, copy_transfer
 from gpustore.cli.copy_journal import Journal
 
 NAME = ".gpustore-copy.json"
@@ -213,3 +213,20 @@ def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
     assert Journal(store, "digest").done("a") == 2
     again.remove()
     assert store.list().result() == []
+
+
+def test_a_group_without_interruption_has_its_journal_written_once(
+    gpustore_command, tmp_path, monkeypatch
+):
+    """In an archive each time is a copy of all of it."""
+    monkeypatch.setattr(copy_journal, "_EVERY_S", 1e9)
+    written = []
+    write = Journal.write
+    monkeypatch.setattr(Journal, "write", lambda self: written.append(self) or write(self))
+    gpustore.open_group(f"{tmp_path}/g", create=True).result()
+    for i in range(5):
+        make(f"{tmp_path}/g/{i}|zarr3:")
+    assert gpustore_command("copy", tmp_path / "g", f"{tmp_path}/h.zip|zip:")[0] == 0
+    assert len(written) == 1
+    copied = gpustore.open(f"{tmp_path}/h.zip|zip:4").result()
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
