@@ -70,7 +70,7 @@ class BearerToken:
 
     obstore: ObstoreBucket
     unsigned: Anonymous
-    _known: tuple[str, float] = ("", 0.0)
+    _known: tuple[str, float] = field(default=("", 0.0), repr=False)
 
     def requests(self, asked: Sequence[tuple[str, str]]) -> Iterator[HttpRequest]:
         token, since = self._known

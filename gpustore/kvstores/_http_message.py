@@ -177,9 +177,9 @@ class HttpRequest:
     """
 
     method: str
-    target: str
-    headers: dict[str, str] = field(default_factory=dict)
-    body: Buffer = b""
+    target: str = field(repr=False)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    body: Buffer = field(default=b"", repr=False)
     plan: Planner = collect
     follows_redirects: bool = False
 

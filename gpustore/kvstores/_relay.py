@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -252,7 +252,7 @@ def _without_frames(error: GpustoreError) -> GpustoreError:
     return error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Head:
     """A request of obstore; `begun` is what was received of its body."""
 
@@ -337,7 +337,7 @@ def _send_on(route: Route, asked: _Head, body: memoryview) -> bytes:
     except GpustoreError as error:
         if for_bucket:
             return route.failed(error)
-        return route.failed(route.no_credentials(f": {parts.netloc}: {error}"))
+        return route.failed(route.no_credentials(f": {parts.netloc}: {error.text}"))
     return _answer(response.status, response.headers, response.body)
 
 
@@ -366,7 +366,8 @@ def _service(route: Route, authority: str) -> HttpClient:
     if authority in route.encrypted:
         to, timeouts, retries = route.encrypted[authority], ours.timeouts, ours.retries
     else:
-        to, timeouts = Origin.parse("http", authority), _SERVICE
+        to = Origin.parse("http", authority)
+        timeouts = Timeouts(*map(min, zip(astuple(_SERVICE), astuple(ours.timeouts), strict=True)))
         retries = replace(ours.retries, max_retries=min(ours.retries.max_retries, 3))
     return HttpClient(to, permits=Permits(1), retries=retries, timeouts=timeouts)
 

@@ -148,8 +148,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         )
         authorization: Authorization = Anonymous(address.root)
         if signs:
-            fetches = not known and not os.environ.get("AWS_ACCESS_KEY_ID")
-            authorization = SignedUrls(obstore, fetches)
+            authorization = SignedUrls(obstore, fetches=not known)
         return Bucket(
             client=client,
             authorization=authorization,
@@ -169,8 +168,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         if keys["access_key_id"] is not None:
             return partial(_credential, keys)
         usual = resources["aws_credentials"].value.type == "default"
-        in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
-        if not usual or in_environment or not WebIdentity.is_in_environment():
+        if not usual or not WebIdentity.is_in_environment():
             return None
         retries = resources["s3_request_retries"].value
         return WebIdentity(region, retries, resources["http_request_timeouts"].value).credential
@@ -199,17 +197,11 @@ def _explain(region: str, signs: bool, response: HttpResponse) -> str:
 
 def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
     """What obstore is told about credentials: to find them itself, unless there is more to say."""
-    in_environment = bool(os.environ.get("AWS_ACCESS_KEY_ID"))
     match source.type:
         case "anonymous":
             return {"skip_signature": True}
         case "environment":
-            if not in_environment or not os.environ.get("AWS_SECRET_ACCESS_KEY"):
-                raise NotFoundError(
-                    "aws_credentials: there are none in the environment variables "
-                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                )
-            return {}
+            return _environment_keys()
         case "profile":
             keys = profile_keys(source)
             if not keys:
@@ -229,14 +221,25 @@ def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
                 "container_authorization_token_file": source.auth_token_file,
             }
             return {name: value for name, value in named.items() if value}
-    if in_environment:
-        return {}
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        return _environment_keys()
     keys = profile_keys(source)
     services = _PREFERRED["imds"][1:]
     if keys or any(name.startswith(services) for name in os.environ):
         return keys
     disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     return {} if is_made_by("Amazon EC2") and not disabled else {"skip_signature": True}
+
+
+def _environment_keys() -> dict[str, str]:
+    """Those that are there now: a store does not change its keys with the environment."""
+    keys = {name: os.environ.get(f"AWS_{name.upper()}", "") for name in _KEYS}
+    if not keys["access_key_id"] or not keys["secret_access_key"]:
+        raise NotFoundError(
+            "aws_credentials: there are none in the environment variables "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return {name: key for name, key in keys.items() if key}
 
 
 def _credential(keys: Mapping[str, str | None]) -> dict[str, str | None]:

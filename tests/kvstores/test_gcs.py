@@ -30,7 +30,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores._authorization import Anonymous
 from gpustore.kvstores._http_message import Origin
-from gpustore.kvstores.base import ABSENT
+from gpustore.kvstores.base import ABSENT, ReadState
 from tests.kvstores.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.gcs_server import GcsServer, open_gcs
@@ -127,6 +127,17 @@ def test_project_that_pays_is_named(server):
     assert [r.headers["x-goog-user-project"] for r in server.requests] == ["my-project"] * 2
 
 
+def test_token_is_that_of_the_time_of_opening_and_not_shown(server, monkeypatch):
+    store = open_gcs()
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "OTHER")
+    store["a"] = b"1"
+    assert server.requests[-1].headers["authorization"] == "Bearer TOKEN"
+    authorization = store.driver._bucket.authorization
+    [request] = authorization.requests([("GET", "a")])
+    assert request.headers == {"Authorization": "Bearer TOKEN"}
+    assert "TOKEN" not in f"{request!r} {authorization!r}"
+
+
 def test_condition_is_the_generation(server):
     store = open_gcs()
     first = put(store, "a", b"1", ABSENT)
@@ -191,6 +202,28 @@ def test_token_is_shown_to_google_only(server):
         with pytest.raises(StoreIOError, match=r"403\]: AccessDenied$") as caught:
             action(store)
         assert "TOKEN" not in str(caught.value)
+
+
+def test_lost_answer_to_a_conditional_write_is_found_out(server):
+    def obey_and_hang_up(server, connection, request):
+        first, second = socket.socketpair()
+        with first, second:
+            server.serve(first, request)
+        return False
+
+    def repeated(*args):
+        server.faults = [Fault(obey_and_hang_up, times=1)]
+        return put(*args)
+
+    store = open_gcs()
+    first = repeated(store, "a", b"1", ABSENT)
+    assert get(store, "a") == (ReadState.VALUE, b"1", first)
+    second = repeated(store, "a", b"2", first)
+    assert second not in (b"", first)
+    assert repeated(store, "a", b"3", first) == b""
+    assert get(store, "a") == (ReadState.VALUE, b"2", second)
+    assert repeated(store, "a", None, second) == ABSENT
+    assert get(store, "a")[0] == ReadState.MISSING
 
 
 def test_condition_of_a_deletion_is_compared_by_the_server(server):

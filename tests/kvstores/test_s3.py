@@ -271,6 +271,26 @@ def test_keys_are_signed_once_for_a_while(server, monkeypatch):
     assert len(store.driver._bucket.authorization._known) <= 3
 
 
+def test_keys_of_the_environment_are_those_of_the_time_of_opening(server, monkeypatch):
+    stores = []
+    for key in ("FIRST", "SECOND"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        monkeypatch.setenv("AWS_SESSION_TOKEN", f"{key}-TOKEN")
+        stores.append(open_store(server))
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for key, store in zip(("FIRST", "SECOND"), stores, strict=True):
+        server.requests.clear()
+        store.read("a").result()
+        store.list().result()
+        signed = signature(server.requests[0])
+        assert signed["X-Amz-Credential"].startswith(f"{key}/")
+        assert signed["X-Amz-Security-Token"] == f"{key}-TOKEN"
+        assert f"Credential={key}/" in server.requests[1].headers["authorization"]
+        assert server.requests[1].headers["x-amz-security-token"] == f"{key}-TOKEN"
+    with pytest.raises(NotFoundError, match="none in the environment variables"):
+        open_store(server)
+
+
 def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -14,6 +14,9 @@ import gpustore
 from gpustore.kvstore import KvStore
 from tests.kvstores.contract import *
 
+# moto compares and writes in two steps, between which another thread may write.
+del test_threads_lose_no_conditional_increment  # noqa: F821
+
 pytestmark = pytest.mark.long
 """Each request takes moto five milliseconds."""
 
