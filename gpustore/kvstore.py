@@ -36,7 +36,7 @@ from gpustore.kvstores.base import (
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gpustore._json import JsonValue
     from gpustore.executor import Executor
@@ -171,6 +171,10 @@ class KvStore:
         if retain_context:
             return spec.retaining(self._driver)
         return spec if unbind_context else spec.without_context()
+
+    def spec_within(self, resources: Mapping[str, Context.Resource]) -> KvStoreSpec:
+        """Spec to be part of one that defines `resources`; says those that are others here."""
+        return KvStoreSpec.from_json(_unbound(self._driver, self._path, resources))
 
     def copy(self) -> KvStore:
         """Return a copy, whose path can be changed independently."""
@@ -530,12 +534,12 @@ def _by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
 
 
 def _unbound(
-    driver: KvStoreDriver, path: str, defined: dict[str, Context.Resource]
+    driver: KvStoreDriver, path: str, defined: Mapping[str, Context.Resource]
 ) -> dict[str, JsonValue]:
     """JSON of a driver and a path; its context has what is not `defined` around it alike."""
     json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
     own = _by_reference(driver)
-    differing = {name: own[name] for name in own if own[name] is not defined[name]}
+    differing = {name: own[name] for name in own if own[name] is not defined.get(name)}
     if differing:
         json["context"] = {name: resource.to_json() for name, resource in differing.items()}
     if driver.base is not None:

@@ -39,10 +39,11 @@ def opened_spec(
     """
     spec = driver.spec(minimal=minimal)
     kvstore = driver.kvstore
-    if retain_context and kvstore is not None:
-        spec = _retaining(spec, kvstore.spec().retaining(kvstore.driver))
     if not (retain_context or unbind_context):
         return Spec._make(spec, transform, driver.open_mode, None)
+    if kvstore is not None:
+        within = kvstore.spec_within(driver.resources)
+        spec = _over(spec, within.retaining(kvstore.driver) if retain_context else within)
     pool = driver.resources.get(METADATA_POOL)
     if pool is not None:
         spec = spec.updated(**{METADATA_POOL: pool.to_json()})
@@ -62,11 +63,11 @@ def _context_json(driver: Driver) -> dict[str, JsonValue]:
     return context
 
 
-def _retaining(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:
+def _over(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:
     """A driver's spec with another kvstore."""
     spec: Any = driver
     if spec.base is not None:
-        kept: DriverSpec = dataclasses.replace(spec, base=_retaining(spec.base, kvstore))
+        kept: DriverSpec = dataclasses.replace(spec, base=_over(spec.base, kvstore))
     else:
         kept = dataclasses.replace(spec, kvstore=kvstore)
     return kept

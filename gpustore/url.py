@@ -136,11 +136,11 @@ def about_url(error: GpustoreError, url: str) -> GpustoreError:
     """The same error, saying which URL it is about, without the secrets that may be in that.
 
     >>> print(about_url(MetadataError("Not known"), "https://me:secret@host/x?token=1|zip:"))
-    Parsing spec from url: "https://...@host/x?...|zip:": Not known
+    Parsing spec from url: "https://***@host/x?***|zip:": Not known
     """
     text = error.prefixed(f"Parsing spec from url: {quote(url)}").text
     for secret in (*_USER.findall(url), *_QUERY.findall(url)):
-        hidden = "?..." if secret.startswith("?") else "...@"
+        hidden = "?***" if secret.startswith("?") else "***@"
         for form in (secret, unquote(secret)):
             text = text.replace(form, hidden).replace(quote(form)[1:-1], hidden)
     return error.reworded(text)

@@ -240,11 +240,9 @@ def refuse_password(url: str) -> None:
     """Raise MetadataError, which does not show it, if there is a user name or password in a URL."""
     match = re.match(r"([^:/|]+)://[^/|?#]*@", url)
     if match and match[1] not in ("file", "memory"):
-        shown = quote(f"{match[1]}://***@{url[match.end() :]}")
-        raise MetadataError(
-            f"Parsing spec from url: {shown}: A user name and password are not allowed in a URL; "
-            'use a context resource such as "http_authorization"'
-        )
+        what = "A user name and password are not allowed in a URL"
+        instead = 'use a context resource such as "http_authorization"'
+        raise about_url(MetadataError(f"{what}; {instead}"), url)
 
 
 def _from_url(url: str) -> KvStoreSpec:
@@ -273,13 +271,11 @@ def path_spec(path: os.PathLike[str]) -> KvStoreSpec:
 
 
 def _misplaced(component: UrlComponent, role: str) -> MetadataError:
-    if not role:
-        return unknown_scheme(component)
     scheme = quote(component.scheme)
-    return MetadataError(
-        f"unsupported URL scheme {scheme} in {quote(component.text)}: {scheme} is a {role} URL "
-        "scheme"
-    )
+    begin = f"unsupported URL scheme {scheme} in {quote(component.text)}"
+    if not role:
+        return unknown_scheme(component, begin)
+    return MetadataError(f"{begin}: {scheme} is a {role} URL scheme")
 
 
 class RootKind(DriverKind, Protocol):
@@ -318,7 +314,7 @@ def find_scheme(scheme: str) -> tuple[str, Any]:
     return TENSORSTORE_ADAPTER if kind.is_adapter else KVSTORE_BASED, kind
 
 
-def unknown_scheme(component: UrlComponent) -> MetadataError:
+def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
     """The error for a scheme that nobody knows, with those that it may have been meant to be."""
     known = registry.schemes()
     meant = difflib.get_close_matches(component.scheme.lower(), known)
@@ -326,7 +322,8 @@ def unknown_scheme(component: UrlComponent) -> MetadataError:
         hint = f"did you mean {' or '.join(quote(scheme) for scheme in meant)}?"
     else:
         hint = f"known: {', '.join(known)}"
-    return MetadataError(f"unsupported URL scheme: {quote(component.scheme)}; {hint}")
+    begin = begin or f"unsupported URL scheme: {quote(component.scheme)}"
+    return MetadataError(f"{begin}; {hint}")
 
 
 def root_spec(component: UrlComponent) -> KvStoreSpec:

@@ -197,6 +197,32 @@ def test_resources_are_for_what_is_detected_and_not_for_its_kvstore():
     assert unbound["context"]["cache_pool"] == {"total_bytes_limit": 77}
 
 
+@pytest.mark.parametrize("driver", ["auto", "zarr2"])
+@pytest.mark.parametrize("named", [False, True])
+def test_the_opened_spec_and_its_pickle_say_both(tmp_path, driver, named):
+    gpustore.open(f"{tmp_path}/a.zip|zip:q|zarr2:", create=True, dtype="int8", shape=[2]).result()
+    pools = {"cache_pool#a": {"total_bytes_limit": 55}, "cache_pool#b": {"total_bytes_limit": 66}}
+    mine, below = pools if named else pools.values()
+    kvstore = {"driver": "zip", "base": f"file://{tmp_path}/a.zip", "path": "q/"}
+    spec = {"driver": driver, "kvstore": kvstore, "cache_pool": mine, "context": pools}
+    for given in (None, below):
+        if given is not None:
+            kvstore["cache_pool"] = given
+        store = gpustore.open(spec).result()
+        again = [
+            gpustore.open(store.spec(unbind_context=True)).result(),
+            gpustore.open(store.spec(retain_context=True).to_json()).result(),
+            pickle.loads(pickle.dumps(store)),
+            pickle.loads(pickle.dumps(gpustore.cast(store, "int16"))),
+        ]
+        for opened in (store, *again):
+            array = opened if opened.base is None else opened.base
+            of_array = array.spec(unbind_context=True).to_json()["context"]["cache_pool"]
+            of_kvstore = array.kvstore.driver.resources["cache_pool"].to_json()
+            assert of_array == {"total_bytes_limit": 55}
+            assert of_kvstore == ({} if given is None else {"total_bytes_limit": 66})
+
+
 def test_a_path_behind_the_scheme_is_refused():
     with pytest.raises(MetadataError, match="Path not supported"):
         gpustore.Spec("memory://a|auto:foo")

@@ -63,7 +63,7 @@ def outcome(parse, value):
 def test_url_is_read_and_printed_as_by_tensorstore(url):
     ours, theirs = outcome(KvStore.Spec, url), outcome(ts.KvStore.Spec, as_theirs(url))
     if isinstance(theirs, str):
-        assert as_theirs(ours) == theirs
+        assert as_theirs(ours).partition("; ")[0] == theirs
         return
     assert as_theirs(repr(ours)) == repr(theirs)
     assert as_theirs(ours.url) == theirs.url
@@ -87,7 +87,7 @@ def test_url_is_read_and_printed_as_by_tensorstore(url):
 def test_url_of_an_array_is_read_and_printed_as_by_tensorstore(url):
     ours, theirs = outcome(gpustore.Spec, url), outcome(ts.Spec, as_theirs(url))
     if isinstance(theirs, str):
-        assert as_theirs(ours) == theirs
+        assert as_theirs(ours).partition("; ")[0] == theirs
         return
     assert as_theirs(repr(ours)) == repr(theirs)
     assert as_theirs(ours.url) == theirs.url
@@ -116,7 +116,7 @@ def test_json_is_read_and_printed_as_by_tensorstore(json):
     theirs_json = eval(as_theirs(repr(json)))
     ours, theirs = outcome(KvStore.Spec, json), outcome(ts.KvStore.Spec, theirs_json)
     if isinstance(theirs, str):
-        assert as_theirs(ours) == theirs
+        assert as_theirs(ours).partition("; ")[0] == theirs
         return
     assert as_theirs(repr(ours)) == repr(theirs)
     assert as_theirs(repr(ours / "b")) == repr(theirs / "b")
