@@ -146,20 +146,20 @@ def check_place(
     CommandError
         If the place is not to be written to.
     """
-    if kvstore["driver"] == "file":
+    is_folder = kvstore["driver"] == "file"
+    if is_folder:
         path = Path(kvstore["path"])
         if path.exists() and not path.is_dir():
             raise CommandError(f"{name} is a file: name a folder")
-        is_free = not path.is_dir() or not any(path.iterdir())
-    else:
-        # Other things may lie beside what is made, but --overwrite would delete them.
-        is_free = not overwrite
+        if not path.is_dir() or not any(path.iterdir()):
+            return
     store = _directory(kvstore)
     if _is(store, kind):
         if overwrite:
             return
         raise CommandError(f"{name} exists already: add --overwrite, or name another target")
-    if not is_free and (kvstore["driver"] == "file" or store.list_names().result()):
+    # What lies beside an array now would be deleted with it by --overwrite later.
+    if is_folder or store.list_names().result():
         a = "an" if kind == "array" else "a"
         raise CommandError(f"{name} holds other things than {a} {kind}: name another target")
 

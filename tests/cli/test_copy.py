@@ -539,8 +539,9 @@ def test_what_lies_in_archives_and_databases_is_safe(gpustore_command, sources, 
     store["b/thesis.tex"] = b"mine"
     store["g/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
     for target in (url, f"{url}b", f"{url}g"):
-        code, _, err = gpustore_command("copy", sources["v3 raw"], target, "--overwrite")
-        assert (code, "holds other things than an array" in err) == (1, True)
+        for options in ([], ["--overwrite"]):
+            code, _, err = gpustore_command("copy", sources["v3 raw"], target, *options)
+            assert (code, "holds other things than an array" in err) == (1, True)
     assert store.list().result() == [b"b/thesis.tex", b"g/zarr.json"]
     assert gpustore_command("copy", sources["v3 raw"], f"{url}a")[0] == 0
     code, _, err = gpustore_command("copy", sources["v3 raw"], f"{url}a")
