@@ -27,10 +27,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakValueDictionary
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
@@ -97,6 +98,8 @@ class Route:
     authorization: str = field(default="", repr=False)
     pages: ListPages = field(default_factory=ListPages, repr=False)
     _failures: dict[str, GpustoreError] = field(default_factory=dict)
+    _uploads: Counter[str] = field(default_factory=Counter, repr=False)
+    _ended: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
     @property
     def unsent(self) -> str:
@@ -127,6 +130,30 @@ class Route:
             f"{self.keyless}",
             status="PERMISSION_DENIED",
         )
+
+    @contextlib.contextmanager
+    def in_order(self, method: str, query: str) -> Iterator[None]:
+        """While a request is sent: parts of a value are not deleted before all have arrived.
+
+        Those that arrive later would stay, and be paid for.
+        """
+        upload = dict(parse_qsl(query)).get("uploadId", "")
+        if not upload:
+            yield
+        elif method != "PUT":
+            with self._ended:
+                self._ended.wait_for(lambda: not self._uploads[upload])
+            yield
+        else:
+            with self._ended:
+                self._uploads[upload] += 1
+            try:
+                yield
+            finally:
+                with self._ended:
+                    self._uploads[upload] -= 1
+                    self._uploads += Counter()  # Keeps those above 0.
+                    self._ended.notify_all()
 
     @property
     def has_authorization(self) -> bool:
@@ -328,7 +355,8 @@ def _send_on(route: Route, asked: _Head, body: memoryview) -> bytes:
         if not for_bucket:
             client = _service(route, parts.netloc)
         completes = for_bucket and asked.method == "POST" and "uploadId=" in parts.query
-        response = (_complete if completes else HttpClient.send_one)(client, request)
+        with route.in_order(asked.method, parts.query):
+            response = (_complete if completes else HttpClient.send_one)(client, request)
         redirects = 300 <= response.status < 400
         if redirects or (for_bucket and not 200 <= response.status < 300):
             raise client.refusal(response)

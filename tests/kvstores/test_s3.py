@@ -878,6 +878,29 @@ def test_parts_of_a_value_that_fails_do_not_stay(server, monkeypatch):
     assert server.values == server.parts == {}
 
 
+def test_part_that_arrives_late_does_not_stay(server, monkeypatch):
+    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    both, deleted = threading.Barrier(2), threading.Event()
+
+    def fail(server, connection, request):
+        if request.method == "PUT":
+            both.wait(30)
+            if "partNumber=1&" in request.query:
+                return refuse(connection, 403, "AccessDenied")
+            deleted.wait(0.3)  # Long enough for a deletion that does not wait.
+        server.parts.setdefault(signature(request).get("uploadId", ""), {})
+        server.serve(connection, request)
+        if request.method == "DELETE":
+            deleted.set()
+
+    server.faults = [Fault(fail)]
+    with pytest.raises(StoreIOError, match="AccessDenied"):
+        open_store(server).write("a", bytes(17 << 20)).result()
+    assert deleted.wait(30)
+    server.parts.pop("", None)
+    assert server.parts == {}
+
+
 def test_what_the_environment_says_to_obstore_changes_nothing(server, monkeypatch):
     with HttpServer() as other:
         for name, value in {
