@@ -1,5 +1,7 @@
 """gpustore._json_repr: specs print as those of TensorStore."""
 
+from operator import mul
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ attribute_values = st.recursive(
     | st.integers(-(2**63), 2**64 - 1)
     | few_digits
     | unicode_text
-    | st.text("ab' \"\\é\x01", min_size=20, max_size=90),
+    | st.builds(mul, st.text("ab' \"\\é\x01", min_size=4, max_size=15), st.integers(5, 6)),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(unicode_text, inner, max_size=6),
     max_leaves=40,
 )

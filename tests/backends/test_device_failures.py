@@ -38,6 +38,13 @@ def _small_files_are_read_directly(request, monkeypatch):
         monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
 
 
+@pytest.fixture(autouse=True)
+def _quick_collections():
+    """Hundreds of collections need not look at what there was before."""
+    gc.collect()
+    gc.freeze()
+
+
 class Case:
     """A way to use a device."""
 
@@ -254,6 +261,7 @@ def test_a_failure_in_any_place_is_one_error_and_leaves_nothing_behind(tmp_path,
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_of_any_call(tmp_path, name):
     check_all(tmp_path, name, every=True)
