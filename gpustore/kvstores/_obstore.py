@@ -28,7 +28,7 @@ from gpustore.errors import (
 )
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import Origin
-from gpustore.kvstores._relay import RELAY, Route
+from gpustore.kvstores._relay import RELAY, Route, shows_who
 
 __all__ = ["ObstoreBucket", "require_obstore"]
 
@@ -194,9 +194,10 @@ class ObstoreBucket:
         try:
             self._call(lambda: obstore.head(self._opened(), self._route.unsent))
         except FileNotFoundError:
-            if not self._route.has_authorization:
+            found = self._route.authorization
+            if not shows_who(found):
                 raise self._route.no_credentials("") from None
-            return self._route.authorization
+            return found
         raise StoreIOError("obstore found what is not there", status="INTERNAL")
 
     def pages(self, directory: str, offset: str | None) -> Iterator[dict[str, int]]:

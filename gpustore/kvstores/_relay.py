@@ -42,7 +42,7 @@ from gpustore.kvstores._list_page import ListPages
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
 
-__all__ = ["RELAY", "Route"]
+__all__ = ["RELAY", "Route", "shows_who"]
 
 _HEAD_NBYTES: Final = 1 << 16
 _BODY_NBYTES: Final = 64 << 20
@@ -155,10 +155,10 @@ class Route:
                     self._uploads += Counter()  # Keeps those above 0.
                     self._ended.notify_all()
 
-    @property
-    def has_authorization(self) -> bool:
-        """Whether the last request to the bucket has shown who asks."""
-        return bool(self.authorization.removeprefix("Bearer").strip())
+
+def shows_who(authorization: str) -> bool:
+    """Whether a field ``Authorization`` says anything."""
+    return bool(authorization.removeprefix("Bearer").strip())
 
 
 class _Relay:
@@ -345,7 +345,7 @@ def _send_on(route: Route, asked: _Head, body: memoryview) -> bytes:
         route.authorization = shown
         if parts.path.endswith(route.unsent):
             return _answer(404, {}, b"")
-        if route.signs and not route.has_authorization:
+        if route.signs and not shows_who(shown):
             return route.failed(route.no_credentials(""))
     fields = {name: text for name, text in asked.fields.items() if name not in _PER_HOP}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -114,8 +114,8 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         )
         if emulator:
             config["bearer_token"] = "emulator"  # Unsigned writes do not exist in obstore.
-        elif signs and os.environ.get("GOOGLE_BEARER_TOKEN"):
-            config["bearer_token"] = os.environ["GOOGLE_BEARER_TOKEN"]
+        elif signs and (token := os.environ.get("GOOGLE_BEARER_TOKEN", "").strip()):
+            config["bearer_token"] = token
         config["skip_signature"] = not emulator and not signs
         keyless = "GOOGLE_SKIP_SIGNATURE=true"
         account = None if signed_in is None else GoogleAccount(signed_in, retries, timeouts).token

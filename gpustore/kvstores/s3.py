@@ -233,7 +233,7 @@ def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
 
 def _environment_keys() -> dict[str, str]:
     """Those that are there now: a store does not change its keys with the environment."""
-    keys = {name: os.environ.get(f"AWS_{name.upper()}", "") for name in _KEYS}
+    keys = {name: os.environ.get(f"AWS_{name.upper()}", "").strip() for name in _KEYS}
     if not keys["access_key_id"] or not keys["secret_access_key"]:
         raise NotFoundError(
             "aws_credentials: there are none in the environment variables "

@@ -128,6 +128,7 @@ def test_project_that_pays_is_named(server):
 
 
 def test_token_is_that_of_the_time_of_opening_and_not_shown(server, monkeypatch):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN\n")
     store = open_gcs()
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "OTHER")
     store["a"] = b"1"
@@ -296,7 +297,7 @@ def test_account_signs_its_tokens_itself(server, no_credentials, monkeypatch):
     ("variable", "value", "text"),
     [
         ("GOOGLE_BEARER_TOKEN", " ", "there are no credentials"),
-        ("GOOGLE_BEARER_TOKEN", "SECRET\n", "obstore does not accept it: panic"),
+        ("GOOGLE_BEARER_TOKEN", "SECRET\nSECRET", "obstore does not accept it: panic"),
         ("GOOGLE_SERVICE_ACCOUNT_KEY", "SECRET", "obstore does not accept it: Generic "),
     ],
 )

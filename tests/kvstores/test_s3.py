@@ -275,7 +275,7 @@ def test_keys_of_the_environment_are_those_of_the_time_of_opening(server, monkey
     stores = []
     for key in ("FIRST", "SECOND"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-        monkeypatch.setenv("AWS_SESSION_TOKEN", f"{key}-TOKEN")
+        monkeypatch.setenv("AWS_SESSION_TOKEN", f"{key}-TOKEN\n")
         stores.append(open_store(server))
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     for key, store in zip(("FIRST", "SECOND"), stores, strict=True):
