@@ -303,6 +303,8 @@ def _receive_head(connection: socket.socket) -> _Head:
         end, seen = received.find(b"\r\n\r\n", max(0, seen - 3)), len(received)
     first, *lines = received[:end].decode("latin-1").split("\r\n")
     method, target, _ = first.split(" ")
+    if not method.isalpha():
+        raise ValueError
     fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")

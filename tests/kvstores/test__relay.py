@@ -176,6 +176,7 @@ def test_secret_is_not_shown(server):
         b"",
         b"\r\n\r\n",
         b"GET\r\n\r\n",
+        b" / HTTP/1.1\r\n{key}\r\n",
         b"GET / HTTP/1.1\r\nContent-Length: 5\r\n{key}\r\nabc",
         b"GET / HTTP/1.1\r\nContent-Length: x\r\n{key}\r\n",
         b"GET / HTTP/1.1\r\nContent-Length: -5\r\n{key}\r\n",
