@@ -201,8 +201,10 @@ class Hierarchy:
                 yield node
 
     def _directories(self, path: str) -> list[str]:
+        """Names below a path that nodes can have; an empty one would be the path itself again."""
         try:
-            return self.store.list_directories(self.prefix(path))
+            names = self.store.list_directories(self.prefix(path))
+            return [name for name in names if name not in ("", ".", "..") and "\\" not in name]
         except UnsupportedError as error:
             raise error.suffixed(
                 "; what is in a group there is known from consolidated metadata, "

@@ -2,6 +2,7 @@
 
 import pytest
 
+import gpustore
 from gpustore.errors import StoreIOError
 from gpustore.executor import shared
 from gpustore.hierarchy import Hierarchy
@@ -65,3 +66,20 @@ def test_a_change_that_fails_leaves_no_stale_metadata(zarr_format, change, fault
             break
     assert not rule.injected
     assert injected or operation == "delete_range"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_keys_that_cannot_be_those_of_nodes_lead_nowhere(zarr_format):
+    """A database may have any keys: an empty part of one is not the group it is in, again."""
+    context = gpustore.Context()
+    url = "memory://db/|ocdbt:"
+    driver = f"zarr{zarr_format}"
+    group = gpustore.open_group(f"{url}|{driver}:", create=True, context=context).result()
+    group.create_group("ok").result()
+    store = gpustore.KvStore.open(url, context=context).result()
+    name = ".zgroup" if zarr_format == 2 else "zarr.json"
+    document = store[name]
+    for path in ("/", "/a/", "ok//", "ok//b/", "../", "ok/../", "./", "..\\c/", "ok/d\\e/"):
+        store[path + name] = document
+    group = gpustore.open_group(f"{url}|{driver}:", context=context).result()
+    assert list(group.members(max_depth=4).result()) == ["ok"]
