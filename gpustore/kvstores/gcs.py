@@ -99,7 +99,6 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
             url = emulator if "://" in emulator else f"http://{emulator}"
             parts = urlsplit(url)
             origin = Origin.parse(parts.scheme, parts.netloc)
-        self._identity = "gcs", emulator, spec.bucket, project
         signs = not emulator and _has_credentials()
         signed_in = _check_files() if signs else None
         retries = resources["gcs_request_retries"].value
@@ -117,6 +116,8 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         elif signs and (token := os.environ.get("GOOGLE_BEARER_TOKEN", "").strip()):
             config["bearer_token"] = token
         config["skip_signature"] = not emulator and not signs
+        who = hash((signs, config.get("bearer_token"), signed_in))
+        self._identity = "gcs", emulator, spec.bucket, project, who
         keyless = "GOOGLE_SKIP_SIGNATURE=true"
         account = None if signed_in is None else GoogleAccount(signed_in, retries, timeouts).token
         obstore = ObstoreBucket("GCSStore", spec.bucket, config, client, keyless, headers, account)

@@ -97,7 +97,8 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             S3Address.at_endpoint(self._endpoint, spec.bucket)  # Checks it.
         region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
         self._usual_region = region or region_of(source) or USUAL_REGION
-        self._where = self._endpoint, spec.bucket, spec.requester_pays, source
+        who = hash(frozenset(self._credentials.items()))
+        self._where = self._endpoint, spec.bucket, spec.requester_pays, source, who
         relied_on = spec.use_conditional_write
         self.atomic_single_key = self._endpoint is None if relied_on is None else relied_on
         self._found: Bucket | None = None

@@ -130,7 +130,9 @@ def test_project_that_pays_is_named(server):
 def test_token_is_that_of_the_time_of_opening_and_not_shown(server, monkeypatch):
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN\n")
     store = open_gcs()
+    assert store.driver.identity == open_gcs().driver.identity
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "OTHER")
+    assert store.driver.identity != open_gcs().driver.identity
     store["a"] = b"1"
     assert server.requests[-1].headers["authorization"] == "Bearer TOKEN"
     authorization = store.driver._bucket.authorization

@@ -3,6 +3,7 @@
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
 import contextlib
+import io
 import itertools
 import json
 import pickle
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from urllib.parse import parse_qs, quote
 
 import numpy as np
@@ -289,6 +291,23 @@ def test_keys_of_the_environment_are_those_of_the_time_of_opening(server, monkey
         assert server.requests[1].headers["x-amz-security-token"] == f"{key}-TOKEN"
     with pytest.raises(NotFoundError, match="none in the environment variables"):
         open_store(server)
+
+
+def test_what_lies_in_a_bucket_is_read_by_who_opens_it(server, monkeypatch):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("a", b"1")
+    server.values["bucket/x.zip"] = data.getvalue()
+    stores, context = [], gpustore.Context()
+    for key in ("FIRST", "SECOND"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        server.requests.clear()
+        base = {"driver": "s3", "bucket": "bucket", "endpoint": server.url, "path": "x.zip"}
+        opened = KvStore.open({"driver": "zip", "base": base}, context=context).result()
+        stores.append(opened)
+        assert stores[-1]["a"] == b"1"
+        asked = {signature(sent)["X-Amz-Credential"].partition("/")[0] for sent in server.requests}
+        assert asked == {key}
 
 
 def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
