@@ -1,6 +1,7 @@
 """Rows of elements for tests: views of arrays, as a plan window would describe them."""
 
 import dataclasses
+import functools
 import math
 
 import hypothesis.strategies as st
@@ -8,6 +9,11 @@ import numpy as np
 
 from gpustore.device_kernels.launch import Listed
 from gpustore.device_kernels.run import Rows
+
+# Hypothesis examines a strategy each time that it is made: those of a draw are made once.
+integers = functools.cache(st.integers)
+permutations = functools.cache(st.permutations)
+booleans = st.booleans()
 
 ITEMSIZES = (*range(1, 17), 24)
 
@@ -68,7 +74,7 @@ def _place(draw, full, item, shape, perm, step, negative):
     out = []
     for axis, extent in enumerate(full):
         room = extent - ((shape[axis] - 1) * step[axis] + 1)
-        first = draw(st.integers(0, room))
+        first = draw(integers(0, room))
         stride = strides[axis] * step[axis]
         if negative[axis]:
             first += (shape[axis] - 1) * step[axis]
@@ -81,28 +87,28 @@ def _place(draw, full, item, shape, perm, step, negative):
 @st.composite
 def cases(draw, max_items=2000, max_rank=5, units=True, sizes=None):
     """`sizes`: bytes of an element in src and in dst, where they differ."""
-    rank = draw(st.integers(0, max_rank))
+    rank = draw(integers(0, max_rank))
     itemsize = sizes[0] if sizes else draw(st.sampled_from(ITEMSIZES))
     unit = draw(st.sampled_from([u for u in (1, 2, 4, 8) if itemsize % u == 0])) if units else 1
-    n = draw(st.integers(1, 4))
+    n = draw(integers(1, 4))
     longest = max(1, min(70, math.floor(max_items ** (1 / max(rank, 1)))))
-    chunk = tuple(draw(st.integers(1, longest)) for _ in range(rank))
-    booleans = st.lists(st.booleans(), min_size=rank, max_size=rank)
+    chunk = tuple(draw(integers(1, longest)) for _ in range(rank))
+    reversals = st.lists(booleans, min_size=rank, max_size=rank)
     steps = st.lists(st.sampled_from([1, 1, 1, 2, 3]), min_size=rank, max_size=rank)
-    order = st.permutations(range(rank))
+    order = permutations(range(rank))
     layouts = []
-    per_row = draw(st.booleans())
+    per_row = draw(booleans)
     for side in range(2):
         pad = draw(st.sampled_from([0, 0, 1, 3, 4, 8]))
         layouts.append([])
         for row in range(n):
             if row == 0 or per_row:
-                extra = tuple(draw(st.integers(0, 2)) for _ in range(rank))
+                extra = tuple(draw(integers(0, 2)) for _ in range(rank))
                 item = (sizes[side] if sizes else itemsize) + pad
-                layout = (item, draw(order), draw(steps), draw(booleans), extra)
+                layout = (item, draw(order), draw(steps), draw(reversals), extra)
             layouts[side].append(layout)
     shapes = [
-        tuple(draw(st.integers(1, size)) if draw(st.booleans()) else size for size in chunk)
+        tuple(draw(integers(1, size)) if draw(booleans) else size for size in chunk)
         for _ in range(n)
     ]
     sides, ends = [], []
@@ -114,7 +120,7 @@ def cases(draw, max_items=2000, max_rank=5, units=True, sizes=None):
             start, strides, reach = _place(draw, full, item, shape, perm, step, negative)
             places.append((end + start, shape, strides))
             end += reach
-            if draw(st.booleans()):
+            if draw(booleans):
                 end += -end % 16
         sides.append(places)
         ends.append(end)
@@ -176,19 +182,19 @@ class ListedCase:
 def listed_cases(draw):
     """Cases whose elements are copied to several places, from several places."""
     case = draw(cases(max_items=60, max_rank=3))
-    dims = draw(st.integers(1, 2))
+    dims = draw(integers(1, 2))
     lists, patterns = [], []
     src_room, dst_room = case.src_nbytes, case.dst_nbytes
     for _ in range(dims):
         # Copies of the whole of dst lie behind each other, so that no byte is written twice.
-        count = draw(st.integers(1, 5))
-        places = draw(st.permutations(range(count)))
+        count = draw(integers(1, 5))
+        places = draw(permutations(range(count)))
         step = draw(st.sampled_from([1, 2, 4, 8]))
         dst_step = dst_room + -dst_room % step
-        src_offsets = [step * draw(st.integers(0, 9)) for _ in range(count)]
+        src_offsets = [step * draw(integers(0, 9)) for _ in range(count)]
         rows = []
         for _ in case.dst:
-            length = draw(st.integers(1, count))
+            length = draw(integers(1, count))
             rows.append(
                 (
                     np.array(src_offsets[:length], np.int64),
@@ -196,7 +202,7 @@ def listed_cases(draw):
                 )
             )
         lists.append(rows)
-        patterns.append(draw(st.booleans()))
+        patterns.append(draw(booleans))
         src_room += max(src_offsets)
         dst_room += (count - 1) * dst_step
     case.src_nbytes, case.dst_nbytes = src_room, dst_room
