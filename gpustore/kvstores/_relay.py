@@ -223,8 +223,9 @@ class _Relay:
                 continue
             with self._lock:
                 self._strangers[connection] = None
-                oldest = next(iter(self._strangers))
                 if len(self._strangers) > _MOST_STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
                     _hang_up(oldest)
             serve = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             try:
