@@ -58,13 +58,20 @@ def run(arguments: argparse.Namespace) -> int:
     digest = digest_of({"": (source, target)})
     check_source(arguments.target, target.kvstore, source.kvstore)
     journal = journal_at(arguments.target, target.kvstore, digest, overwrite=overwrite)
-    resumed = journal.found and not overwrite
-    if not resumed:
+    again = journal.found and not overwrite
+    resumed = again and journal.is_made
+    if not again:
         check_place(arguments.target, target.kvstore, "array", overwrite=overwrite)
+    if not (again or overwrite):
+        journal.begin({})
     begin = time.perf_counter()
     before = gpustore.statistics["bytes_stored"]
     with first_interrupt() as stopped:
-        made = target.reopen() if resumed else target.make(delete_existing=overwrite)
+        made = (
+            target.reopen()
+            if resumed
+            else target.make(delete_existing=overwrite, may_exist=not overwrite)
+        )
         plan = copy.plan(made, journal.region("") if resumed else None)
         if not resumed:
             journal.begin({"": plan})

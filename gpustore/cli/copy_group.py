@@ -84,9 +84,12 @@ def run(
         {path: (copy.source, copy.target) for path, copy in work.arrays.items()}, work.groups
     )
     journal = journal_at(arguments.target, root, digest, overwrite=overwrite)
-    resumed = journal.found and not overwrite
-    if not resumed:
+    again = journal.found and not overwrite
+    resumed = again and journal.is_made
+    if not again:
         check_place(arguments.target, root, "group", overwrite=overwrite)
+    if not (again or overwrite):
+        journal.begin({})
     begin = time.perf_counter()
     before = gpustore.statistics["bytes_stored"]
     with first_interrupt() as stopped:
@@ -117,10 +120,10 @@ def run(
             raise type(error)(
                 f"{error}; {done} of the {len(work.arrays)} arrays of the group were copied before"
             ) from None
-    journal.remove()
     if group.is_consolidated:
         spec = {"driver": _DRIVERS[after], "kvstore": root}
         gpustore.open_group(spec).result().consolidate().result()
+    journal.remove()
     if screen is not None:
         pairs = [
             ("format", f"Zarr v{after} group"),
@@ -199,7 +202,10 @@ def _make(
 ) -> dict[str, gpustore.TensorStore]:
     """Make all groups and arrays; the arrays by path."""
     spec = {"driver": _DRIVERS[after], "kvstore": root}
-    made = gpustore.open_group(spec, create=True, delete_existing=overwrite).result()
+    # What is there without --overwrite was made by a run that was stopped.
+    made = gpustore.open_group(
+        spec, create=True, open=not overwrite, delete_existing=overwrite
+    ).result()
     # Together: an archive or a database makes one change of all that are under way.
     writes = [
         made.kvstore.write(f"{path}/{name}" if path else name, json.dumps(document).encode())
@@ -208,4 +214,4 @@ def _make(
     ]
     for write in writes:
         write.result()
-    return {path: copy.target.make(delete_existing=False) for path, copy in work.arrays.items()}
+    return {path: copy.target.make(may_exist=not overwrite) for path, copy in work.arrays.items()}

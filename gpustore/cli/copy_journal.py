@@ -6,6 +6,9 @@ end. So a run that ended in any way, also by a kill, is continued without readin
 the regions that were being written are written again. Which chunks those are need not be known, nor
 whether a chunk is missing because it holds only fill values.
 
+Before anything is made there is a document without arrays. What a second run finds beside that the
+first one has made, and makes it again.
+
 It also holds a digest of what is copied to what: another source, other options, or a source whose
 metadata have changed begin no second half. Elements that change in the source meanwhile are not
 noticed: what is copied is not looked at again.
@@ -69,6 +72,8 @@ class Journal:
     ----------
     found : bool
         Whether there is a document of this copy.
+    is_made : bool
+        Whether it says that all arrays were made.
     other : bool
         Whether there is one of another copy.
     """
@@ -85,9 +90,10 @@ class Journal:
         self.other = read.state == "value" and not self.found
         if self.found and document is not None:
             self._arrays = document["arrays"]
+        self.is_made = bool(self._arrays)
 
     def begin(self, plans: Mapping[str, Plan]) -> None:
-        """Write the document of a copy that begins."""
+        """Write the document of a copy that begins; without plans, before anything is made."""
         self._arrays = {
             path: {"region": list(plan.region), "done": 0} for path, plan in plans.items()
         }

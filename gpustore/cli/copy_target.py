@@ -95,9 +95,11 @@ class Target:
     attributes: bytes | None = None
     notes: list[str] = field(default_factory=list)
 
-    def make(self, *, delete_existing: bool) -> gpustore.TensorStore:
-        """Make the array."""
-        store = self._open(self.kvstore, delete_existing=delete_existing)
+    def make(
+        self, *, delete_existing: bool = False, may_exist: bool = False
+    ) -> gpustore.TensorStore:
+        """Make the array; `may_exist` if a run that was stopped may have made it before."""
+        store = self._open(self.kvstore, delete_existing=delete_existing, open=may_exist)
         if self.attributes is not None and store.kvstore is not None:
             store.kvstore.write(".zattrs", self.attributes).result()
         return store

@@ -215,10 +215,10 @@ def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
     assert store.list().result() == []
 
 
-def test_a_group_without_interruption_has_its_journal_written_once(
+def test_a_group_without_interruption_has_its_journal_written_twice(
     gpustore_command, tmp_path, monkeypatch
 ):
-    """In an archive each time is a copy of all of it."""
+    """In an archive each time is a copy of all of it: of nothing at first, then of no chunks."""
     monkeypatch.setattr(copy_journal, "_EVERY_S", 1e9)
     written = []
     write = Journal.write
@@ -227,6 +227,40 @@ def test_a_group_without_interruption_has_its_journal_written_once(
     for i in range(5):
         make(f"{tmp_path}/g/{i}|zarr3:")
     assert gpustore_command("copy", tmp_path / "g", f"{tmp_path}/h.zip|zip:")[0] == 0
-    assert len(written) == 1
+    assert len(written) == 2
     copied = gpustore.open(f"{tmp_path}/h.zip|zip:4").result()
     np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_run_that_is_killed_while_it_makes_arrays_is_gone_on_with(
+    gpustore_command, tmp_path, monkeypatch, number
+):
+    """After some write no other one happens, as if the process had been killed."""
+    group = gpustore.open_group(f"{tmp_path}/a|zarr2:", create=True, attributes={"n": 1}).result()
+    group.create_group("below").result()
+    for name in ("x", "y"):
+        make(f"{tmp_path}/a/below/{name}|zarr2:").attrs["m"] = 2
+    group.consolidate().result()
+    driver = gpustore.KvStore.open(f"file://{tmp_path}/b").result().driver
+    write_many, count = type(driver).write_many, 0
+
+    def killed(self, request):
+        nonlocal count
+        count += 1
+        if count > number:
+            raise gpustore.StoreIOError("killed")
+        return write_many(self, request)
+
+    arguments = ("copy", f"{tmp_path}/a|zarr2:", f"{tmp_path}/b|zarr2:", "--quiet")
+    monkeypatch.setattr(type(driver), "write_many", killed)
+    assert gpustore_command(*arguments)[0] == 1
+    monkeypatch.setattr(type(driver), "write_many", write_many)
+    assert gpustore_command(*arguments) == (0, "", "")
+    copy = gpustore.open_group(f"{tmp_path}/b|zarr2:").result()
+    assert copy.is_consolidated
+    assert dict(copy.attrs) == {"n": 1}
+    for name in ("x", "y"):
+        assert np.array_equal(copy[f"below/{name}"].read().result(), VALUES)
+        assert dict(copy[f"below/{name}"].attrs) == {"m": 2}
+    assert NAME.encode() not in copy.kvstore.list().result()
