@@ -79,7 +79,7 @@ def test_4000_ranges(measure, peer, module, kvstore, protocol, apart, values):
         ]
         return [future.result().value for future in futures]
 
-    found = measure(read, nbytes=len(keys) * RANGE_NBYTES, rounds=5)
+    found = measure(read, nbytes=len(keys) * RANGE_NBYTES, rounds=25)
     nbytes = len(values) // KEYS
     for part, (key, start) in zip(found, pairs, strict=True):
         at = int(key[1:]) * nbytes + start

@@ -93,6 +93,14 @@ class HttpKvStore(KvStoreDriver):
             retries=resources["http_request_retries"].value,
             timeouts=resources["http_request_timeouts"].value,
         )
+        sent_as = resources["http_authorization"].value.sent_as.lower()
+        if sent_as in _RESERVED or any(
+            line.lower().startswith(f"{sent_as}:") for line in spec.headers
+        ):
+            raise MetadataError(
+                f"http_authorization: HTTP header {quote(sent_as)} is set by the spec, or by "
+                f"gpustore itself"
+            )
         self._reader = RemoteReader(
             client=client,
             requests=self._requests,
@@ -139,11 +147,11 @@ class HttpKvStore(KvStoreDriver):
         source = self._resources["http_authorization"].value
         authorization = source.read()
         query = ""
-        if authorization and source.as_query:
+        if authorization and source.sent_as == "query":
             separator = "?" if self._spec.query is None else "&"
             query = separator + encode_query(authorization.removeprefix("?")).replace("#", "%23")
         elif authorization:
-            headers["Authorization"] = authorization
+            headers[source.sent_as] = authorization
         target = self._spec.target
         return (
             HttpRequest(method, target(key) + query, headers.copy(), follows_redirects=True)

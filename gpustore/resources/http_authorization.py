@@ -1,10 +1,10 @@
 """``http_authorization``: what the http kvstore proves its rights with. It never holds it.
 
 JSON: ``{"environment": "NAME"}``, a variable of the environment, or ``{"file": "PATH"}``, a file
-of one line; what it holds is the whole header field ``Authorization``, for instance ``Bearer abc``,
-or with ``"as": "query"`` what is added to the query of each request, for instance ``sig=abc``.
-``{}``, the default, sends none. TensorStore has no such resource: it takes secrets in the
-``headers`` of a spec and in URLs.
+of one line; what it holds is the whole header field ``Authorization``, for instance ``Bearer abc``.
+With ``"as": "X-Api-Key"`` it is that field instead, and with ``"as": "query"`` what is added to the
+query of each request, for instance ``sig=abc``. ``{}``, the default, sends none. TensorStore has no
+such resource: it takes secrets in the ``headers`` of a spec and in URLs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["RESOURCE", "AuthorizationSource"]
 
 _MAX_NBYTES = 16384
 _NAME = re.compile("[!-<>-~]*")
+_USUAL = "Authorization"
+_FIELD = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class AuthorizationSource:
     ----------
     environment, file : str
         At most one is not empty.
-    as_query : bool
-        Whether it is a part of a query instead.
+    sent_as : str
+        The name of the field, or ``"query"``.
     """
 
     environment: str = ""
     file: str = ""
-    as_query: bool = False
+    sent_as: str = _USUAL
 
     def read(self) -> str:
         """The field, or the part of a query, as it is now, empty for none.
@@ -78,8 +80,10 @@ class _HttpAuthorizationType(ResourceType[AuthorizationSource, AuthorizationSour
         source = AuthorizationSource(
             members.take_str("environment", ""),
             members.take_str("file", ""),
-            members.take_str("as", "header", choices=("header", "query")) == "query",
+            members.take_str("as", _USUAL),
         )
+        if not _FIELD.fullmatch(source.sent_as):
+            raise members.error('expected "query" or the name of a header field', "as")
         members.finish()
         if source.environment and source.file:
             raise MetadataError('Expected only one of "environment" and "file"')
@@ -92,7 +96,7 @@ class _HttpAuthorizationType(ResourceType[AuthorizationSource, AuthorizationSour
 
     def to_json(self, config: AuthorizationSource, *, include_defaults: bool) -> JsonValue:
         members = {"environment": config.environment, "file": config.file}
-        members["as"] = "query" if config.as_query else ""
+        members["as"] = "" if config.sent_as == _USUAL else config.sent_as
         return {name: value for name, value in members.items() if value}
 
     def make(self, config: AuthorizationSource) -> AuthorizationSource:

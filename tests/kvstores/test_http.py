@@ -264,6 +264,21 @@ def test_secret_in_a_query_comes_from_the_context_too(server, monkeypatch, own):
     assert pickle.loads(pickle.dumps(store))["a"] == b"value"
 
 
+def test_secret_is_sent_in_the_field_that_the_context_names(server, monkeypatch):
+    server.values["a"] = b"value"
+    monkeypatch.setenv("MY_KEY", "SECRET")
+    source = {"environment": "MY_KEY", "as": "X-Api-Key"}
+    store = open_store(server, http_authorization=source, headers=["X-Other: 1"])
+    assert store["a"] == b"value"
+    sent = server.requests[-1].headers
+    assert (sent["x-api-key"], sent["x-other"]) == ("SECRET", "1")
+    assert "authorization" not in sent
+    assert store.spec(unbind_context=True).to_json()["http_authorization"] == source
+    for name in ("Range", "x-other", "HOST"):
+        with pytest.raises(MetadataError, match=f'http_authorization: HTTP header "{name.lower()}'):
+            open_store(server, http_authorization={**source, "as": name}, headers=["X-Other: 1"])
+
+
 def test_query_is_sent_but_not_shown_in_errors(server):
     server.values["a b"] = b"value"
     store = KvStore.open(f"{server.url}/?page=SECRET&x=é y").result()

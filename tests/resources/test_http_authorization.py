@@ -35,8 +35,15 @@ def test_what_is_no_header_field_is_refused_without_showing_it(data, tmp_path):
         Context({ID: {"file": str(tmp_path / "none")}})[ID].value.read()
 
 
-WRONG = [{"environment": "A", "file": "b"}, {"token": "SECRET"}, {"as": "x"}, 5]
-SECRETS = ["Bearer SECRET", ["SECRET"], {"environment": "Bearer SECRET"}]
+WRONG = [
+    {"environment": "A", "file": "b"},
+    {"token": "SECRET"},
+    {"as": "a b"},
+    {"as": ""},
+    {"as": 5},
+    5,
+]
+SECRETS = ["Bearer SECRET", ["SECRET"], {"environment": "Bearer SECRET"}, {"as": "X: SECRET"}]
 
 
 @pytest.mark.parametrize("json", WRONG + SECRETS, ids=str)
