@@ -96,6 +96,6 @@ def test_1000_crops_of_shards(measure, peer, module, kvstore, protocol, volume):
     result = measure(
         lambda: read_crops(peer, handle, boxes),
         nbytes=sum(crop.nbytes for crop in expected),
-        rounds=3,
+        rounds=25,
     )
     assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
