@@ -217,8 +217,8 @@ class Bucket:
         looked: builtins.list[int] = []
         for row in rows:
             condition = _condition(request, row)
-            # Then nothing is to be done: only whether it is so has to be seen.
-            nothing = request.values[row] is None and condition == ABSENT
+            # If the answer to a deletion is lost, whose doing it is that there is nothing now?
+            deletes = request.values[row] is None
             try:
                 check_object_key(request.keys[row])
             except GpustoreError as error:
@@ -226,7 +226,7 @@ class Bucket:
                 continue
             if not self.is_possible(condition):
                 found[row] = b""
-            elif nothing or (self.looks and condition):
+            elif condition and (self.looks or deletes):
                 looked.append(row)
         zeros = [0] * len(looked)
         columns = self.read_many(

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import gpustore
 from gpustore import registry
 from gpustore.errors import GpustoreError
+from gpustore.kvstores._bucket_kvstore import BucketKvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, WriteRequest
 from tests.emulator.queue import ORDERS
 from tests.kvstores import contract, read_contract
@@ -109,7 +110,9 @@ class Model(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), value=VALUES)
     def write_if_otherwise(self, key, value):
         columns = self.store.write_many(WriteRequest([key], [value], [b"77"]))
-        assert columns.error or columns.generation == [b""]
+        # A bucket that has lost an answer takes equal bytes for its own.
+        same = isinstance(self.store.driver, BucketKvStore) and value in self.possible[key] - {None}
+        assert columns.error or columns.generation == [b""] or same
 
     @precondition(lambda self: self.can_write)
     @rule(low=st.sampled_from(["", "b", "b/d"]))

@@ -234,17 +234,38 @@ def test_condition_of_a_deletion_is_compared_by_the_server(server):
     first = put(store, "a", b"1")
 
     def write_between(server, connection, request):
+        if request.method != "DELETE":
+            return server.serve(connection, request)
         other = replace(request, method="PUT", headers={}, body=b"2")
         ours, theirs = socket.socketpair()
         with ours, theirs:
             server.serve(ours, other)
-        server.serve(connection, request)
+        return server.serve(connection, request)
 
-    server.faults = [Fault(write_between, times=1)]
+    server.faults = [Fault(write_between, times=2)]
     assert put(store, "a", None, first) == b""
     assert store["a"] == b"2"
     deletions = [sent for sent in server.requests if sent.method == "DELETE"]
     assert [sent.headers["x-goog-if-generation-match"] for sent in deletions] == [first.decode()]
+
+
+def test_deletion_whose_answer_is_lost_has_not_deleted_what_was_never_there(server):
+    store = open_gcs()
+    for answer in (lambda s, c, r: False, lambda s, c, r: refuse(c, 500, "InternalError")):
+        server.faults = [Fault(answer, times=2)]
+        assert put(store, "a", None, b"77") == b""
+    first = put(store, "a", b"1")
+
+    def obey_and_hang_up(server, connection, request):
+        if request.method != "DELETE":
+            return server.serve(connection, request)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            server.serve(ours, request)
+        return False
+
+    server.faults = [Fault(obey_and_hang_up, times=2)]
+    assert put(store, "a", None, first) == ABSENT
 
 
 def test_long_value_is_written_in_parts(server, short_parts):

@@ -1074,8 +1074,10 @@ def test_condition_of_a_deletion_is_sent_to_who_knows_it(server):
     server.requests.clear()
     assert put(store, "a", None, b'"other"') == b""
     assert put(store, "a", None, first) == ABSENT
-    assert [(sent.method, sent.headers["if-match"]) for sent in server.requests] == [
-        ("DELETE", '"other"'),
+    # Looked at before, so that a lost answer is understood.
+    assert [(sent.method, sent.headers.get("if-match")) for sent in server.requests] == [
+        ("HEAD", None),
+        ("HEAD", None),
         ("DELETE", first.decode()),
     ]
     assert put(store, "a", None, first) == b""
