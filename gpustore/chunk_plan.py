@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 from gpustore import plan_table
 from gpustore.errors import LimitError, OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.index_space.output_map import OutputIndexMap
 from gpustore.plan_table import (
     PlanTable,
-    StridedMap,
+    constant_index,
     constant_table,
     fewest_runs,
+    maps_by_input,
     pointed_sets,
     points_table,
     strided_table,
@@ -412,10 +412,10 @@ def plan_chunks(
     strides = [0] * len(input_shape)
     sets = pointed_sets(transform)
     pointed = frozenset(d for dims, _ in sets for d in dims)
-    used_by, constant = _maps_by_input(transform, {o for _, outputs in sets for o in outputs})
+    used_by, constant = maps_by_input(transform, {o for _, outputs in sets for o in outputs})
     if not empty:
         for o, map_ in constant:
-            index = _constant_index(map_)
+            index = constant_index(map_)
             tables.append(constant_table(o, index, shape, chunk_shape, src_stride))
     # Refused before it is built: the table of one dimension alone could fill the memory.
     fewest = [fewest_runs(input_shape[d], maps, chunk_shape) for d, maps in used_by.items()]
@@ -448,32 +448,6 @@ def plan_chunks(
     )
     check_row_count(len(plan), max_chunks)
     return plan
-
-
-def _maps_by_input(
-    transform: IndexTransform, listed: Container[int]
-) -> tuple[dict[int, list[StridedMap]], list[tuple[int, OutputIndexMap]]]:
-    """Strided maps by the input dimension that they follow, and outputs that follow none.
-
-    Those in `listed`, which lists of points tell, are left out.
-    """
-    used_by: dict[int, list[StridedMap]] = {}
-    constant: list[tuple[int, OutputIndexMap]] = []
-    for o, map_ in enumerate(transform.output):
-        if o in listed:
-            continue
-        if map_.input_dimension is not None and map_.stride is not None:
-            used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
-        else:
-            constant.append((o, map_))
-    return used_by, constant
-
-
-def _constant_index(map_: OutputIndexMap) -> int:
-    """The index that a map leads to which follows no dimension; the domain is not empty."""
-    if map_.index_array is None or map_.stride is None:
-        return map_.offset
-    return map_.offset + map_.stride * int(map_.index_array.item(0))  # The same everywhere.
 
 
 def check_row_count(rows: int, most: int) -> None:

@@ -7,7 +7,7 @@ scalar loop, above by NumPy; both hold the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.index_space import IndexTransform
+from gpustore.index_space.output_map import OutputIndexMap
 from gpustore.plan_window import Column, Points
 
 __all__ = [
     "SCALAR_ROWS",
     "PlanTable",
     "StridedMap",
+    "constant_index",
     "constant_table",
     "fewest_runs",
+    "maps_by_input",
     "pointed_sets",
     "points_table",
     "strided_table",
@@ -69,6 +72,32 @@ class PlanTable:
 
     def __len__(self) -> int:
         return len(self.count)
+
+
+def maps_by_input(
+    transform: IndexTransform, listed: Container[int]
+) -> tuple[dict[int, list[StridedMap]], list[tuple[int, OutputIndexMap]]]:
+    """Strided maps by the input dimension that they follow, and outputs that follow none.
+
+    Those in `listed`, which lists of points tell, are left out.
+    """
+    used_by: dict[int, list[StridedMap]] = {}
+    constant: list[tuple[int, OutputIndexMap]] = []
+    for o, map_ in enumerate(transform.output):
+        if o in listed:
+            continue
+        if map_.input_dimension is not None and map_.stride is not None:
+            used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
+        else:
+            constant.append((o, map_))
+    return used_by, constant
+
+
+def constant_index(map_: OutputIndexMap) -> int:
+    """The index that a map leads to which follows no dimension; the domain is not empty."""
+    if map_.index_array is None or map_.stride is None:
+        return map_.offset
+    return map_.offset + map_.stride * int(map_.index_array.item(0))  # The same everywhere.
 
 
 def constant_table(

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from gpustore.chunk_plan import ChunkPlan, check_row_count
 from gpustore.index_space import IndexTransform
 from gpustore.metadata.chunk_edges import ChunkEdges
-from gpustore.plan_table import SCALAR_ROWS, PlanTable, StridedMap, pointed_sets
+from gpustore.plan_table import (
+    SCALAR_ROWS,
+    PlanTable,
+    StridedMap,
+    constant_index,
+    maps_by_input,
+    pointed_sets,
+)
 
 __all__ = ["ShapeLayout", "ShapedGrid", "plan_shapes"]
 
@@ -278,19 +285,8 @@ def plan_shapes(
         return []
     planner = _Planner(transform, grid, dst_stride, max_chunks)
     sets = pointed_sets(transform)
-    listed = {o for _, outputs in sets for o in outputs}
-    used_by: dict[int, list[StridedMap]] = {}
-    every: list[_Rows] = []
-    for o, map_ in enumerate(transform.output):
-        if o in listed:
-            continue
-        if map_.input_dimension is not None and map_.stride is not None:
-            used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
-        else:
-            offset = map_.offset
-            if map_.index_array is not None and map_.stride is not None:
-                offset += map_.stride * int(map_.index_array.item(0))  # The same everywhere.
-            every.append(planner.constant(o, offset))
+    used_by, constant = maps_by_input(transform, {o for _, outputs in sets for o in outputs})
+    every = [planner.constant(o, constant_index(map_)) for o, map_ in constant]
     every += [planner.pointed(dims, outputs) for dims, outputs in sets]
     every += [planner.strided(d, maps) for d, maps in used_by.items()]
     every.sort(key=lambda rows: rows.outputs[0])
