@@ -248,7 +248,7 @@ class ObstoreBucket:
                     "timeout": ours,
                     "read_timeout": ours,
                 },
-                retry_config={  # Of requests for credentials, where the relay does not see them.
+                retry_config={  # Where the relay is not reached, as in a crowd of strangers.
                     "max_retries": client.retries.max_retries,
                     "retry_timeout": _seconds(client.timeouts.total_s),
                 },
