@@ -10,11 +10,18 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpustore._json import JsonValue, dump, expect_object, from_python, in_member, quote
 from gpustore.errors import MetadataError, NotFoundError, prefixing
 from gpustore.executor import Executor
 from gpustore.future import Future, failed
 from gpustore.json_file import JsonFile
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    dump,
+    expect_object,
+    from_python,
+    in_member,
+    quote,
+)
 
 __all__ = ["Attributes"]
 

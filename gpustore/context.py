@@ -21,9 +21,9 @@ import threading
 from typing import Any, Final, Generic, TypeVar
 
 from gpustore import registry
-from gpustore._json import JsonValue, expect_object, from_python, quote, text
-from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, expect_object, from_python, quote, text
+from gpustore.strict_json.repr import pretty
 
 __all__ = ["Context", "ResourceType", "resource_json"]
 

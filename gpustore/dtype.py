@@ -25,8 +25,16 @@ from weakref import WeakValueDictionary
 import ml_dtypes
 import numpy as np
 
-from gpustore._json import dump, expect_int, expect_list, expect_str, from_python, parse, quote
 from gpustore.errors import GpustoreError, MetadataError
+from gpustore.strict_json.parsing import (
+    dump,
+    expect_int,
+    expect_list,
+    expect_str,
+    from_python,
+    parse,
+    quote,
+)
 
 __all__ = [
     "DTYPES",

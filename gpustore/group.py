@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from gpustore._json import JsonValue
-from gpustore._json_repr import pretty
 from gpustore.attributes import Attributes, json_attributes
 from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
@@ -30,6 +28,8 @@ from gpustore.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node
 from gpustore.store import TensorStore
+from gpustore.strict_json.parsing import JsonValue
+from gpustore.strict_json.repr import pretty
 
 __all__ = ["Group", "create_node", "open_node"]
 

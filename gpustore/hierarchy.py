@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpustore._json import JsonValue
 from gpustore.attributes import Attributes
 from gpustore.cache import Cache
 from gpustore.errors import (
@@ -48,6 +47,7 @@ from gpustore.metadata.node import (
     parse_document,
     parse_node,
 )
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Hierarchy", "exists_error"]
 

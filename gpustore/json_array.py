@@ -17,7 +17,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import (
+from gpustore.dtype import dtype as DataType
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.strict_json.parsing import (
     JsonValue,
     expect_bool,
     expect_float,
@@ -26,8 +28,6 @@ from gpustore._json import (
     from_python,
     text,
 )
-from gpustore.dtype import dtype as DataType
-from gpustore.errors import GpustoreError, MetadataError
 
 __all__ = ["array_from_json", "array_to_json", "element_parser", "object_array", "shape_text"]
 

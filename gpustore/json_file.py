@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue, dump
 from gpustore.cache import Cache, Space
 from gpustore.errors import ConflictError
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
 from gpustore.limits import Limits
 from gpustore.metadata.node import parse_document
+from gpustore.strict_json.parsing import JsonValue, dump
 
 __all__ = ["JsonFile"]
 

@@ -14,7 +14,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
@@ -33,14 +32,15 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
+from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpustore._json import JsonValue
     from gpustore.executor import Executor
     from gpustore.kvstores.base import Buffer, KvStoreDriver
+    from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["KvStore"]
 

@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from gpustore import _json
-from gpustore._json import INT64_MAX, JsonValue, Members
 from gpustore.errors import LimitError
+from gpustore.strict_json import parsing
+from gpustore.strict_json.parsing import INT64_MAX, JsonValue, Members
 
 __all__ = ["DEFAULT_LIMITS", "ENVIRONMENT_VARIABLE", "Limits"]
 
@@ -158,7 +158,7 @@ def _from_environment() -> Limits:
     if not text:
         return Limits()
     where = f"environment variable {ENVIRONMENT_VARIABLE}"
-    value = _json.parse(text.encode(), where=where)
+    value = parsing.parse(text.encode(), where=where)
     return Limits.from_json(value, where=where)
 
 

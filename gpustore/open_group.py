@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpustore._json import Members, from_python
 from gpustore.attributes import json_attributes
 from gpustore.context import Context
 from gpustore.drivers._detection import through_adapters
@@ -19,6 +18,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.spec import Spec
+from gpustore.strict_json.parsing import Members, from_python
 
 __all__ = ["open_group"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gpustore._json import JsonValue
 from gpustore.context import Context
 from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.spec import Spec
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["opened_spec"]
 

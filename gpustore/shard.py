@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, in_member
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
@@ -33,6 +32,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe
 from gpustore.shard_index import ShardIndex, ShardIndexFormat
+from gpustore.strict_json.parsing import JsonValue, in_member
 from gpustore.whole_shard import WholeShard
 
 __all__ = [

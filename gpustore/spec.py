@@ -12,8 +12,6 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, expect_object, from_python, in_member, quote
-from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
 from gpustore.dtype import dtype as dtype_
@@ -37,6 +35,15 @@ from gpustore.kvstores._spec import (
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    Members,
+    expect_object,
+    from_python,
+    in_member,
+    quote,
+)
+from gpustore.strict_json.repr import pretty
 from gpustore.unit import Unit
 from gpustore.url import about_url, parse_pipeline
 

@@ -8,7 +8,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json_repr import pretty
 from gpustore.batch import Batch, check_batch
 from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import Driver, OpenMode
@@ -23,6 +22,7 @@ from gpustore.opened_spec import opened_spec
 from gpustore.pipelines.explanation import Explanation
 from gpustore.spec import Spec
 from gpustore.statistics import CURRENT, Operation, operation
+from gpustore.strict_json.repr import pretty
 from gpustore.write_futures import WriteFutures, write_after
 
 __all__ = ["TensorStore"]

@@ -7,7 +7,8 @@ import re
 import sys
 from typing import Any, SupportsFloat, SupportsIndex, TypeAlias
 
-from gpustore._json import (
+from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,
     Required,
@@ -19,7 +20,6 @@ from gpustore._json import (
     from_python,
     text,
 )
-from gpustore.errors import MetadataError
 
 __all__ = ["Unit", "UnitLike"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote, unquote_to_bytes
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["UrlComponent", "about_url", "check_segments", "encode_path", "parse_pipeline"]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError
+from gpustore.strict_json.parsing import quote
 from gpustore.url import (
     UrlComponent,
     check_segments,

@@ -23,7 +23,6 @@ from types import ModuleType
 import numpy as np
 from isal import isal_zlib
 
-from gpustore._json import JsonValue
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -39,6 +38,7 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Deflate", "stored_level"]
 

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import Members
 from gpustore.codecs.base import ChunkBytes, Option, too_long, too_short
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MismatchError, UnsupportedError
 from gpustore.kvstores.base import Buffer
+from gpustore.strict_json.parsing import Members
 
 __all__ = ["VlenCodec"]
 

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import REQUIRED
 from gpustore.codecs._device_values import cast_conversions
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
 from gpustore.device_kernels.value import Conversion
+from gpustore.strict_json.parsing import REQUIRED
 
 __all__ = ["CODEC"]
 

@@ -23,15 +23,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpustore._json import (
-    REQUIRED,
-    JsonValue,
-    Members,
-    Required,
-    expect_bool,
-    expect_int,
-    expect_str,
-)
 from gpustore.codecs._encoded_columns import EncodedColumns
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
@@ -41,6 +32,15 @@ from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    Required,
+    expect_bool,
+    expect_int,
+    expect_str,
+)
 
 __all__ = [
     "ABSENT",

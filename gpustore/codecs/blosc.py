@@ -40,7 +40,6 @@ from typing import Final
 import numcodecs.blosc
 import numcodecs.lz4
 
-from gpustore._json import REQUIRED, JsonValue, expect_int, expect_str, in_member, text
 from gpustore.codecs import _snappy
 from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
 from gpustore.codecs._blosc_frame import (
@@ -73,6 +72,14 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    expect_int,
+    expect_str,
+    in_member,
+    text,
+)
 
 __all__ = ["CODEC", "BloscHeader", "read_header"]
 

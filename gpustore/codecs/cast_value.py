@@ -42,7 +42,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import (
+from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
+from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, blocks
+from gpustore.device_kernels.value import Conversion, number_format
+from gpustore.dtype import dtype as DataType
+from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError
+from gpustore.metadata.data_type import parse_v3_data_type
+from gpustore.metadata.fill_value import parse_v3_fill_value
+from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,
     Members,
@@ -52,13 +59,6 @@ from gpustore._json import (
     in_member,
     text,
 )
-from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
-from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, blocks
-from gpustore.device_kernels.value import Conversion, number_format
-from gpustore.dtype import dtype as DataType
-from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError
-from gpustore.metadata.data_type import parse_v3_data_type
-from gpustore.metadata.fill_value import parse_v3_fill_value
 
 __all__ = ["CODEC"]
 

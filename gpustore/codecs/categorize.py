@@ -24,10 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import REQUIRED, JsonValue, at_position, expect_list, expect_str, text
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, numpy_type
 from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    at_position,
+    expect_list,
+    expect_str,
+    text,
+)
 
 __all__ = ["CODEC"]
 

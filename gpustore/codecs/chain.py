@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import JsonValue, text
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
     BytesCodec,
@@ -40,6 +39,7 @@ from gpustore.errors import (
 )
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["CodecChain"]
 

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from gpustore import registry
-from gpustore._json import Members, at_position, in_member, text
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
 from gpustore.codecs.value import ValueFace
@@ -25,6 +24,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.parsing import Members, at_position, in_member, text
 
 __all__ = [
     "ArrayChoice",

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.codecs.base import Codec
 from gpustore.codecs.chain_spec import StageChoice, ValueChoice, face_v2, of_codec, unknown_codec
 from gpustore.codecs.value import ValueFace
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
+from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 
 __all__ = ["choose_v2", "complete_v2", "merge_v2", "parse_v2"]
 

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import REQUIRED
 from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs._device_values import cast_conversions, component, convert, sum_values
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
@@ -34,6 +33,7 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import Side, number_format
 from gpustore.errors import MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import REQUIRED
 
 __all__ = ["CODEC"]
 

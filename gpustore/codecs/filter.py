@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, at_position, in_member, text
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import Codec
 from gpustore.codecs.chain_spec import LayoutChoice, StageChoice, ValueChoice, face_v2, of_codec
@@ -20,6 +19,7 @@ from gpustore.codecs.value import ValueFace
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
+from gpustore.strict_json.parsing import JsonValue, Members, at_position, in_member, text
 
 __all__ = ["Filters", "choose_filters", "merge_filters", "parse_filters"]
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import REQUIRED
 from gpustore.codecs._device_values import cast_conversions
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import (
@@ -43,6 +42,7 @@ from gpustore.codecs.value import (
 )
 from gpustore.device_kernels.value import Conversion
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import REQUIRED
 
 __all__ = ["CODEC"]
 

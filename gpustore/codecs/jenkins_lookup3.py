@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from numcodecs.checksum32 import JenkinsLookup3
 
-from gpustore._json import JsonValue, text
 from gpustore.codecs._checksum import Checksum
 from gpustore.codecs.base import ABSENT, Codec, Face, Option, Options, integer
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["CODEC"]
 

@@ -24,7 +24,6 @@ from typing import Final
 
 import numcodecs.lz4
 
-from gpustore._json import JsonValue
 from gpustore.codecs._device_streams import cannot, decompress_values, refuse_where
 from gpustore.codecs.base import (
     BytesCodec,
@@ -42,6 +41,7 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["CODEC"]
 

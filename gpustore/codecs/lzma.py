@@ -28,14 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from gpustore._json import (
-    JsonValue,
-    Members,
-    at_position,
-    expect_int,
-    expect_list,
-    text,
-)
 from gpustore.codecs._streams import decode_streams
 from gpustore.codecs.base import (
     BytesCodec,
@@ -50,6 +42,14 @@ from gpustore.codecs.base import (
 )
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_int,
+    expect_list,
+    text,
+)
 
 __all__ = ["CODEC"]
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore import registry
-from gpustore._json import JsonValue, text
 from gpustore.codecs.base import ArrayCodec, Codec, LayoutCodec, Options, ShardCodec
 from gpustore.codecs.chain_spec import (
     ArrayChoice,
@@ -43,6 +42,7 @@ from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3DataType, native_dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object
+from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = [
     "complete_v3",

@@ -30,7 +30,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import REQUIRED, JsonValue, expect_list, text
 from gpustore.codecs.base import (
     ABSENT,
     ArrayCodec,
@@ -46,6 +45,7 @@ from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_list, text
 
 __all__ = ["CODEC"]
 

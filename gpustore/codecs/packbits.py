@@ -29,7 +29,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import JsonValue, expect_int
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import (
     ABSENT,
@@ -48,6 +47,7 @@ from gpustore.device_kernels.value import value_runs
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.strict_json.parsing import JsonValue, expect_int
 
 __all__ = ["CODEC"]
 

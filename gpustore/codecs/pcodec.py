@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import JsonValue, expect_int, text
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -41,6 +40,7 @@ from gpustore.codecs.base import (
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import Buffer
+from gpustore.strict_json.parsing import JsonValue, expect_int, text
 
 _library: Any
 _files: Any

@@ -20,10 +20,17 @@ from __future__ import annotations
 
 import math
 
-from gpustore._json import REQUIRED, JsonValue, at_position, expect_int, expect_list, text
 from gpustore.codecs.base import ABSENT, Codec, Option, Options
 from gpustore.codecs.value import Elements, ValueFace
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    at_position,
+    expect_int,
+    expect_list,
+    text,
+)
 
 __all__ = ["CODEC"]
 

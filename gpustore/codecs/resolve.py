@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpustore._json import JsonValue, at_position, in_member, text
 from gpustore.codecs._order import PermuteStage, SwapStage
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
@@ -45,6 +44,7 @@ from gpustore.errors import (
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.component import Component, is_opaque
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.parsing import JsonValue, at_position, in_member, text
 
 __all__ = ["resolve_chain", "resolve_v2", "resolve_v3", "v2_inner_order"]
 

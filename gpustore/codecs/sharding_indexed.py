@@ -32,13 +32,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpustore._json import JsonValue, at_position, expect_int, expect_list
 from gpustore.codecs.base import ABSENT, Option, Options, ShardCodec, choice
 from gpustore.codecs.chain_spec import parse_codecs
 from gpustore.codecs.merge import complete_v3, merge_v3
 from gpustore.dtype import uint64
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
 __all__ = ["CODEC"]
 

@@ -22,10 +22,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpustore._json import REQUIRED, JsonValue, at_position, expect_int, expect_list, expect_str
 from gpustore.codecs.base import ABSENT, ArrayCodec, Option, Options, merge_equal
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.json_array import shape_text
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    at_position,
+    expect_int,
+    expect_list,
+    expect_str,
+)
 
 __all__ = ["CODEC"]
 

@@ -27,11 +27,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import REQUIRED, JsonValue, Required, expect_float, expect_int, text
 from gpustore.codecs._zfp import Zfp
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    Required,
+    expect_float,
+    expect_int,
+    text,
+)
 
 __all__ = ["CODEC"]
 

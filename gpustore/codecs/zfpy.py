@@ -26,11 +26,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import JsonValue, expect_float, expect_object, text
 from gpustore.codecs._zfp import Zfp
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, integer
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.strict_json.parsing import JsonValue, expect_float, expect_object, text
 
 __all__ = ["CODEC"]
 

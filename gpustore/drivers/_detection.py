@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore import registry
-from gpustore._json import quote
 from gpustore.context import Context
 from gpustore.drivers.base import FoundMetadata
 from gpustore.errors import (
@@ -31,6 +30,7 @@ from gpustore.errors import (
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import adapted
 from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent
 
 __all__ = ["Found", "detect", "one_of", "through_adapters"]

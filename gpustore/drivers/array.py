@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, in_member
 from gpustore.backends._host_memory import HostMemory
 from gpustore.backends.host import HostBackend
 from gpustore.batch import Batch
@@ -51,6 +50,7 @@ from gpustore.json_array import array_from_json, array_to_json, object_array, sh
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.strict_json.parsing import JsonValue, Members, in_member
 from gpustore.unit import Unit
 from gpustore.write_futures import WriteFutures
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, quote
 from gpustore.context import Context, resource_json
 from gpustore.drivers._detection import one_of, through_adapters
 from gpustore.drivers.base import (
@@ -38,6 +37,7 @@ from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
+from gpustore.strict_json.parsing import JsonValue, Members, quote
 
 __all__ = ["DRIVER", "AutoSpec"]
 

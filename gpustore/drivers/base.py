@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
-from gpustore._json import JsonValue, Members
 from gpustore.attributes import Attributes
 from gpustore.batch import Batch
 from gpustore.context import Context
@@ -28,6 +27,7 @@ from gpustore.pipelines.explanation import Explanation
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.parsing import JsonValue, Members
 from gpustore.unit import Unit
 from gpustore.write_futures import WriteFutures
 

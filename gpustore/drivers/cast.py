@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, quote
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
 from gpustore.batch import Batch
@@ -50,6 +49,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.statistics import attributed
+from gpustore.strict_json.parsing import JsonValue, Members, quote
 from gpustore.unit import Unit
 from gpustore.write_futures import WriteFutures
 

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import JsonValue, quote
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
 from gpustore.batch import Batch
@@ -48,6 +47,7 @@ from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.parsing import JsonValue, quote
 from gpustore.unit import Unit
 from gpustore.write_futures import WriteFutures
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, in_member, text
 from gpustore.backends.selection import for_objects, select_backend
 from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
 from gpustore.context import resource_json
@@ -56,6 +55,7 @@ from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.schema import Schema
+from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 
 __all__ = ["ChunkedKind", "ChunkedSpec"]
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, text
 from gpustore.codecs.chain import CodecChain
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
@@ -30,6 +29,7 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
 from gpustore.schema.fill_value import check_broadcast, refuse_text
 from gpustore.shard import ShardLevel
+from gpustore.strict_json.parsing import JsonValue, Members, text
 from gpustore.unit import Unit
 
 __all__ = [

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore._json import JsonValue, Members, dump, parse
 from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
 from gpustore.batch import Batch
@@ -41,12 +40,13 @@ from gpustore.future import Future, ready
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
-from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.strict_json.parsing import JsonValue, Members, dump, parse
+from gpustore.strict_json.pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.url import encode_path
 from gpustore.write_futures import WriteFutures
 

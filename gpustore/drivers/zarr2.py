@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members
 from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.codecs.filter import merge_filters, parse_filters
 from gpustore.codecs.resolve import resolve_v2, v2_inner_order
@@ -54,6 +53,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["DRIVER", "Zarr2Format"]
 

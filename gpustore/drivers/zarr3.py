@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, expect_list, in_member
 from gpustore.codecs.chain_spec import parse_chain, parse_v3, passed_over
 from gpustore.codecs.merge import (
     complete_v3,
@@ -60,6 +59,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.shard import resolve_codecs
+from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_member
 
 __all__ = ["DRIVER", "Zarr3Format"]
 

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._spec import KvStoreSpec
@@ -32,14 +31,15 @@ from gpustore.kvstores.base import (
     ReadState,
     take_references,
 )
+from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.kvstores.base import ReadColumns
+    from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["AdapterKvStore", "AdapterSpec", "Part"]
 

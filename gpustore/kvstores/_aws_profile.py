@@ -11,9 +11,9 @@ import configparser
 import os
 from pathlib import Path
 
-from gpustore._json import quote
 from gpustore.errors import NotFoundError
 from gpustore.resources.aws_credentials import AwsCredentialsSource
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["profile_keys", "profile_name", "region_of"]
 

@@ -13,7 +13,6 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
-from gpustore._json import quote
 from gpustore.errors import ConflictError
 from gpustore.executor import CancelToken
 from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, temporary_name
@@ -23,6 +22,7 @@ from gpustore.kvstores._file_root import io_error
 from gpustore.kvstores._in_place_file import write_in_place
 from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gpustore._json import quote
 from gpustore.errors import InvalidKeyError
 from gpustore.kvstores._file_lock import LOCK_SUFFIX
 from gpustore.kvstores.base import invalid_key, require_slashes
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from gpustore.url import UrlComponent

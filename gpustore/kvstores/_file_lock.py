@@ -26,10 +26,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
 from gpustore.kvstores._file_root import io_error
 from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

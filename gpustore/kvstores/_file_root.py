@@ -18,8 +18,8 @@ import errno
 import os
 from typing import Final
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
+from gpustore.strict_json.parsing import quote
 
 __all__ = [
     "CREATE_FLAGS",

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpRequest, HttpResponse, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["GoogleAccount"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["ListPages"]
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpustore._json import JsonValue, expect_int
 from gpustore.errors import GpustoreError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX
@@ -26,9 +25,10 @@ from gpustore.kvstores.base import (
     check_nbytes,
 )
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.strict_json.parsing import JsonValue, expect_int
 
 if TYPE_CHECKING:
-    from gpustore._json import Members
+    from gpustore.strict_json.parsing import Members
 
 __all__ = ["Coalescer", "Coalescing"]
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpustore._json import Members, expect_int, expect_str, text
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.kvstores._ocdbt_columns import Reader, encode_varint
+from gpustore.strict_json.parsing import Members, expect_int, expect_str, text
 
 if TYPE_CHECKING:
-    from gpustore._json import JsonValue
+    from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["MAX_INLINE_NBYTES", "Compression", "Config", "ConfigConstraints"]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_to_bytes
 
-from gpustore._json import quote
 from gpustore.errors import MetadataError, NotFoundError
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX
 from gpustore.kvstores._ocdbt_location import MAX_OFFSET, DataFile, Location, is_safe
 from gpustore.kvstores._ocdbt_node import Leaf
 from gpustore.kvstores._ocdbt_version_tree import Version
 from gpustore.kvstores.base import invalid_key
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_database import Database

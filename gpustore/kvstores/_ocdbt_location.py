@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from gpustore._json import quote
 from gpustore.errors import LimitError
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX, Reader, encode_varint
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from gpustore.errors import CorruptChunkError

@@ -6,8 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from gpustore._json import quote
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["format_time", "format_version_time", "parse_time"]
 

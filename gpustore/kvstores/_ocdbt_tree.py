@@ -13,11 +13,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError
 from gpustore.kvstores._ocdbt_location import Location
 from gpustore.kvstores._ocdbt_node import Interior, Leaf
 from gpustore.kvstores.base import ABSENT
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_database import Database

@@ -7,9 +7,9 @@ import os
 import stat
 from typing import Final
 
-from gpustore._json import quote
 from gpustore.errors import StoreIOError
 from gpustore.kvstores._file_root import READ_FLAGS, Root
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["open_regular"]
 

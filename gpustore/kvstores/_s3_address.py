@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["USUAL_REGION", "S3Address", "environment_endpoint", "region_of_bucket"]
 

@@ -8,17 +8,17 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
-from gpustore._json import Members, from_python, quote
-from gpustore._json_repr import pretty
 from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import DriverKind, invalid_key
+from gpustore.strict_json.parsing import Members, from_python, quote
+from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
 
 if TYPE_CHECKING:
-    from gpustore._json import JsonValue
     from gpustore.kvstores.base import DriverSpec, KvStoreDriver
+    from gpustore.strict_json.parsing import JsonValue
 
 __all__ = [
     "KVSTORE_ADAPTER",

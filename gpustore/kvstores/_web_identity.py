@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from gpustore._json import quote
 from gpustore.errors import MetadataError, StoreIOError
 from gpustore.kvstores._bucket import code_of
 from gpustore.kvstores._http_client import HttpClient
@@ -24,6 +23,7 @@ from gpustore.kvstores._http_message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["WebIdentity"]
 

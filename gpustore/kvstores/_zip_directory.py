@@ -31,10 +31,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import INT64_MAX, quote
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
 from gpustore.kvstores._zip_end import CODEC, End, find_end
 from gpustore.limits import Limits
+from gpustore.strict_json.parsing import INT64_MAX, quote
 
 __all__ = [
     "EMPTY",

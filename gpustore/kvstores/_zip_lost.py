@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError
 from gpustore.kvstores._zip_archive import Archive
 from gpustore.kvstores._zip_directory import RECORD, Directory, corrupt
 from gpustore.kvstores._zip_member import LOCAL_HEADER, LOCAL_SIGNATURE, read_local_header
 from gpustore.kvstores.base import ABSENT
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["find_lost"]
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from gpustore._json import quote
 from gpustore.context import resource_json
 from gpustore.errors import (
     ConflictError,
@@ -43,14 +42,15 @@ from gpustore.kvstores._columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.executor import Executor
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = [

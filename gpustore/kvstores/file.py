@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
-from gpustore._json import quote
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstores._atomic_file import generation_of
 from gpustore.kvstores._file_batch import WriteBatch
@@ -45,15 +44,16 @@ from gpustore.kvstores.base import (
     prefix_end,
     take_references,
 )
+from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.kvstores.base import Arena, Buffer, Replacement
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 P = ParamSpec("P")

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from gpustore._json import quote
 from gpustore.errors import InvalidKeyError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._authorization import Anonymous, Authorization, BearerToken
 from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
@@ -39,13 +38,14 @@ from gpustore.kvstores.base import (
     require_slashes,
     take_references,
 )
+from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "GcsKvStore", "GcsSpec"]

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes
 
-from gpustore._json import at_position, expect_list, expect_str, quote
 from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import HttpRequest, HttpResponse, Origin
@@ -32,13 +31,14 @@ from gpustore.kvstores.base import (
     references_json,
     take_references,
 )
+from gpustore.strict_json.parsing import at_position, expect_list, expect_str, quote
 from gpustore.url import check_segments, encode_path
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "HttpKvStore", "HttpSpec"]

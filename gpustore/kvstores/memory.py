@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Mapping
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.resources.memory_key_value_store import MemoryState
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "MemoryKvStore", "MemorySpec"]

@@ -34,7 +34,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gpustore._json import Members, expect_object, expect_str, quote
 from gpustore.cache import cache_of
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
@@ -64,17 +63,18 @@ from gpustore.kvstores.base import (
     invalid_key,
     require_no_slashes,
 )
+from gpustore.strict_json.parsing import Members, expect_object, expect_str, quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore._json import JsonValue
     from gpustore.context import Context
     from gpustore.kvstores._ocdbt_tree import LeafRows, Value
     from gpustore.kvstores._ocdbt_version_tree import Version
     from gpustore.kvstores.base import KvStoreDriver, ReadRequest
+    from gpustore.strict_json.parsing import JsonValue
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "OcdbtKvStore", "OcdbtSpec"]

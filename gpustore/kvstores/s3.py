@@ -24,7 +24,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from gpustore._json import quote
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores._authorization import Anonymous, Authorization, SignedUrls
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
@@ -46,14 +45,15 @@ from gpustore.kvstores.base import (
     require_slashes,
     take_references,
 )
+from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.resources.aws_credentials import AwsCredentialsSource
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "S3KvStore", "S3Spec"]

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpustore._json import JsonValue, Members
     from gpustore.context import Context
     from gpustore.kvstores._spec import KvStoreSpec
     from gpustore.kvstores.base import Base, Buffer
     from gpustore.limits import Limits
+    from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
 __all__ = ["DRIVER", "ZipKvStore", "ZipSpec"]

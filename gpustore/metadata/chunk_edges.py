@@ -27,8 +27,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import JsonValue, at_position, expect_int, expect_list
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
 __all__ = ["ChunkEdges"]
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["ChunkKeyEncoding"]
 

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore._json import quote, text
 from gpustore.dtype import DTYPES, of_elements
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MismatchError, UnsupportedError
 from gpustore.metadata.object_type import is_object, object_dtype, object_type
+from gpustore.strict_json.parsing import quote, text
 
 __all__ = ["Component", "is_opaque", "select"]
 

@@ -27,7 +27,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from gpustore._json import (
+from gpustore.dtype import DTYPES, MORE_NUMBERS, dtype
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.metadata.component import is_opaque
+from gpustore.metadata.object_type import V3_NAMES, V3_OBJECTS, is_object, object_dtype
+from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
     at_position,
@@ -39,10 +43,6 @@ from gpustore._json import (
     quote,
     text,
 )
-from gpustore.dtype import DTYPES, MORE_NUMBERS, dtype
-from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.metadata.component import is_opaque
-from gpustore.metadata.object_type import V3_NAMES, V3_OBJECTS, is_object, object_dtype
 
 __all__ = [
     "V3_DATA_TYPES",

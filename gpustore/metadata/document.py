@@ -10,7 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from gpustore._json import (
+from gpustore.errors import GpustoreError, MetadataError, MismatchError
+from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.metadata.named_configuration import json_equal
+from gpustore.strict_json.parsing import (
     INT64_MAX,
     JsonValue,
     at_position,
@@ -20,9 +23,6 @@ from gpustore._json import (
     quote,
     text,
 )
-from gpustore.errors import GpustoreError, MetadataError, MismatchError
-from gpustore.limits import DEFAULT_LIMITS, Limits
-from gpustore.metadata.named_configuration import json_equal
 
 __all__ = [
     "check_chunk_nbytes",

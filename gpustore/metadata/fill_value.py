@@ -25,16 +25,6 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from gpustore._json import (
-    JsonValue,
-    Members,
-    at_position,
-    expect_bool,
-    expect_int,
-    expect_list,
-    expect_str,
-    text,
-)
 from gpustore.dtype import DTYPES, dtype, of_elements
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
@@ -44,6 +34,16 @@ from gpustore.metadata.object_type import (
     object_fill_to_json,
     object_type,
     parse_object_fill,
+)
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_bool,
+    expect_int,
+    expect_list,
+    expect_str,
+    text,
 )
 
 __all__ = [

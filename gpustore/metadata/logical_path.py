@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from gpustore._json import quote
 from gpustore.errors import InvalidKeyError
+from gpustore.strict_json.parsing import quote
 
 __all__ = ["ancestors", "check_node_names", "join", "logical_path", "split"]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpustore._json import (
+from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
     at_position,
@@ -20,7 +21,6 @@ from gpustore._json import (
     quote,
     text,
 )
-from gpustore.errors import MetadataError
 
 __all__ = ["NamedConfiguration", "json_equal"]
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gpustore._json import JsonValue, dump, expect_object, expect_str, in_member, parse, quote, text
 from gpustore.dtype import DTYPES
 from gpustore.errors import GpustoreError, MetadataError, prefixing
 from gpustore.limits import DEFAULT_LIMITS, Limits
@@ -25,6 +24,16 @@ from gpustore.metadata.data_type import V3DataType, parse_v2_dtype, parse_v3_dat
 from gpustore.metadata.document import parse_shape
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    dump,
+    expect_object,
+    expect_str,
+    in_member,
+    parse,
+    quote,
+    text,
+)
 
 __all__ = ["NODE_DOCUMENTS", "Node", "NodeType", "group_document", "parse_document", "parse_node"]
 

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore._json import JsonValue, expect_int, expect_list, expect_str, text
 from gpustore.dtype import DTYPES
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, expect_int, expect_list, expect_str, text
 
 __all__ = [
     "OBJECT_CODECS",

@@ -16,7 +16,6 @@ from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
 
-from gpustore._json import JsonValue, Members, dump, in_member
 from gpustore.dtype import of_elements
 from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -38,6 +37,7 @@ from gpustore.metadata.fill_value import (
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.object_type import object_type
 from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
+from gpustore.strict_json.parsing import JsonValue, Members, dump, in_member
 
 __all__ = [
     "UNSET",

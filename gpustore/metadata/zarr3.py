@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeAlias
 
-from gpustore._json import JsonValue, dump, in_member
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.limits import DEFAULT_LIMITS, Limits
@@ -34,6 +33,7 @@ from gpustore.metadata.document import (
 from gpustore.metadata.fill_value import FillValue, fill_value_array, v3_fill_value_to_json
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
 from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
+from gpustore.strict_json.parsing import JsonValue, dump, in_member
 from gpustore.unit import Unit
 
 __all__ = ["Zarr3Constraints", "Zarr3Metadata", "decode", "validate"]

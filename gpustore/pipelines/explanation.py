@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["CodecPath", "Explanation"]
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gpustore._json import text
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import GpustoreError
@@ -36,6 +35,7 @@ from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
 from gpustore.statistics import STATISTICS
+from gpustore.strict_json.parsing import text
 
 __all__ = [
     "PLANNED_ROWS",

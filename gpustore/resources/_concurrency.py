@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpustore._json import JsonValue, Members, expect_int
 from gpustore.context import ResourceType
 from gpustore.executor import Executor, shared
+from gpustore.strict_json.parsing import JsonValue, Members, expect_int
 
 __all__ = ["ConcurrencyType", "limit_json", "parse_limit"]
 

@@ -10,8 +10,8 @@ import math
 import re
 from fractions import Fraction
 
-from gpustore._json import JsonValue, text
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["Duration", "format_duration", "parse_duration", "seconds"]
 

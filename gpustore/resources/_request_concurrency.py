@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import queue
 
-from gpustore._json import JsonValue
 from gpustore.context import ResourceType
 from gpustore.executor import reset_after_fork
 from gpustore.resources._concurrency import limit_json, parse_limit
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Permits", "RequestConcurrencyType"]
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue, Members, expect_str
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError, prefixing
+from gpustore.strict_json.parsing import JsonValue, Members, expect_str
 
 __all__ = ["RESOURCE", "AwsCredentialsSource"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue, Members
 from gpustore.context import ResourceType
+from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "CachePool"]
 

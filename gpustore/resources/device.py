@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore._json import JsonValue, text
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["DEVICES", "RESOURCE", "DeviceName", "parse_device"]
 

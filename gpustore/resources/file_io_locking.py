@@ -22,9 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from gpustore._json import JsonValue, Members
 from gpustore.context import ResourceType
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "FileIoLocking", "LockMode"]
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from gpustore._json import JsonValue, Members
 from gpustore.context import ResourceType
+from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "FileIoMode"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from gpustore._json import JsonValue, expect_bool, text
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, expect_bool, text
 
 __all__ = ["RESOURCE", "FileIoSync"]
 

@@ -5,8 +5,8 @@ JSON: ``{"project_id": "my-project"}``; ``{}``, the default, leaves it to the ow
 
 from __future__ import annotations
 
-from gpustore._json import JsonValue, Members
 from gpustore.context import ResourceType
+from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE"]
 

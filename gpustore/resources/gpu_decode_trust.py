@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue, expect_str
 from gpustore.context import ResourceType
+from gpustore.strict_json.parsing import JsonValue, expect_str
 
 __all__ = ["RESOURCE", "Distrust", "distrust_of"]
 

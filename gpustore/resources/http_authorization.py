@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpustore._json import JsonValue, Members, quote
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError, NotFoundError
+from gpustore.strict_json.parsing import JsonValue, Members, quote
 
 __all__ = ["RESOURCE", "AuthorizationSource"]
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 
-from gpustore._json import JsonValue, Members, text
 from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.strict_json.parsing import JsonValue, Members, text
 
 __all__ = ["RESOURCE", "Timeouts"]
 

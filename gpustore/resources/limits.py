@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore._json import JsonValue
 from gpustore.context import ResourceType
 from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["RESOURCE"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpustore._json import JsonValue, at_position, expect_int, expect_list
 from gpustore.errors import MetadataError
+from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
 __all__ = [
     "MAX_INDEX",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from gpustore._json import REQUIRED, JsonValue, Members, expect_float, from_python
-from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError
 from gpustore.keyword_argument import (
     as_floats,
@@ -27,6 +25,8 @@ from gpustore.schema.chunk_constraint import (
     shape_vector,
     vector_to_json,
 )
+from gpustore.strict_json.parsing import REQUIRED, JsonValue, Members, expect_float, from_python
+from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast
 
-from gpustore._json import REQUIRED, JsonValue, Members, expect_int, from_python
-from gpustore._json_repr import pretty
 from gpustore.errors import MetadataError, prefixing
 from gpustore.json_array import shape_text
 from gpustore.keyword_argument import (
@@ -38,6 +36,8 @@ from gpustore.schema.chunk_constraint import (
 from gpustore.schema.chunk_grid import ChunkGrid
 from gpustore.schema.chunk_keyword import ChunkLayoutKeywords
 from gpustore.schema.chunk_template import chunk_template, precise_shapes
+from gpustore.strict_json.parsing import REQUIRED, JsonValue, Members, expect_int, from_python
+from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
     from collections.abc import Callable

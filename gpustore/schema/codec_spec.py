@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpustore import registry
-from gpustore._json import (
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,
     expect_object,
@@ -15,8 +16,7 @@ from gpustore._json import (
     quote,
     text,
 )
-from gpustore._json_repr import pretty
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.strict_json.repr import pretty
 
 __all__ = ["CodecSpec"]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustore._json import JsonValue, from_python, text
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import json as json_dtype
 from gpustore.errors import MetadataError, prefixing
 from gpustore.json_array import array_from_json, array_to_json, shape_text
+from gpustore.strict_json.parsing import JsonValue, from_python, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

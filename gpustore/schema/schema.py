@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from gpustore._json import (
-    REQUIRED,
-    JsonValue,
-    Members,
-    at_position,
-    expect_int,
-    expect_list,
-    from_python,
-)
-from gpustore._json_repr import pretty
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import MetadataError, prefixing
@@ -32,6 +22,16 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
 from gpustore.schema.fill_value import FillValue, check_broadcast
 from gpustore.schema.schema_transform import SchemaParts, parts_to_input, parts_to_output
+from gpustore.strict_json.parsing import (
+    REQUIRED,
+    JsonValue,
+    Members,
+    at_position,
+    expect_int,
+    expect_list,
+    from_python,
+)
+from gpustore.strict_json.repr import pretty
 from gpustore.unit import Unit, UnitLike
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore import registry
-from gpustore._json import Members
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
 from gpustore.dtype import string, uint16, ustring
 from gpustore.errors import (
@@ -25,6 +24,7 @@ from gpustore.errors import (
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.parsing import Members
 
 THEIRS = {"vlen-utf8": numcodecs.vlen.VLenUTF8(), "vlen-bytes": numcodecs.vlen.VLenBytes()}
 SAMPLES = {"vlen-utf8": ["a", "", "hé\0", "日本😀"], "vlen-bytes": [b"a", b"", b"\xff\0", b"x" * 9]}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore._json import text
 from gpustore.codecs.compressor import parse_v2
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
+from gpustore.strict_json.parsing import text
 from tests.codecs.contract import (
     check_damage,
     check_round_trip,

@@ -14,9 +14,8 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.strict_json": 0,
     "gpustore.errors": 0,
-    "gpustore._json": 0,
-    "gpustore._json_repr": 0,
     "gpustore.registry": 0,
     "gpustore.url": 0,
     "gpustore.dtype": 0,
@@ -29,7 +28,6 @@ LAYERS = {
     "gpustore.context": 0,
     "gpustore.resources": 0,
     "gpustore.json_array": 0,
-    "gpustore.json_pointer": 0,
     "gpustore.keyword_argument": 0,
     "gpustore.index_space": 1,
     "gpustore.metadata": 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpustore._json import JsonValue, escape
+from gpustore.strict_json.parsing import JsonValue, escape
 
 __all__ = ["pretty"]
 

@@ -1,4 +1,4 @@
-"""gpustore._json: what it refuses and how it words errors."""
+"""gpustore.strict_json.parsing: what it refuses and how it words errors."""
 
 import contextlib
 import enum
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore import _json
-from gpustore._json import Members, at_position, in_member
 from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError
+from gpustore.strict_json import parsing
+from gpustore.strict_json.parsing import Members, at_position, in_member
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -29,7 +29,7 @@ json_values = st.recursive(
 
 
 def parse(data, **options):
-    return _json.parse(data, where="the test", **options)
+    return parsing.parse(data, where="the test", **options)
 
 
 REFUSED = {
@@ -131,8 +131,8 @@ def test_parse_keeps_integers_and_floats_apart():
 @given(json_values)
 @PROPERTY
 def test_parse_is_the_inverse_of_dump(value):
-    assert parse(_json.dump(value)) == value
-    assert parse(_json.dump(value, indent=2, sort_keys=True)) == value
+    assert parse(parsing.dump(value)) == value
+    assert parse(parsing.dump(value, indent=2, sort_keys=True)) == value
 
 
 @given(
@@ -160,8 +160,8 @@ def test_parse_refuses_a_hostile_document_quickly(data):
 
 
 def test_dump_is_compact_utf8():
-    assert _json.dump({"é": [1, None, True]}) == '{"é":[1,null,true]}'.encode()
-    assert _json.dump({"b": 1, "a": [2]}, indent=1, sort_keys=True) == (
+    assert parsing.dump({"é": [1, None, True]}) == '{"é":[1,null,true]}'.encode()
+    assert parsing.dump({"b": 1, "a": [2]}, indent=1, sort_keys=True) == (
         b'{\n "a": [\n  2\n ],\n "b": 1\n}'
     )
 
@@ -173,27 +173,27 @@ def test_dump_is_compact_utf8():
 )
 def test_dump_refuses(value):
     with pytest.raises(MetadataError, match=r"^Cannot be written as JSON: "):
-        _json.dump(value)
+        parsing.dump(value)
 
 
 def test_dump_refuses_a_cycle():
     cycle = []
     cycle.append(cycle)
     with pytest.raises(MetadataError, match="Circular"):
-        _json.dump(cycle)
+        parsing.dump(cycle)
 
 
 def test_text_is_cut_and_never_fails():
-    assert _json.text({"b": "é", "a": [1.5]}) == '{"a":[1.5],"b":"é"}'
-    assert _json.text("x" * 5000) == '"' + "x" * 999 + "... (5002 characters)"
-    assert _json.text(object()).startswith('"<object object')
-    assert _json.text({1: 2, "a": 3}) == "<dict>"
-    assert _json.text(10**5000) == "<int>"
-    assert _json.text(math.nan) == "NaN"
+    assert parsing.text({"b": "é", "a": [1.5]}) == '{"a":[1.5],"b":"é"}'
+    assert parsing.text("x" * 5000) == '"' + "x" * 999 + "... (5002 characters)"
+    assert parsing.text(object()).startswith('"<object object')
+    assert parsing.text({1: 2, "a": 3}) == "<dict>"
+    assert parsing.text(10**5000) == "<int>"
+    assert parsing.text(math.nan) == "NaN"
 
 
 def test_quote_is_cut():
-    assert _json.quote("x" * 5000) == '"' + "x" * 1000 + '"... (5000 characters)'
+    assert parsing.quote("x" * 5000) == '"' + "x" * 1000 + '"... (5000 characters)'
 
 
 class Colour(enum.IntEnum):
@@ -226,7 +226,7 @@ class HasJson:
     ids=repr,
 )
 def test_from_python_converts(value, expected):
-    converted = _json.from_python(value)
+    converted = parsing.from_python(value)
     assert converted == expected
     assert json.loads(json.dumps(converted)) == expected
     assert type(converted) is type(expected)
@@ -235,12 +235,12 @@ def test_from_python_converts(value, expected):
 @pytest.mark.parametrize("value", [{3}, object(), b"x", 1j, HasJson, {1: 2}, np.datetime64(1, "s")])
 def test_from_python_refuses(value):
     with pytest.raises(TypeError, match=r"conversion to JSON|members must be strings"):
-        _json.from_python({"a": [value]})
+        parsing.from_python({"a": [value]})
 
 
 def test_from_python_shares_nothing():
     value = {"a": [1]}
-    converted = _json.from_python(value)
+    converted = parsing.from_python(value)
     converted["a"].append(2)
     assert value == {"a": [1]}
 
@@ -264,9 +264,9 @@ EXPECTATIONS = {
         -1,
         "Expected 64-bit unsigned integer, but received: -1",
     ),
-    "float": (lambda m: m.take_with("a", _json.expect_float), "x", FLOAT + '"x"'),
-    "float as bool": (lambda m: m.take_with("a", _json.expect_float), False, FLOAT + "false"),
-    "float too big": (lambda m: m.take_with("a", _json.expect_float), 10**310, FLOAT + "1000"),
+    "float": (lambda m: m.take_with("a", parsing.expect_float), "x", FLOAT + '"x"'),
+    "float as bool": (lambda m: m.take_with("a", parsing.expect_float), False, FLOAT + "false"),
+    "float too big": (lambda m: m.take_with("a", parsing.expect_float), 10**310, FLOAT + "1000"),
     "bool": (lambda m: m.take_bool("a"), 1, "Expected boolean, but received: 1"),
     "str": (lambda m: m.take_str("a"), 1, "Expected string, but received: 1"),
     "one choice": (
@@ -280,7 +280,7 @@ EXPECTATIONS = {
         'Expected one of "x", "z", but received: 5',
     ),
     "list": (
-        lambda m: m.take_with("a", _json.expect_list),
+        lambda m: m.take_with("a", parsing.expect_list),
         {"b": 1},
         'Expected array, but received: {"b":1}',
     ),
@@ -318,10 +318,10 @@ def test_members_take_what_is_as_expected():
     assert "i" in members
     assert members.take_int("i", 0, 3) == 3
     assert "i" not in members
-    assert members.take_with("f", _json.expect_float) == 2.0
+    assert members.take_with("f", parsing.expect_float) == 2.0
     assert members.take_bool("b") is False
     assert members.take_str("s", choices=["x", "y"]) == "x"
-    assert members.take_with("l", _json.expect_list) == [1, "a"]
+    assert members.take_with("l", parsing.expect_list) == [1, "a"]
     inner = members.take_object("o")
     assert inner.take("k") is None
     assert inner.names() == ()
@@ -450,7 +450,7 @@ def test_nested_messages_are_those_of_tensorstore():
     metadata = Members({"metadata": {"codecs": codecs}}).take_object("metadata")
 
     def convert(codecs):
-        with _json.at_position(0):
+        with parsing.at_position(0):
             Members(codecs[0]).take_object("configuration").take_int("level", 0, 9)
 
     with pytest.raises(MetadataError) as caught:

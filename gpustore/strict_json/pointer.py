@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpustore._json import JsonValue, quote, text
 from gpustore.errors import MetadataError, MismatchError, NotFoundError
+from gpustore.strict_json.parsing import JsonValue, quote, text
 
 __all__ = ["MISSING", "dereference", "parse_pointer", "replaced"]
 

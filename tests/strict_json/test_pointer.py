@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
-from gpustore.json_pointer import MISSING, dereference, parse_pointer, replaced
+from gpustore.strict_json.pointer import MISSING, dereference, parse_pointer, replaced
 
 # RFC 6901, section 5.
 RFC = {

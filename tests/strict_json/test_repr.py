@@ -1,4 +1,4 @@
-"""gpustore._json_repr: specs print as those of TensorStore."""
+"""gpustore.strict_json.repr: specs print as those of TensorStore."""
 
 from operator import mul
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore._json_repr import pretty
+from gpustore.strict_json.repr import pretty
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 

@@ -1,0 +1,1 @@
+"""JSON as values: strict parsing, TensorStore's repr, JSON Pointer."""
