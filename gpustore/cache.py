@@ -16,12 +16,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from gpustore.executor import reset_after_fork
-from gpustore.resources.cache_pool import CachePool
 
-__all__ = ["OVERHEAD_NBYTES", "Cache", "CacheUse", "Entry", "Space", "cache_of"]
+__all__ = ["OVERHEAD_NBYTES", "Cache", "CacheUse", "Entry", "Space"]
 
 OVERHEAD_NBYTES: Final = 512
 """Counted for an entry beside its value: an entry without a value takes memory, too."""
@@ -166,20 +164,6 @@ class Cache:
         parts.discard(part)
         if not parts:
             del self._parts[space, name]
-
-
-_caches: WeakKeyDictionary[CachePool, Cache] = WeakKeyDictionary()
-
-
-def cache_of(pool: CachePool) -> Cache | None:
-    """The cache of a pool; None if it is to keep nothing."""
-    if not pool.total_bytes_limit:
-        return None
-    cache = _caches.get(pool)
-    if cache is None:
-        # `setdefault` is one step: whoever comes first makes it.
-        cache = _caches.setdefault(pool, Cache(pool.total_bytes_limit))
-    return cache
 
 
 @dataclass(frozen=True, slots=True)

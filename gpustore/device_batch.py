@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.buffer import Buffer
 from gpustore.device import (
     STATUSES,
     Allocation,
@@ -34,7 +35,6 @@ from gpustore.device import (
 from gpustore.device_checksum import CHECKSUMS, Verdict, differing
 from gpustore.device_guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
 from gpustore.device_table import Result, Table, TableLaunch, aligned
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = [

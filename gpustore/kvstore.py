@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gpustore.buffer import Buffer
     from gpustore.executor import Executor
-    from gpustore.kvstores.base import Buffer, KvStoreDriver
+    from gpustore.kvstores.base import KvStoreDriver
     from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["KvStore"]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 from gpustore.plan_window import PlanWindow
 
 __all__ = ["Probe", "RawBytesRefiner", "Refiner"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
@@ -25,7 +26,6 @@ from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.json_array import shape_text
-from gpustore.kvstores.base import Buffer
 from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends._host_memory import HostMemory
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes
-from gpustore.kvstores.base import Buffer
 from gpustore.plan_window import PlanWindow
 
 __all__ = ["elements_of", "gather_points", "is_record", "of_record", "scatter_points"]

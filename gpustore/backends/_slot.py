@@ -21,9 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from gpustore.backends._files import Files, Handle
+from gpustore.buffer import Buffer
 from gpustore.device import Allocation, Device, FileRead, Pinned, Stream
 from gpustore.errors import DeviceError, GpustoreError
-from gpustore.kvstores.base import Arena, Buffer
+from gpustore.kvstores.base import Arena
 from gpustore.statistics import STATISTICS
 
 __all__ = ["Expected", "Slot", "Slots"]

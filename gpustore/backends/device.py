@@ -29,6 +29,7 @@ from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
+from gpustore.buffer import Buffer
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
@@ -37,7 +38,7 @@ from gpustore.device_kernels.launch import copy_launches
 from gpustore.device_kernels.run import Rows
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
-from gpustore.kvstores.base import Arena, Buffer
+from gpustore.kvstores.base import Arena
 from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow

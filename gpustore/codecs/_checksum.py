@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -18,7 +19,6 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 
 __all__ = ["Checksum", "checksum_codec", "checksum_face"]
 

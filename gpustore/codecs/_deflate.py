@@ -23,6 +23,7 @@ from types import ModuleType
 import numpy as np
 from isal import isal_zlib
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -36,7 +37,6 @@ from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_sho
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import JsonValue
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.kvstores.base import Buffer
+from gpustore.buffer import Buffer
 
 __all__ = ["EncodedColumns", "Integers", "Mask"]
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import BytesCodec, too_long, too_short
 from gpustore.codecs.value import ValueStage, as_bytes
@@ -22,7 +23,6 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import copy_launches
 from gpustore.device_kernels.run import Rows
 from gpustore.device_kernels.value import Conversion
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["PermuteStage", "SwapStage"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpustore.kvstores.base import Buffer
+from gpustore.buffer import Buffer
 
 _library: Any
 try:

@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._encoded_columns import EncodedColumns
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import json_equal

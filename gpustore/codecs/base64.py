@@ -19,6 +19,7 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -29,7 +30,6 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 
 __all__ = ["CODEC"]
 

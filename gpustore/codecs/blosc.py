@@ -40,6 +40,7 @@ from typing import Final
 import numcodecs.blosc
 import numcodecs.lz4
 
+from gpustore.buffer import Buffer
 from gpustore.codecs import _snappy
 from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
 from gpustore.codecs._blosc_frame import (
@@ -70,7 +71,6 @@ from gpustore.codecs.base import (
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import (
     REQUIRED,

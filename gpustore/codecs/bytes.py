@@ -26,11 +26,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
-from gpustore.kvstores.base import Buffer
 from gpustore.metadata.component import Component
 from gpustore.strict_json.parsing import JsonValue
 

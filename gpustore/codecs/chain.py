@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
     BytesCodec,
@@ -37,7 +38,6 @@ from gpustore.errors import (
     LimitError,
     MetadataError,
 )
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import JsonValue, text
 

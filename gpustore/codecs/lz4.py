@@ -24,6 +24,7 @@ from typing import Final
 
 import numcodecs.lz4
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import cannot, decompress_values, refuse_where
 from gpustore.codecs.base import (
     BytesCodec,
@@ -39,7 +40,6 @@ from gpustore.codecs.base import (
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import JsonValue
 

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     ABSENT,
     ArrayCodec,
@@ -43,7 +44,6 @@ from gpustore.codecs.base import (
 from gpustore.codecs.chain_spec import ArrayChoice, ChainSpec, parse_codecs
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError
-from gpustore.kvstores.base import Buffer
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_list, text
 

@@ -29,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import (
     ABSENT,
@@ -45,7 +46,6 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import value_runs
 from gpustore.errors import CorruptChunkError, MetadataError
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import JsonValue, expect_int
 

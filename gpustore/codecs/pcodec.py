@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -39,7 +40,6 @@ from gpustore.codecs.base import (
 )
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
-from gpustore.kvstores.base import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int, text
 
 _library: Any

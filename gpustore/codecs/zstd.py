@@ -36,6 +36,7 @@ import numcodecs.zstd
 import numpy as np
 import zstandard
 
+from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import cannot, decompress_values
 from gpustore.codecs._zstd_columns import read_frames
 from gpustore.codecs.base import (
@@ -54,7 +55,6 @@ from gpustore.codecs.base import (
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores.base import Buffer
 from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["CODEC", "Frame", "walk_frames"]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.selection import for_objects, select_backend
-from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space, cache_of
+from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space
 from gpustore.context import resource_json
 from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import (
@@ -53,6 +53,7 @@ from gpustore.metadata.logical_path import ancestors, check_node_names, logical_
 from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
+from gpustore.resources.cache_pool import cache_of
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text

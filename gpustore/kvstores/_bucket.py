@@ -16,17 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
 from gpustore.executor import CancelToken
 from gpustore.kvstores._authorization import Authorization
-from gpustore.kvstores._columns import (
-    ABSENT,
-    Buffer,
-    ReadColumns,
-    ReadRequest,
-    WriteColumns,
-    WriteRequest,
-)
+from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
 from gpustore.kvstores._http_client import PASSING, HttpClient
 from gpustore.kvstores._http_message import HttpRequest, HttpResponse
 from gpustore.kvstores._obstore import ObstoreBucket

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError
 from gpustore.kvstores._arena import Arena
 
 __all__ = [
     "ABSENT",
-    "Buffer",
     "LocateColumns",
     "ReadColumns",
     "ReadRequest",
@@ -20,8 +20,6 @@ __all__ = [
     "WriteColumns",
     "WriteRequest",
 ]
-
-Buffer = bytes | bytearray | memoryview
 
 ABSENT = b"\x02"
 """Generation of a key that has no value; as a write condition: create only."""

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
+    from gpustore.buffer import Buffer
     from gpustore.errors import StoreIOError
     from gpustore.kvstores._file_options import FileOptions
     from gpustore.kvstores._file_root import Root
-    from gpustore.kvstores.base import Buffer, Replacement
+    from gpustore.kvstores.base import Replacement
 
 __all__ = ["WriteBatch"]
 

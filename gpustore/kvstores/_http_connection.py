@@ -18,9 +18,9 @@ import time
 from collections.abc import Generator
 from typing import Final, TypeAlias
 
+from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.executor import reset_after_fork
-from gpustore.kvstores._columns import Buffer
 from gpustore.kvstores._http_address import RESOLVER, Address
 from gpustore.kvstores._http_message import (
     BodyPlan,

@@ -30,13 +30,14 @@ from gpustore.kvstores.base import ReadRequest, prefix_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gpustore.buffer import Buffer
     from gpustore.cache import Cache
     from gpustore.kvstores._ocdbt_config import ConfigConstraints
     from gpustore.kvstores._ocdbt_location import Location
     from gpustore.kvstores._ocdbt_node import Interior, Leaf
     from gpustore.kvstores._ocdbt_version import VersionSpec
     from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
-    from gpustore.kvstores.base import Base, Buffer, ReadColumns
+    from gpustore.kvstores.base import Base, ReadColumns
 
 __all__ = ["MANIFEST_KEY", "Database", "Snapshot", "numbered_key", "numbered_of"]
 

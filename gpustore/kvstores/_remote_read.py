@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstores._columns import ABSENT, Buffer, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, ReadState
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds

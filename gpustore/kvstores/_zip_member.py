@@ -20,8 +20,8 @@ from typing import Any, Final
 import zstandard
 from isal import isal_zlib
 
+from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores._columns import Buffer
 from gpustore.kvstores._zip_directory import METHODS, Directory, corrupt
 
 __all__ = [

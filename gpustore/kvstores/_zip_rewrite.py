@@ -22,7 +22,7 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from gpustore.kvstores._columns import Buffer
+from gpustore.buffer import Buffer
 from gpustore.kvstores._zip_directory import (
     RECORD,
     STAMP_HEADER,

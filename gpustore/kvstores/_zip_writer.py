@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gpustore.buffer import Buffer
 from gpustore.errors import ConflictError, GpustoreError
 from gpustore.executor import reset_after_fork
 from gpustore.kvstores._zip_archive import Archive, Changed
@@ -22,7 +23,6 @@ from gpustore.kvstores._zip_rewrite import NewMember, Rewrite
 from gpustore.kvstores.base import (
     ABSENT,
     Base,
-    Buffer,
     Replacement,
     WriteColumns,
     WriteRequest,

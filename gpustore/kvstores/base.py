@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from gpustore.buffer import Buffer
 from gpustore.context import resource_json
 from gpustore.errors import (
     ConflictError,
@@ -34,7 +35,6 @@ from gpustore.errors import (
 from gpustore.kvstores._arena import Arena
 from gpustore.kvstores._columns import (
     ABSENT,
-    Buffer,
     LocateColumns,
     ReadColumns,
     ReadRequest,
@@ -57,7 +57,6 @@ __all__ = [
     "ABSENT",
     "Arena",
     "Base",
-    "Buffer",
     "DriverKind",
     "DriverSpec",
     "KvStoreDriver",

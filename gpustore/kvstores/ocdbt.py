@@ -34,7 +34,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gpustore.cache import cache_of
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores._ocdbt_coalesce import Coalescer, Coalescing
@@ -63,6 +62,7 @@ from gpustore.kvstores.base import (
     invalid_key,
     require_no_slashes,
 )
+from gpustore.resources.cache_pool import cache_of
 from gpustore.strict_json.parsing import Members, expect_object, expect_str, quote
 from gpustore.url import encode_path
 

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from gpustore.cache import Entry, Space, cache_of
+from gpustore.cache import Entry, Space
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores._zip_archive import Archive, Changed
@@ -51,14 +51,16 @@ from gpustore.kvstores.base import (
     condition_holds,
     require_no_slashes,
 )
+from gpustore.resources.cache_pool import cache_of
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gpustore.buffer import Buffer
     from gpustore.context import Context
     from gpustore.kvstores._spec import KvStoreSpec
-    from gpustore.kvstores.base import Base, Buffer
+    from gpustore.kvstores.base import Base
     from gpustore.limits import Limits
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent

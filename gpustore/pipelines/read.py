@@ -26,11 +26,11 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
+from gpustore.buffer import Buffer
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import GpustoreError
 from gpustore.future import Future
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import Buffer
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow

@@ -21,6 +21,7 @@ from gpustore.backends._files import direct_refusal
 from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
+from gpustore.buffer import Buffer
 from gpustore.cache import Cache, CacheUse
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.codecs.chain import CodecChain
@@ -28,7 +29,6 @@ from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, GpustoreError
 from gpustore.kvstores.base import (
-    Buffer,
     DriverSpec,
     KvStoreDriver,
     LocateColumns,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+from gpustore.buffer import Buffer
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.executor import CancelToken
-from gpustore.kvstores.base import Arena, Buffer
+from gpustore.kvstores.base import Arena
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.plan_window import PlanWindow

@@ -25,12 +25,13 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
+from gpustore.buffer import Buffer
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.executor import CancelToken
 from gpustore.future import Future, Promise
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import Buffer, WriteColumns, WriteRequest
+from gpustore.kvstores.base import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS

@@ -7,11 +7,13 @@ JSON: ``{"total_bytes_limit": 100000000}``; the default 0 keeps nothing. The val
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+from gpustore.cache import Cache
 from gpustore.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE", "CachePool"]
+__all__ = ["RESOURCE", "CachePool", "cache_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -25,6 +27,20 @@ class CachePool:
     """
 
     total_bytes_limit: int
+
+
+_caches: WeakKeyDictionary[CachePool, Cache] = WeakKeyDictionary()
+
+
+def cache_of(pool: CachePool) -> Cache | None:
+    """The cache of a pool; None if it is to keep nothing."""
+    if not pool.total_bytes_limit:
+        return None
+    cache = _caches.get(pool)
+    if cache is None:
+        # `setdefault` is one step: whoever comes first makes it.
+        cache = _caches.setdefault(pool, Cache(pool.total_bytes_limit))
+    return cache
 
 
 class _CachePoolType(ResourceType[int, CachePool]):

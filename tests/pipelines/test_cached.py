@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.cache import OVERHEAD_NBYTES, cache_of
+from gpustore.cache import OVERHEAD_NBYTES
+from gpustore.resources.cache_pool import cache_of
 from gpustore.statistics import STATISTICS
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
