@@ -14,9 +14,7 @@ from __future__ import annotations
 from gpustore import ocdbt
 from gpustore.array import array
 from gpustore.attributes import Attributes
-from gpustore.batch import Batch
 from gpustore.cast import cast
-from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.dtype import DTYPES as _DTYPES
 from gpustore.dtype import dtype
@@ -36,7 +34,6 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.future import Future, Promise
 from gpustore.group import Group
 from gpustore.index_space import (
     Dim,
@@ -53,14 +50,17 @@ from gpustore.metadata.node import Node
 from gpustore.open import open
 from gpustore.open_group import open_group
 from gpustore.pipelines.explanation import Explanation
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import STATISTICS as statistics
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
-from gpustore.statistics import STATISTICS as statistics
 from gpustore.store import TensorStore
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
 
 __version__ = "0.1.0"
 

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.device import (
     STATUSES,
     Allocation,
@@ -36,6 +35,7 @@ from gpustore.device_checksum import CHECKSUMS, Verdict, differing
 from gpustore.device_guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
 from gpustore.device_table import Result, Table, TableLaunch, aligned
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 
 __all__ = [
     "UNWRITTEN",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gpustore.attributes import Attributes, json_attributes
-from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
     MetadataError,
@@ -19,7 +18,6 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.future import Future, failed
 from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.group_array import MemberArray
 from gpustore.hierarchy import Hierarchy, exists_error
@@ -27,6 +25,8 @@ from gpustore.hierarchy_tree import tree_text
 from gpustore.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node
+from gpustore.runtime.context import Context
+from gpustore.runtime.future import Future, failed
 from gpustore.store import TensorStore
 from gpustore.strict_json.parsing import JsonValue
 from gpustore.strict_json.repr import pretty

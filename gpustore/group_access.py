@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from gpustore.context import Context
 from gpustore.drivers.base import OpenMode, OpenRequest, open_kvstore
-from gpustore.executor import Executor
 from gpustore.hierarchy import Hierarchy
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.resources.cache_pool import cache_of
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
 
 __all__ = ["GroupAccess", "hierarchy_at"]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpustore.attributes import Attributes
-from gpustore.cache import Cache
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -22,7 +21,6 @@ from gpustore.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from gpustore.executor import Executor
 from gpustore.json_file import JsonFile
 from gpustore.kvstores.base import (
     ABSENT,
@@ -32,7 +30,6 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
-from gpustore.limits import Limits
 from gpustore.metadata.consolidated import (
     V2_KEY,
     V3_MEMBER,
@@ -47,6 +44,9 @@ from gpustore.metadata.node import (
     parse_document,
     parse_node,
 )
+from gpustore.runtime.cache import Cache
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Hierarchy", "exists_error"]

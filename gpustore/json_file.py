@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpustore.cache import Cache, Space
 from gpustore.errors import ConflictError
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
-from gpustore.limits import Limits
 from gpustore.metadata.node import parse_document
+from gpustore.runtime.cache import Cache, Space
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue, dump
 
 __all__ = ["JsonFile"]

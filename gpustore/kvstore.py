@@ -14,11 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gpustore.batch import Batch, check_batch
-from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
-from gpustore.executor import shared
-from gpustore.future import Future, Promise, ready
 from gpustore.kvstores import _result
 from gpustore.kvstores._read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores._result import as_bytes
@@ -32,15 +28,19 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
+from gpustore.runtime.batch import Batch, check_batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import shared
+from gpustore.runtime.future import Future, Promise, ready
 from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpustore.buffer import Buffer
-    from gpustore.executor import Executor
     from gpustore.kvstores.base import KvStoreDriver
+    from gpustore.runtime.buffer import Buffer
+    from gpustore.runtime.executor import Executor
     from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["KvStore"]

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from gpustore import registry
-from gpustore.context import Context
-from gpustore.executor import shared
-from gpustore.future import Future
 from gpustore.kvstore import KvStore
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import shared
+from gpustore.runtime.future import Future
 
 __all__ = ["dump"]
 

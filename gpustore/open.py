@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpustore.batch import Batch, check_batch
-from gpustore.context import Context
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError
-from gpustore.future import Future, failed
 from gpustore.kvstore import KvStore
+from gpustore.runtime.batch import Batch, check_batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.future import Future, failed
 from gpustore.spec import Spec, SpecLike
 from gpustore.store import TensorStore
 

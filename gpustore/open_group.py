@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpustore.attributes import json_attributes
-from gpustore.context import Context
 from gpustore.drivers._detection import through_adapters
 from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
-from gpustore.future import Future
 from gpustore.group import Group, create_node, open_node
 from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
+from gpustore.runtime.context import Context
+from gpustore.runtime.future import Future
 from gpustore.spec import Spec
 from gpustore.strict_json.parsing import Members, from_python
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gpustore.context import Context
 from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
+from gpustore.runtime.context import Context
 from gpustore.spec import Spec
 from gpustore.strict_json.parsing import JsonValue
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError
 from gpustore.plan_window import PlanWindow
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["Probe", "RawBytesRefiner", "Refiner"]
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
@@ -26,11 +25,12 @@ from gpustore.dtype import dtype as DataType
 from gpustore.dtype import uint64
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.json_array import shape_text
-from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.limits import Limits
 from gpustore.shard_index import ShardIndex, ShardIndexFormat
 from gpustore.strict_json.parsing import JsonValue, in_member
 from gpustore.whole_shard import WholeShard

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import CorruptChunkError
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["ShardIndex", "ShardIndexFormat"]
 

@@ -12,14 +12,12 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 from gpustore import registry
-from gpustore.context import Context
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
 from gpustore.dtype import dtype as dtype_
 from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
-from gpustore.keyword_argument import set_keywords
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import (
     KVSTORE_ADAPTER,
@@ -32,6 +30,8 @@ from gpustore.kvstores._spec import (
     root_spec,
     unknown_scheme,
 )
+from gpustore.runtime.context import Context
+from gpustore.runtime.keyword_argument import set_keywords
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

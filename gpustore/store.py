@@ -8,11 +8,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.batch import Batch, check_batch
 from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
@@ -20,10 +18,12 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.opened_array import OpenedArray
 from gpustore.opened_spec import opened_spec
 from gpustore.pipelines.explanation import Explanation
+from gpustore.runtime.batch import Batch, check_batch
+from gpustore.runtime.future import Future
+from gpustore.runtime.statistics import CURRENT, Operation, operation
+from gpustore.runtime.write_futures import WriteFutures, write_after
 from gpustore.spec import Spec
-from gpustore.statistics import CURRENT, Operation, operation
 from gpustore.strict_json.repr import pretty
-from gpustore.write_futures import WriteFutures, write_after
 
 __all__ = ["TensorStore"]
 

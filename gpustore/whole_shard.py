@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import BytesCodec, deliver
 from gpustore.codecs.chain import CodecChain
 from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
 from gpustore.shard_index import ShardIndex, ShardIndexFormat
 
 __all__ = ["WholeShard", "pack", "unpack"]

@@ -4,10 +4,10 @@ import pytest
 
 import gpustore
 from gpustore.errors import StoreIOError
-from gpustore.executor import shared
 from gpustore.hierarchy import Hierarchy
 from gpustore.kvstore import KvStore
-from gpustore.limits import DEFAULT_LIMITS
+from gpustore.runtime.executor import shared
+from gpustore.runtime.limits import DEFAULT_LIMITS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 
 

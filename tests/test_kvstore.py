@@ -8,10 +8,10 @@ import pytest
 import tensorstore as ts
 
 from gpustore import kvstore
-from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.runtime.context import Context
 from gpustore.spec import Spec
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from gpustore.device import Device, DeviceFile
 from gpustore.errors import DeviceError, UnsupportedError
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["HANDLES", "LEAST_NBYTES", "Files", "Handle", "direct_refusal", "pages_nbytes"]
 

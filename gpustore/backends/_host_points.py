@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends._host_memory import HostMemory
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes
 from gpustore.plan_window import PlanWindow
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["elements_of", "gather_points", "is_record", "of_record", "scatter_points"]
 

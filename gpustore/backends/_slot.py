@@ -21,11 +21,11 @@ from zlib import crc32
 import numpy as np
 
 from gpustore.backends._files import Files, Handle
-from gpustore.buffer import Buffer
 from gpustore.device import Allocation, Device, FileRead, Pinned, Stream
 from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import Arena
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["Expected", "Slot", "Slots"]
 

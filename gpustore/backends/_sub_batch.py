@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from gpustore.backends._placement import Places, place, place_fill
 from gpustore.backends._slot import Slot
-from gpustore.buffer import Buffer
 from gpustore.codecs.chain import CodecChain
 from gpustore.device import Allocation, Device, Event, Pinned, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import DeviceError, GpustoreError, LimitError
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["SubBatch"]
 

@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena
-from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.limits import Limits
 
 __all__ = ["AtOnce", "Backend", "Check", "Flight", "Memory"]
 

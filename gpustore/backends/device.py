@@ -29,7 +29,6 @@ from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
-from gpustore.buffer import Buffer
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
@@ -39,10 +38,11 @@ from gpustore.device_kernels.run import Rows
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena
-from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["DeviceBackend", "DeviceMemory", "Flight"]
 

@@ -34,16 +34,16 @@ from gpustore.backends._host_points import (
     scatter_points,
 )
 from gpustore.backends._stack import STACK_NBYTES, stacks
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
-from gpustore.limits import Limits
 from gpustore.piece_plan import PieceWindow
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["BACKEND", "HostBackend"]
 

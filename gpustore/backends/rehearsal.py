@@ -36,7 +36,7 @@ from gpustore.device import (
 )
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import GpustoreError, UnsupportedError
-from gpustore.limits import Limits
+from gpustore.runtime.limits import Limits
 
 __all__ = ["Rehearsal", "rehearsing"]
 

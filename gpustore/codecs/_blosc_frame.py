@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
 
 __all__ = [
     "CODES",

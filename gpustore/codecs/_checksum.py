@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -19,6 +18,7 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["Checksum", "checksum_codec", "checksum_face"]
 

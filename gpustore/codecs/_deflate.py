@@ -23,7 +23,6 @@ from types import ModuleType
 import numpy as np
 from isal import isal_zlib
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -38,6 +37,7 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Deflate", "stored_level"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["EncodedColumns", "Integers", "Mask"]
 

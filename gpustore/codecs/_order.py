@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import BytesCodec, too_long, too_short
 from gpustore.codecs.value import ValueStage, as_bytes
@@ -24,6 +23,7 @@ from gpustore.device_kernels.launch import copy_launches
 from gpustore.device_kernels.run import Rows
 from gpustore.device_kernels.value import Conversion
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["PermuteStage", "SwapStage"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpustore.buffer import Buffer
+from gpustore.runtime.buffer import Buffer
 
 _library: Any
 try:

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ChunkBytes, Option, too_long, too_short
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MismatchError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import Members
 
 __all__ = ["VlenCodec"]

@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._encoded_columns import EncodedColumns
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
@@ -32,6 +31,7 @@ from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,

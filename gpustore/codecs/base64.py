@@ -19,7 +19,6 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -30,6 +29,7 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["CODEC"]
 

@@ -26,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ABSENT, Codec, Option, Options, deliver, integer
 from gpustore.codecs.value import Elements, ValueFace, ValueStage
 from gpustore.device_kernels.value import Conversion
 from gpustore.errors import MetadataError
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, text
 
 __all__ = ["CODEC"]

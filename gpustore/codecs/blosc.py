@@ -40,7 +40,6 @@ from typing import Final
 import numcodecs.blosc
 import numcodecs.lz4
 
-from gpustore.buffer import Buffer
 from gpustore.codecs import _snappy
 from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
 from gpustore.codecs._blosc_frame import (
@@ -72,6 +71,7 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,

@@ -26,12 +26,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
 from gpustore.dtype import dtype as DataType
 from gpustore.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["CODEC", "checker", "illegal_bits", "in_records", "normalizer"]

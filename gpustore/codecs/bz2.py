@@ -21,7 +21,6 @@ from __future__ import annotations
 import bz2
 from dataclasses import dataclass
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._streams import decode_streams
 from gpustore.codecs.base import (
     BytesCodec,
@@ -34,6 +33,7 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["CODEC"]
 

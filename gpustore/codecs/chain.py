@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._vlen import VlenCodec
 from gpustore.codecs.base import (
     BytesCodec,
@@ -39,6 +38,7 @@ from gpustore.errors import (
     MetadataError,
 )
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["CodecChain"]

@@ -24,7 +24,6 @@ import google_crc32c
 import numpy as np
 from numcodecs.checksum32 import CRC32C
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._checksum import checksum_face
 from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
@@ -32,6 +31,7 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["CODEC"]
 

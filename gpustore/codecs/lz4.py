@@ -24,7 +24,6 @@ from typing import Final
 
 import numcodecs.lz4
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import cannot, decompress_values, refuse_where
 from gpustore.codecs.base import (
     BytesCodec,
@@ -41,6 +40,7 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["CODEC"]

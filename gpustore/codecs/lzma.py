@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._streams import decode_streams
 from gpustore.codecs.base import (
     BytesCodec,
@@ -42,6 +41,7 @@ from gpustore.codecs.base import (
     too_short,
 )
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (
     JsonValue,
     Members,

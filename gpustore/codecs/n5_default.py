@@ -30,7 +30,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     ABSENT,
     ArrayCodec,
@@ -45,6 +44,7 @@ from gpustore.codecs.chain_spec import ArrayChoice, ChainSpec, parse_codecs
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_list, text
 
 __all__ = ["CODEC"]

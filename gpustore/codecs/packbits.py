@@ -29,7 +29,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import (
     ABSENT,
@@ -47,6 +46,7 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import value_runs
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int
 
 __all__ = ["CODEC"]

@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs.base import (
     BytesCodec,
     Codec,
@@ -40,6 +39,7 @@ from gpustore.codecs.base import (
 )
 from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int, text
 
 _library: Any

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import destinations, refuse_where
 from gpustore.codecs.base import (
     BytesCodec,
@@ -40,6 +39,7 @@ from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.block import unshuffle_launches
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["CODEC"]
 

@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import refuse_where
 from gpustore.codecs._device_values import Table, component, convert
 from gpustore.codecs.base import (
@@ -43,6 +42,7 @@ from gpustore.device_kernels.value import Conversion, Side
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.data_type import parse_v2_dtype, v2_dtype_to_json
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, Members, expect_float, expect_str, text
 
 __all__ = [

@@ -36,7 +36,6 @@ import numcodecs.zstd
 import numpy as np
 import zstandard
 
-from gpustore.buffer import Buffer
 from gpustore.codecs._device_streams import cannot, decompress_values
 from gpustore.codecs._zstd_columns import read_frames
 from gpustore.codecs.base import (
@@ -56,6 +55,7 @@ from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["CODEC", "Frame", "walk_frames"]
 

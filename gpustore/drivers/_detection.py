@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore import registry
-from gpustore.context import Context
 from gpustore.drivers.base import FoundMetadata
 from gpustore.errors import (
     GpustoreError,
@@ -30,6 +29,7 @@ from gpustore.errors import (
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._spec import adapted
 from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gpustore.cache import Cache, Entry, Space
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
-from gpustore.limits import Limits
 from gpustore.metadata.node import Node
+from gpustore.runtime.cache import Cache, Entry, Space
+from gpustore.runtime.limits import Limits
 
 __all__ = ["MetadataFile", "described"]
 

@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from gpustore import registry
 from gpustore.backends._host_memory import HostMemory
 from gpustore.backends.host import HostBackend
-from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
-from gpustore.context import Context
 from gpustore.crop_plan import check_starts
 from gpustore.drivers.base import (
     Driver,
@@ -42,17 +40,19 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.executor import Executor
-from gpustore.future import Future
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
 
 __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gpustore import registry
-from gpustore.context import Context, resource_json
 from gpustore.drivers._detection import one_of, through_adapters
 from gpustore.drivers.base import (
     Driver,
@@ -33,9 +32,10 @@ from gpustore.drivers.base import (
     schema_members,
 )
 from gpustore.errors import MetadataError, prefixing
-from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
+from gpustore.runtime.context import Context, resource_json
+from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 

@@ -12,24 +12,24 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
 from gpustore.attributes import Attributes
-from gpustore.batch import Batch
-from gpustore.context import Context
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.executor import Executor
-from gpustore.future import Future
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.pipelines.explanation import Explanation
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
 
 __all__ = [
     "METADATA_POOL",

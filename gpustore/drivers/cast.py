@@ -25,8 +25,6 @@ import numpy as np
 from gpustore import registry
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
-from gpustore.batch import Batch
-from gpustore.context import Context
 from gpustore.conversion import Converter, converter
 from gpustore.drivers.base import (
     Driver,
@@ -39,19 +37,21 @@ from gpustore.drivers.base import (
 )
 from gpustore.dtype import dtype as dtype_
 from gpustore.errors import GpustoreError, MetadataError, prefixing
-from gpustore.executor import Executor
-from gpustore.future import Future, Promise
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
 from gpustore.kvstore import KvStore
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import attributed
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.statistics import attributed
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
 
 __all__ = ["DRIVER", "CastDriver", "CastSpec", "cast_driver"]
 

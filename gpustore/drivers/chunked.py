@@ -14,8 +14,6 @@ from typing import Any
 from gpustore import registry
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
-from gpustore.batch import Batch
-from gpustore.context import Context
 from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription
@@ -28,8 +26,6 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.executor import CancelToken, Executor
-from gpustore.future import Future, Promise
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -45,11 +41,15 @@ from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import CancelToken, Executor
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, quote
 from gpustore.unit import Unit
-from gpustore.write_futures import WriteFutures
 
 __all__ = ["ChunkedDriver"]
 

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.selection import for_objects, select_backend
-from gpustore.cache import OVERHEAD_NBYTES, CacheUse, Space
-from gpustore.context import resource_json
 from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import (
     METADATA_POOL,
@@ -44,7 +42,6 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.executor import Executor
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexTransform
 from gpustore.kvstore import KvStore
@@ -55,6 +52,9 @@ from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.cache_pool import cache_of
 from gpustore.resources.gpu_decode_trust import distrust_of
+from gpustore.runtime.cache import OVERHEAD_NBYTES, CacheUse, Space
+from gpustore.runtime.context import resource_json
+from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 

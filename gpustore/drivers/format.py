@@ -18,11 +18,11 @@ from gpustore.errors import MetadataError, MismatchError, UnsupportedError, pref
 from gpustore.index_space import IndexDomain
 from gpustore.index_space.bounds import Box
 from gpustore.index_space.domain import make_domain
-from gpustore.limits import Limits
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.object_type import is_object
 from gpustore.rectilinear_grid import RectilinearGrid
+from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

@@ -21,8 +21,6 @@ import numpy as np
 from gpustore import registry
 from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
-from gpustore.batch import Batch
-from gpustore.context import Context
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -35,20 +33,22 @@ from gpustore.drivers.base import (
 )
 from gpustore.dtype import dtype
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
-from gpustore.executor import Executor
-from gpustore.future import Future, ready
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.json_array import object_array
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
-from gpustore.limits import Limits
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future, ready
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, dump, parse
 from gpustore.strict_json.pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.url import encode_path
-from gpustore.write_futures import WriteFutures
 
 __all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
 

@@ -37,7 +37,6 @@ from gpustore.drivers.format import (
 )
 from gpustore.errors import MetadataError, MismatchError, prefixing
 from gpustore.index_space import IndexDomain
-from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object, object_dtype
@@ -49,6 +48,7 @@ from gpustore.metadata.zarr2 import (
     chunk_key_encoding,
     validate,
 )
+from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_single_chunk_shape

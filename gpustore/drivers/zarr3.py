@@ -44,7 +44,6 @@ from gpustore.drivers.format import (
 from gpustore.dtype import MORE_NUMBERS
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
-from gpustore.limits import Limits
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import Component, is_opaque
@@ -54,6 +53,7 @@ from gpustore.metadata.object_type import empty_object, object_type
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.metadata.zarr3_member import STORAGE_TRANSFORMERS
 from gpustore.rectilinear_grid import RectilinearGrid
+from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gpustore.errors import StoreIOError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._spec import KvStoreSpec
 from gpustore.kvstores.base import (
     Base,
@@ -31,14 +30,15 @@ from gpustore.kvstores.base import (
     ReadState,
     take_references,
 )
+from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from gpustore.context import Context
     from gpustore.kvstores.base import ReadColumns
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["AdapterKvStore", "AdapterSpec", "Part"]

@@ -24,7 +24,7 @@ from gpustore.kvstores._file_lock import LOCK_SUFFIX, remove_abandoned
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpustore.buffer import Buffer
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name", "write_all"]
 

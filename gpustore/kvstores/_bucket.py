@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
-from gpustore.executor import CancelToken
 from gpustore.kvstores._authorization import Authorization
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
 from gpustore.kvstores._http_client import PASSING, HttpClient
@@ -26,6 +24,8 @@ from gpustore.kvstores._http_message import HttpRequest, HttpResponse
 from gpustore.kvstores._obstore import ObstoreBucket
 from gpustore.kvstores._remote_read import RemoteReader
 from gpustore.kvstores.base import invalid_key, prefix_end
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import CancelToken
 
 __all__ = [
     "CONFLICT_PASSES",

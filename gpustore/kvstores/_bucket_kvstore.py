@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Mapping
 
-    from gpustore.context import Context
     from gpustore.errors import GpustoreError
+    from gpustore.runtime.context import Context
 
 __all__ = ["BucketKvStore"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError
 from gpustore.kvstores._arena import Arena
+from gpustore.runtime.buffer import Buffer
 
 __all__ = [
     "ABSENT",

@@ -14,7 +14,6 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
-from gpustore.executor import CancelToken
 from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, temporary_name
 from gpustore.kvstores._file_directory import Directories, parent_of
 from gpustore.kvstores._file_lock import hold
@@ -22,17 +21,18 @@ from gpustore.kvstores._file_root import io_error
 from gpustore.kvstores._in_place_file import write_in_place
 from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
+from gpustore.runtime.executor import CancelToken
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from gpustore.buffer import Buffer
     from gpustore.errors import StoreIOError
     from gpustore.kvstores._file_options import FileOptions
     from gpustore.kvstores._file_root import Root
     from gpustore.kvstores.base import Replacement
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["WriteBatch"]
 

@@ -12,8 +12,8 @@ import threading
 import time
 from typing import Any, Final, TypeAlias
 
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._http_message import Origin
+from gpustore.runtime.executor import reset_after_fork
 
 __all__ = ["RESOLVER", "Address", "Answer"]
 

@@ -18,9 +18,7 @@ import time
 from collections.abc import Generator
 from typing import Final, TypeAlias
 
-from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._http_address import RESOLVER, Address
 from gpustore.kvstores._http_message import (
     BodyPlan,
@@ -31,6 +29,8 @@ from gpustore.kvstores._http_message import (
     parse_head,
 )
 from gpustore.kvstores._http_proxy import Proxy, proxy_for
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import reset_after_fork
 
 __all__ = ["POOL", "READ", "WRITE", "Connection", "Lost", "Steps"]
 

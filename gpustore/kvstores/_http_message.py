@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from gpustore.buffer import Buffer
 from gpustore.errors import MetadataError, StoreIOError
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 
 __all__ = [

@@ -18,8 +18,8 @@ from gpustore.kvstores._file_root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error
 from gpustore.kvstores._regular_file import open_regular
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.kvstores._file_root import Root
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["write_in_place"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX
 from gpustore.kvstores.base import ReadColumns, ReadRequest, ReadState, check_nbytes
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue, expect_int
 
 if TYPE_CHECKING:

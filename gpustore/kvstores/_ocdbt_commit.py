@@ -30,7 +30,6 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
 )
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._ocdbt_columns import UINT64_MAX
 from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES
 from gpustore.kvstores._ocdbt_data_file import DataFiles
@@ -45,6 +44,7 @@ from gpustore.kvstores._ocdbt_version import Generation
 from gpustore.kvstores._ocdbt_version_tree import Version, advance, max_generation
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
+from gpustore.runtime.executor import reset_after_fork
 
 if TYPE_CHECKING:
     from gpustore.kvstores._ocdbt_config import Config, ConfigConstraints

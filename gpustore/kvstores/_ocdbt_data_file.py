@@ -9,8 +9,8 @@ from gpustore.kvstores._ocdbt_location import DataFile, Location
 from gpustore.kvstores.base import WriteRequest
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.kvstores.base import Base
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["DEFAULT_TARGET_NBYTES", "DataFiles"]
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from gpustore.cache import Entry, Space
 from gpustore.errors import (
     CorruptChunkError,
     GpustoreError,
@@ -26,18 +25,19 @@ from gpustore.kvstores._ocdbt_manifest import Manifest, read_manifest
 from gpustore.kvstores._ocdbt_node import MAX_ENTRIES, read_node
 from gpustore.kvstores._ocdbt_version_tree import Version, read_version_node
 from gpustore.kvstores.base import ReadRequest, prefix_end
+from gpustore.runtime.cache import Entry, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpustore.buffer import Buffer
-    from gpustore.cache import Cache
     from gpustore.kvstores._ocdbt_config import ConfigConstraints
     from gpustore.kvstores._ocdbt_location import Location
     from gpustore.kvstores._ocdbt_node import Interior, Leaf
     from gpustore.kvstores._ocdbt_version import VersionSpec
     from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
     from gpustore.kvstores.base import Base, ReadColumns
+    from gpustore.runtime.buffer import Buffer
+    from gpustore.runtime.cache import Cache
 
 __all__ = ["MANIFEST_KEY", "Database", "Snapshot", "numbered_key", "numbered_of"]
 

@@ -26,8 +26,8 @@ from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores._ocdbt_columns import Reader
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.codecs.base import BytesCodec
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["BTREE_NODE", "MANIFEST", "VERSION_NODE", "open_body", "seal"]
 

@@ -19,9 +19,9 @@ from gpustore.kvstores._ocdbt_version_tree import (
 )
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.kvstores._ocdbt_columns import Reader
     from gpustore.kvstores._ocdbt_version_tree import Version, VersionSubtree
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["Manifest", "encode_config", "read_manifest"]
 

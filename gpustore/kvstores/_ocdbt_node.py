@@ -42,8 +42,8 @@ from gpustore.kvstores._ocdbt_location import (
 )
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.kvstores._ocdbt_columns import Int64s, Reader, UInt64s
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = ["MAX_ENTRIES", "Interior", "Leaf", "Totals", "read_node"]
 

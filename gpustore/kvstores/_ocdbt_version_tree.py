@@ -28,9 +28,9 @@ from gpustore.kvstores._ocdbt_node import Totals
 from gpustore.kvstores._ocdbt_time import format_time
 
 if TYPE_CHECKING:
-    from gpustore.buffer import Buffer
     from gpustore.kvstores._ocdbt_columns import Reader
     from gpustore.kvstores._ocdbt_location import DataFile
+    from gpustore.runtime.buffer import Buffer
 
 __all__ = [
     "Version",

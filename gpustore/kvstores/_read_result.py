@@ -9,10 +9,10 @@ import time
 from typing import cast
 
 from gpustore.errors import MetadataError
-from gpustore.executor import Executor
-from gpustore.future import Promise
 from gpustore.kvstores import _result
 from gpustore.kvstores.base import KvStoreDriver, ReadColumns, ReadRequest, ReadState
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Promise
 
 __all__ = ["parse_byte_range", "read_result", "read_together"]
 

@@ -35,12 +35,12 @@ from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakValueDictionary
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
 from gpustore.kvstores._list_page import ListPages
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
+from gpustore.runtime.executor import reset_after_fork
 
 __all__ = ["RELAY", "Route", "shows_who"]
 

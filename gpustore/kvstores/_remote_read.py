@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpustore.buffer import Buffer
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, ReadState
 from gpustore.kvstores._http_client import HttpClient
 from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds
+from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 
 __all__ = ["PlannedRead", "RemoteReader", "part_of", "plan_reads"]

@@ -8,10 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
-from gpustore.context import Context
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import DriverKind, invalid_key
+from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline

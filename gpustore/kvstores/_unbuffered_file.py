@@ -16,7 +16,7 @@ import os
 import threading
 from typing import Final
 
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["read_unbuffered", "start_unbuffered"]
 

@@ -12,16 +12,16 @@ import time
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpustore.buffer import Buffer
 from gpustore.errors import ConflictError, GpustoreError, StoreIOError, UnsupportedError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._zip_directory import EMPTY, Directory, read_directory
 from gpustore.kvstores._zip_end import TAIL_NBYTES
 from gpustore.kvstores._zip_member import LOCAL_HEADER, read_local_header
 from gpustore.kvstores.base import Base, ReadRequest, ReadState
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import reset_after_fork
 
 if TYPE_CHECKING:
-    from gpustore.limits import Limits
+    from gpustore.runtime.limits import Limits
 
 __all__ = ["Archive", "Changed"]
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
 from gpustore.kvstores._zip_end import CODEC, End, find_end
-from gpustore.limits import Limits
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import INT64_MAX, quote
 
 __all__ = [

@@ -20,9 +20,9 @@ from typing import Any, Final
 import zstandard
 from isal import isal_zlib
 
-from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores._zip_directory import METHODS, Directory, corrupt
+from gpustore.runtime.buffer import Buffer
 
 __all__ = [
     "ENCODE_METHODS",

@@ -22,7 +22,6 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from gpustore.buffer import Buffer
 from gpustore.kvstores._zip_directory import (
     RECORD,
     STAMP_HEADER,
@@ -35,6 +34,7 @@ from gpustore.kvstores._zip_directory import (
 )
 from gpustore.kvstores._zip_end import End, pack_end
 from gpustore.kvstores._zip_member import LOCAL_HEADER, LOCAL_SIGNATURE, encode
+from gpustore.runtime.buffer import Buffer
 
 __all__ = ["NewMember", "Rewrite"]
 

@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpustore.buffer import Buffer
 from gpustore.errors import ConflictError, GpustoreError
-from gpustore.executor import reset_after_fork
 from gpustore.kvstores._zip_archive import Archive, Changed
 from gpustore.kvstores._zip_directory import Directory
 from gpustore.kvstores._zip_rewrite import NewMember, Rewrite
@@ -28,7 +26,9 @@ from gpustore.kvstores.base import (
     WriteRequest,
     condition_holds,
 )
-from gpustore.limits import Limits
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import reset_after_fork
+from gpustore.runtime.limits import Limits
 
 __all__ = ["Writer"]
 

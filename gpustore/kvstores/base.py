@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from gpustore.buffer import Buffer
-from gpustore.context import resource_json
 from gpustore.errors import (
     ConflictError,
     GpustoreError,
@@ -42,14 +40,16 @@ from gpustore.kvstores._columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.context import resource_json
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from gpustore.context import Context
-    from gpustore.executor import Executor
+    from gpustore.runtime.context import Context
+    from gpustore.runtime.executor import Executor
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from gpustore.buffer import Buffer
-    from gpustore.context import Context
     from gpustore.kvstores.base import Arena, Replacement
+    from gpustore.runtime.buffer import Buffer
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

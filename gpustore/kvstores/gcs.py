@@ -44,7 +44,7 @@ from gpustore.url import encode_path
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from gpustore.context import Context
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

@@ -37,7 +37,7 @@ from gpustore.url import check_segments, encode_path
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore.context import Context
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

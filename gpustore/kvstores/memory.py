@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Mapping
 
-    from gpustore.context import Context
     from gpustore.resources.memory_key_value_store import MemoryState
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore.context import Context
     from gpustore.kvstores._ocdbt_tree import LeafRows, Value
     from gpustore.kvstores._ocdbt_version_tree import Version
     from gpustore.kvstores.base import KvStoreDriver, ReadRequest
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue
     from gpustore.url import UrlComponent
 

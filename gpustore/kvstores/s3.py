@@ -51,8 +51,8 @@ from gpustore.url import encode_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from gpustore.context import Context
     from gpustore.resources.aws_credentials import AwsCredentialsSource
+    from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

@@ -24,7 +24,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from gpustore.cache import Entry, Space
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores._zip_archive import Archive, Changed
@@ -52,16 +51,17 @@ from gpustore.kvstores.base import (
     require_no_slashes,
 )
 from gpustore.resources.cache_pool import cache_of
+from gpustore.runtime.cache import Entry, Space
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpustore.buffer import Buffer
-    from gpustore.context import Context
     from gpustore.kvstores._spec import KvStoreSpec
     from gpustore.kvstores.base import Base
-    from gpustore.limits import Limits
+    from gpustore.runtime.buffer import Buffer
+    from gpustore.runtime.context import Context
+    from gpustore.runtime.limits import Limits
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpustore.errors import InvalidKeyError, MetadataError
-from gpustore.limits import Limits
 from gpustore.metadata.logical_path import logical_path
 from gpustore.metadata.node import NODE_DOCUMENTS, Node, parse_node
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_object, in_member, quote, text
 
 __all__ = ["V2_KEY", "V3_MEMBER", "ConsolidatedMetadata", "consolidated_document"]

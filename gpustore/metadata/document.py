@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
-from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.named_configuration import json_equal
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import (
     INT64_MAX,
     JsonValue,

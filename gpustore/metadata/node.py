@@ -18,12 +18,12 @@ import numpy as np
 
 from gpustore.dtype import DTYPES
 from gpustore.errors import GpustoreError, MetadataError, prefixing
-from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3DataType, parse_v2_dtype, parse_v3_data_type
 from gpustore.metadata.document import parse_shape
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import (
     JsonValue,
     dump,

@@ -17,7 +17,6 @@ from typing import Any, Literal, Self, TypeAlias, cast
 import numpy as np
 
 from gpustore.dtype import of_elements
-from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import v2_dtype_to_json
@@ -37,6 +36,7 @@ from gpustore.metadata.fill_value import (
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.object_type import object_type
 from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, Members, dump, in_member
 
 __all__ = [

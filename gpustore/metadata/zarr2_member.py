@@ -16,11 +16,11 @@ import numpy as np
 
 from gpustore.dtype import DTYPES
 from gpustore.errors import MetadataError
-from gpustore.limits import Limits
 from gpustore.metadata.data_type import parse_v2_dtype
 from gpustore.metadata.document import parse_shape, without_zeros
 from gpustore.metadata.fill_value import FillValue, parse_v2_fill_value
 from gpustore.metadata.object_type import OBJECT_CODECS, object_dtype
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,

@@ -17,7 +17,6 @@ from typing import Any, Final, Self, TypeAlias
 
 from gpustore.dtype import dtype as DataType
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.limits import DEFAULT_LIMITS, Limits
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import V3DataType, data_type_to_json
@@ -33,6 +32,7 @@ from gpustore.metadata.document import (
 from gpustore.metadata.fill_value import FillValue, fill_value_array, v3_fill_value_to_json
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
 from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, dump, in_member
 from gpustore.unit import Unit
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpustore.errors import MetadataError
-from gpustore.limits import Limits
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import parse_v3_data_type
 from gpustore.metadata.document import check_length, parse_shape, without_zeros
 from gpustore.metadata.fill_value import parse_v3_fill_value
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gpustore.buffer import Buffer
-from gpustore.cache import CacheUse, Entry
 from gpustore.errors import GpustoreError
-from gpustore.executor import CancelToken
 from gpustore.kvstores.base import Arena, ReadRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.cache import CacheUse, Entry
+from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["batches"]
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.base import Backend
-from gpustore.cache import CacheUse
 from gpustore.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.codecs.chain import CodecChain
-from gpustore.executor import Executor
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
-from gpustore.limits import Limits
 from gpustore.rectilinear_grid import RectilinearGrid
 from gpustore.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
 from gpustore.refiner import RawBytesRefiner, Refiner
+from gpustore.runtime.cache import CacheUse
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.limits import Limits
 from gpustore.shard import ShardLevel, ShardRefiner
 
 __all__ = ["ChunkedArray", "refiners_of"]

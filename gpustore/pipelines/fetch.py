@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpustore.buffer import Buffer
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
 from gpustore.kvstores.base import Arena, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["Changed", "fetch", "fetch_whole", "refine"]
 

@@ -26,15 +26,15 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.buffer import Buffer
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import GpustoreError
-from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.future import Future
+from gpustore.runtime.statistics import STATISTICS
 from gpustore.strict_json.parsing import text
 
 __all__ = [

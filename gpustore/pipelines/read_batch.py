@@ -25,11 +25,9 @@ import numpy as np
 
 from gpustore import registry
 from gpustore.backends.base import Memory
-from gpustore.batch import Batch
 from gpustore.chunk_plan import check_bounds
 from gpustore.crop_plan import plan_crops
 from gpustore.errors import LimitError
-from gpustore.future import Future, Promise
 from gpustore.index_space import IndexTransform
 from gpustore.joined_plan import join_plans
 from gpustore.piece_plan import PiecePlan
@@ -41,7 +39,9 @@ from gpustore.pipelines.read_many import (
     read_pieces,
     single_chunks,
 )
-from gpustore.statistics import STATISTICS, Operation, attributed
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
 __all__ = ["BatchedRead", "read_in_batch", "together"]
 

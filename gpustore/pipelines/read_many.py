@@ -24,7 +24,6 @@ from typing import Any
 from gpustore.backends.base import Memory
 from gpustore.chunk_plan import ChunkPlan, check_row_count
 from gpustore.crop_plan import check_starts, plan_crops
-from gpustore.future import Future
 from gpustore.index_space import IndexTransform
 from gpustore.joined_plan import join_plans
 from gpustore.piece_plan import Block, Integers, PiecePlan
@@ -33,7 +32,8 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.rectilinear_crops import plan_shaped_crops
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.future import Future
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = [
     "ELEMENTWISE",

@@ -21,8 +21,6 @@ from gpustore.backends._files import direct_refusal
 from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
-from gpustore.buffer import Buffer
-from gpustore.cache import Cache, CacheUse
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.codecs.chain import CodecChain
 from gpustore.device import Device, Spans
@@ -44,8 +42,10 @@ from gpustore.pipelines.read import read_part
 from gpustore.pipelines.read_many import piece_parts, read_piece_part
 from gpustore.plan_window import PlanWindow
 from gpustore.refiner import Probe, Refiner
-from gpustore.statistics import STATISTICS, attributed
-from gpustore.statistics import Rehearsed as RehearsedStatistics
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.cache import Cache, CacheUse
+from gpustore.runtime.statistics import STATISTICS, attributed
+from gpustore.runtime.statistics import Rehearsed as RehearsedStatistics
 
 __all__ = ["Rehearsed", "rehearse", "rehearse_pieces"]
 

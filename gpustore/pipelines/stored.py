@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from gpustore.buffer import Buffer
 from gpustore.errors import ConflictError, NotFoundError
-from gpustore.executor import CancelToken
 from gpustore.kvstores.base import Arena
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.statistics import STATISTICS
 
 __all__ = ["ATTEMPTS", "BATCH_NBYTES", "refuse_missing", "stored_batches"]
 

@@ -25,11 +25,8 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.buffer import Buffer
 from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, CorruptChunkError
-from gpustore.executor import CancelToken
-from gpustore.future import Future, Promise
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -37,9 +34,12 @@ from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.plan_window import PlanWindow
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import STATISTICS
+from gpustore.runtime.write_futures import WriteFutures
 from gpustore.whole_shard import pack, unpack
-from gpustore.write_futures import WriteFutures
 
 __all__ = ["ATTEMPTS", "write"]
 

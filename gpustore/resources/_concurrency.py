@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpustore.context import ResourceType
-from gpustore.executor import Executor, shared
+from gpustore.runtime.context import ResourceType
+from gpustore.runtime.executor import Executor, shared
 from gpustore.strict_json.parsing import JsonValue, Members, expect_int
 
 __all__ = ["ConcurrencyType", "limit_json", "parse_limit"]

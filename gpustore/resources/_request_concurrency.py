@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 
-from gpustore.context import ResourceType
-from gpustore.executor import reset_after_fork
 from gpustore.resources._concurrency import limit_json, parse_limit
+from gpustore.runtime.context import ResourceType
+from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["Permits", "RequestConcurrencyType"]

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore.context import ResourceType
 from gpustore.errors import MetadataError, prefixing
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, expect_str
 
 __all__ = ["RESOURCE", "AwsCredentialsSource"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from gpustore.cache import Cache
-from gpustore.context import ResourceType
+from gpustore.runtime.cache import Cache
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "CachePool", "cache_of"]

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, text
 
 __all__ = ["DEVICES", "RESOURCE", "DeviceName", "parse_device"]

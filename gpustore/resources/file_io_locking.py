@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from gpustore.context import ResourceType
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "FileIoLocking", "LockMode"]

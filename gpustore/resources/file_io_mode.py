@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from gpustore.context import ResourceType
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "FileIoMode"]

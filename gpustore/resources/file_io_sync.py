@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, expect_bool, text
 
 __all__ = ["RESOURCE", "FileIoSync"]

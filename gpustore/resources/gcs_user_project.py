@@ -5,7 +5,7 @@ JSON: ``{"project_id": "my-project"}``; ``{}``, the default, leaves it to the ow
 
 from __future__ import annotations
 
-from gpustore.context import ResourceType
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE"]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore.context import ResourceType
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, expect_str
 
 __all__ = ["RESOURCE", "Distrust", "distrust_of"]

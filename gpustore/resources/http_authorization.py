@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpustore.context import ResourceType
 from gpustore.errors import MetadataError, NotFoundError
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
 __all__ = ["RESOURCE", "AuthorizationSource"]

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 
-from gpustore.context import ResourceType
 from gpustore.errors import MetadataError
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
+from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, text
 
 __all__ = ["RESOURCE", "Timeouts"]

@@ -1,16 +1,16 @@
 """``limits``: how large things that files and requests ask for may be.
 
-JSON: an object with any of the fields of :class:`~gpustore.limits.Limits`, for instance
+JSON: an object with any of the fields of :class:`~gpustore.runtime.limits.Limits`, for instance
 ``{"chunk_nbytes": 4294967296}``. Other fields are as ``GPUSTORE_LIMITS`` has them, or else the
-built-in defaults. The value is a :class:`~gpustore.limits.Limits`.
+built-in defaults. The value is a :class:`~gpustore.runtime.limits.Limits`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore.context import ResourceType
-from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.runtime.context import ResourceType
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["RESOURCE"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from gpustore.context import ResourceType
-from gpustore.executor import reset_after_fork
+from gpustore.runtime.context import ResourceType
+from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue, Members
 
 __all__ = ["RESOURCE", "MemoryState"]

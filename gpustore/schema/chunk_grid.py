@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpustore.errors import MetadataError
-from gpustore.keyword_argument import (
+from gpustore.runtime.keyword_argument import (
     as_floats,
     as_int,
     as_ints,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast
 
 from gpustore.errors import MetadataError, prefixing
 from gpustore.json_array import shape_text
-from gpustore.keyword_argument import (
+from gpustore.runtime.keyword_argument import (
     as_floats,
     as_int,
     as_ints,

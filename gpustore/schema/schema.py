@@ -15,7 +15,7 @@ from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.json_array import shape_text
-from gpustore.keyword_argument import as_int, expect_type, set_keywords, when_known
+from gpustore.runtime.keyword_argument import as_int, expect_type, set_keywords, when_known
 from gpustore.schema.chunk_constraint import MAX_RANK
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

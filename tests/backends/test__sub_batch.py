@@ -12,7 +12,7 @@ from gpustore.codecs.resolve import resolve_v3
 from gpustore.dtype import dtype
 from gpustore.errors import CorruptChunkError, DeviceError, LimitError
 from gpustore.metadata.named_configuration import NamedConfiguration
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS

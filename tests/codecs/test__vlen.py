@@ -21,9 +21,9 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
-from gpustore.limits import Limits
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import Members
 
 THEIRS = {"vlen-utf8": numcodecs.vlen.VLenUTF8(), "vlen-bytes": numcodecs.vlen.VLenBytes()}

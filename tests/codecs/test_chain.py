@@ -14,9 +14,9 @@ from gpustore.codecs.merge import complete_v3
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
 from gpustore.dtype import DTYPES, int4, uint8, uint16
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
-from gpustore.limits import Limits
 from gpustore.metadata.component import select
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.runtime.limits import Limits
 from tests.codecs.contract import make_payload
 
 CHAINS = [

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from gpustore.errors import GpustoreError
-from gpustore.limits import DEFAULT_LIMITS
 from gpustore.metadata.consolidated import ConsolidatedMetadata
 from gpustore.metadata.logical_path import check_node_names, logical_path
 from gpustore.metadata.node import parse_document, parse_node
+from gpustore.runtime.limits import DEFAULT_LIMITS
 
 CASES = Path(__file__).with_name("hierarchy")
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in CASES.glob("*.json")}

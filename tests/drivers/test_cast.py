@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.future import CancelledError
+from gpustore.runtime.future import CancelledError
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host

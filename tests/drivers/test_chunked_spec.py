@@ -334,7 +334,7 @@ def test_cancelled_write_lets_its_source_go(tmp_path):
         futures.cancel()
         try:
             futures.copy.result(timeout=60)
-        except gpustore.future.CancelledError:
+        except gpustore.runtime.future.CancelledError:
             pass
     assert set(store.read().result().tolist()) <= set(range(20))
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpustore.context import Context
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Base, WriteRequest
 from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.kvstores.zip import ZipKvStore
+from gpustore.runtime.context import Context
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.gcs_server import GcsServer
 from tests.kvstores.http_server import Fault as ServerFault

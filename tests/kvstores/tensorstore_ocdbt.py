@@ -3,10 +3,10 @@
 import tensorstore as ts
 from hypothesis import strategies as st
 
-from gpustore.context import Context
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Base, WriteRequest
 from gpustore.kvstores.ocdbt import OcdbtKvStore
+from gpustore.runtime.context import Context
 from tests.kvstores.faulty import FaultyKvStore
 
 __all__ = ["Opened", "Recorded", "TensorStoreDatabase", "apply", "configs", "histories"]

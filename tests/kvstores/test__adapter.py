@@ -10,10 +10,10 @@ import pytest
 import tensorstore as ts
 
 import gpustore
-from gpustore.context import Context
 from gpustore.errors import InvalidKeyError, NotFoundError, StoreIOError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Base
+from gpustore.runtime.context import Context
 from tests.kvstores.box import *
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

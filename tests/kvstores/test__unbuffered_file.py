@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpustore.kvstore import KvStore
 from gpustore.kvstores import _unbuffered_file
 from gpustore.kvstores._unbuffered_file import read_unbuffered, start_unbuffered
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 
 COUNTERS = ("unbuffered_reads", "unbuffered_fallbacks")
 

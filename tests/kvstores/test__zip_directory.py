@@ -12,7 +12,7 @@ from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, U
 from gpustore.kvstores._zip_directory import Directory, check_name, read_directory
 from gpustore.kvstores._zip_end import End
 from gpustore.kvstores.base import ReadRequest
-from gpustore.limits import Limits
+from gpustore.runtime.limits import Limits
 from tests.kvstores.archive import central, made, opened, patched
 
 GOOD = made(

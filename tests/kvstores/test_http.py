@@ -19,7 +19,6 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.context import Context
 from gpustore.errors import (
     InvalidKeyError,
     LimitError,
@@ -31,6 +30,7 @@ from gpustore.kvstore import KvStore
 from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores._remote_read import MERGED_NBYTES
 from gpustore.kvstores.base import ReadState
+from gpustore.runtime.context import Context
 from tests.kvstores.http_server import Fault, HttpServer, head
 from tests.kvstores.read_contract import *
 from tests.on_device import emulated, on_host

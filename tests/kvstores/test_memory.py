@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from gpustore.context import Context
 from gpustore.errors import UnsupportedError
 from gpustore.kvstore import KvStore
+from gpustore.runtime.context import Context
 from tests.kvstores.contract import *
 
 

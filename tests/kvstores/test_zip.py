@@ -17,7 +17,6 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.context import Context
 from gpustore.errors import (
     ConflictError,
     CorruptChunkError,
@@ -27,11 +26,12 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.executor import shared
 from gpustore.kvstore import KvStore
 from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores._zip_directory import METHODS
 from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import shared
 from tests.kvstores.archive import central, local, made, opened, patched
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

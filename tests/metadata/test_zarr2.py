@@ -8,7 +8,6 @@ import tensorstore as ts
 import zarr
 
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.limits import Limits
 from gpustore.metadata.zarr2 import (
     UNSET,
     Zarr2Constraints,
@@ -17,6 +16,7 @@ from gpustore.metadata.zarr2 import (
     decode,
     validate,
 )
+from gpustore.runtime.limits import Limits
 
 DOCUMENT = {
     "zarr_format": 2,

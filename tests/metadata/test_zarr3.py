@@ -9,10 +9,10 @@ import zarr
 
 from gpustore.dtype import DTYPES
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.limits import Limits
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, decode, validate
+from gpustore.runtime.limits import Limits
 from gpustore.unit import Unit
 
 DOCUMENT = {

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from gpustore import executor
 from gpustore.backends.host import BACKEND
 from gpustore.codecs.resolve import resolve_v3
 from gpustore.dtype import dtype as DataType
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
-from gpustore.limits import DEFAULT_LIMITS
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner
+from gpustore.runtime import executor
+from gpustore.runtime.limits import DEFAULT_LIMITS
 from tests.kvstores.faulty import FaultyKvStore
 
 BYTES = NamedConfiguration("bytes", {"endian": "little"})

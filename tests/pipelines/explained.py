@@ -6,7 +6,7 @@ import numpy as np
 
 import gpustore
 from gpustore.pipelines.explanation import CodecPath
-from gpustore.statistics import COUNTERS
+from gpustore.runtime.statistics import COUNTERS
 
 SHAPE = (37, 41)
 BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.cache import OVERHEAD_NBYTES
 from gpustore.resources.cache_pool import cache_of
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.cache import OVERHEAD_NBYTES
+from gpustore.runtime.statistics import STATISTICS
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
 CHAINS = {

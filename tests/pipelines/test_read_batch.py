@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore import crop_plan
-from gpustore.batch import Batch
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
-from gpustore.future import CancelledError
-from gpustore.limits import Limits
 from gpustore.pipelines import read_batch as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.future import CancelledError
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, Rule
 from tests.pipelines.arrays import BYTES, GZIP, make_array, put, whole
 from tests.pipelines.test_read_many import FORMS, counted, spec_of

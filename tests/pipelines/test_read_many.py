@@ -24,12 +24,12 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.index_space import IndexTransform
-from gpustore.limits import Limits
 from gpustore.pipelines import read_many as module
 from gpustore.pipelines import stored as stored_module
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, whole
 

@@ -16,14 +16,14 @@ from gpustore.errors import (
     OutOfBoundsError,
     StoreIOError,
 )
-from gpustore.executor import Executor
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import WriteRequest
-from gpustore.limits import Limits
 from gpustore.pipelines import write as write_module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, stored, whole
 

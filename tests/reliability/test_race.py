@@ -8,7 +8,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
 from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start

@@ -27,7 +27,7 @@ import numpy as np
 
 import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
 
 QUICK = {"file_io_sync": False}

@@ -5,8 +5,8 @@ import re
 import pytest
 import tensorstore
 
-from gpustore.context import Context, resource_json
 from gpustore.errors import MetadataError
+from gpustore.runtime.context import Context, resource_json
 
 
 def compare(id, json):

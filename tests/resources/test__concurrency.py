@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpustore.context import Context
-from gpustore.executor import shared
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import shared
 from tests.resources.oracle import compare
 
 LIMITS = ["shared", 1, 4, 2.0, 2**64 - 1, 0, -1, 1.5, "x", "4", None, True, [], {}]

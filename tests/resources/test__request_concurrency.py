@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpustore.context import Context
+from gpustore.runtime.context import Context
 from tests.resources.oracle import compare
 
 IDS = ["http_request_concurrency", "s3_request_concurrency", "gcs_request_concurrency"]

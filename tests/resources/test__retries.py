@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpustore.context import Context
+from gpustore.runtime.context import Context
 from tests.resources.oracle import compare
 
 IDS = ["http_request_retries", "s3_request_retries", "gcs_request_retries"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpustore.context import Context
+from gpustore.runtime.context import Context
 from tests.resources.oracle import compare
 
 

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from gpustore.context import Context
+from gpustore.runtime.context import Context
 from tests.resources.oracle import compare
 
 LIMITS = [0, 1, 10**9, 1.0, 2**64 - 1, -1, 1.5, 1e300, "5", None, True, [], {}]

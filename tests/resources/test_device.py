@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from gpustore.context import Context
 from gpustore.errors import MetadataError
+from gpustore.runtime.context import Context
 
 
 @pytest.mark.parametrize(

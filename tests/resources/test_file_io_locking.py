@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpustore.context import Context
+from gpustore.runtime.context import Context
 from tests.resources.oracle import compare
 
 

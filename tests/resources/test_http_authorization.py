@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpustore.context import Context
 from gpustore.errors import MetadataError, NotFoundError
+from gpustore.runtime.context import Context
 
 ID = "http_authorization"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpustore.context import Context, resource_json
 from gpustore.errors import MetadataError
+from gpustore.runtime.context import Context, resource_json
 
 ID = "http_request_timeouts"
 

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from gpustore.context import Context
 from gpustore.errors import MetadataError
-from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.runtime.context import Context
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 
 
 def test_given_members_stay_even_where_they_are_the_default():

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from gpustore.future import Promise
-from gpustore.write_futures import WriteFutures
+from gpustore.runtime.future import Promise
+from gpustore.runtime.write_futures import WriteFutures
 
 
 def test_write_futures_behave_as_the_commit():

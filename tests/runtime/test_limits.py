@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from gpustore.errors import LimitError, MetadataError
-from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 
 NAMES = [field.name for field in fields(Limits)]
 
@@ -71,14 +71,14 @@ def test_check_does_not_advise_what_cannot_be(name, value):
 
 
 def test_default_limits_come_from_the_environment():
-    code = "from gpustore.limits import DEFAULT_LIMITS as d; print(d.rank, d.codecs)"
+    code = "from gpustore.runtime.limits import DEFAULT_LIMITS as d; print(d.rank, d.codecs)"
     assert _run(code, '{"rank": 5}').stdout == "5 32\n"
     if "GPUSTORE_LIMITS" not in os.environ:
         assert Limits() == DEFAULT_LIMITS
 
 
 def test_bad_environment_is_an_error():
-    done = _run("import gpustore.limits", '{"rank": 0}')
+    done = _run("import gpustore.runtime.limits", '{"rank": 0}')
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == (
         'gpustore.errors.MetadataError: Error parsing object member "rank": Expected integer in '

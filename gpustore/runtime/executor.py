@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpustore.future import (
+from gpustore.runtime.future import (
     CancelledError,
     Future,
     Promise,
@@ -35,7 +35,7 @@ from gpustore.future import (
     thread_state,
     without_locals,
 )
-from gpustore.statistics import CURRENT
+from gpustore.runtime.statistics import CURRENT
 
 __all__ = ["CancelToken", "Executor", "reset_after_fork", "shared"]
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from gpustore import executor as executor_module
-from gpustore.executor import CancelToken, Executor, reset_after_fork, shared
-from gpustore.future import CancelledError, Promise
+from gpustore.runtime import executor as executor_module
+from gpustore.runtime.executor import CancelToken, Executor, reset_after_fork, shared
+from gpustore.runtime.future import CancelledError, Promise
 
 
 @pytest.fixture
@@ -408,11 +408,11 @@ def test_run_all_lets_go_of_its_tasks(how):
 def test_child_of_a_fork_can_use_the_pool_at_once():
     code = """
         import os, sys, threading
-        from gpustore.context import Context
+        from gpustore.runtime.context import Context
         from gpustore.errors import ForkError
-        from gpustore.executor import shared
-        from gpustore.future import Future, Promise
-        from gpustore.statistics import STATISTICS
+        from gpustore.runtime.executor import shared
+        from gpustore.runtime.future import Future, Promise
+        from gpustore.runtime.statistics import STATISTICS
 
         release = threading.Event()
         context = Context({"data_copy_concurrency": {"limit": 1}})
@@ -457,7 +457,7 @@ def test_child_of_a_fork_can_use_the_pool_at_once():
 def test_fork_while_the_pool_is_busy():
     code = """
         import os, sys
-        from gpustore.executor import shared
+        from gpustore.runtime.executor import shared
 
         statuses = set()
         for _ in range(20):
@@ -493,7 +493,7 @@ def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
     code = """
         import sys, threading, time
         from pathlib import Path
-        from gpustore.executor import Executor
+        from gpustore.runtime.executor import Executor
 
         folder = Path(sys.argv[1])
         for_ever = threading.Event()
@@ -517,7 +517,7 @@ def test_exit_gives_up_on_writes_that_take_too_long_and_tells_of_failed_ones():
     assert executor_module._DRAIN_S == 5.0
     code = """
         import threading, time
-        from gpustore import executor
+        from gpustore.runtime import executor
 
         executor._DRAIN_S = 1.5
 

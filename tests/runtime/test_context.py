@@ -7,10 +7,10 @@ import pytest
 import tensorstore
 
 from gpustore import registry
-from gpustore.context import Context, resource_json
 from gpustore.errors import MetadataError
-from gpustore.executor import Executor, shared
-from gpustore.limits import DEFAULT_LIMITS, Limits
+from gpustore.runtime.context import Context, resource_json
+from gpustore.runtime.executor import Executor, shared
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 
 KEYS = [
     "cache_pool",

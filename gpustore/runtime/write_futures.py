@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from gpustore.future import Future, Promise
-from gpustore.statistics import CURRENT, Statistics, attributed
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import CURRENT, Statistics, attributed
 
 __all__ = ["WriteFutures", "write_after"]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.statistics import (
+from gpustore.runtime.statistics import (
     COUNTERS,
     CURRENT,
     STATISTICS,

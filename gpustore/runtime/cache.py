@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from gpustore.executor import reset_after_fork
+from gpustore.runtime.executor import reset_after_fork
 
 __all__ = ["OVERHEAD_NBYTES", "Cache", "CacheUse", "Entry", "Space"]
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.cache import OVERHEAD_NBYTES, Cache, Entry, Space
 from gpustore.resources.cache_pool import CachePool, cache_of
+from gpustore.runtime.cache import OVERHEAD_NBYTES, Cache, Entry, Space
 
 A, B = Space("store", b"a"), Space("another", b"b")
 

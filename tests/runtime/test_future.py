@@ -12,9 +12,9 @@ import weakref
 import pytest
 import tensorstore
 
-from gpustore import future as gpustore_future
-from gpustore.executor import CancelToken, Executor
-from gpustore.future import CancelledError, Future, Promise, failed, ready
+from gpustore.runtime import future as gpustore_future
+from gpustore.runtime.executor import CancelToken, Executor
+from gpustore.runtime.future import CancelledError, Future, Promise, failed, ready
 
 
 @pytest.fixture(params=[gpustore_future, tensorstore], ids=["gpustore", "tensorstore"])
@@ -520,8 +520,8 @@ def test_raising_makes_no_cycle():
 
 _INTERRUPT = """
     import os, signal, threading, time
-    from gpustore.executor import Executor
-    from gpustore.future import Future
+    from gpustore.runtime.executor import Executor
+    from gpustore.runtime.future import Future
 
     # A shell may have told its background jobs to ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,7 +33,7 @@ from concurrent.futures import Future as _ThreadFuture
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
-from gpustore.statistics import CURRENT, Operation, Statistics
+from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
 __all__ = [
     "CancelledError",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gpustore.errors import MetadataError
-from gpustore.future import Future, Promise
-from gpustore.statistics import attributed
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import attributed
 
 __all__ = ["Batch", "already_submitted", "check_batch"]
 

@@ -1,0 +1,1 @@
+"""Futures, threads, contexts, limits, statistics: what every operation runs with."""
