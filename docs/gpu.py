@@ -13,7 +13,7 @@ from gpustore.backends._files import LEAST_NBYTES
 from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import dtype
+from gpustore.data_types.dtype import dtype
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 

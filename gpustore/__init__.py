@@ -15,9 +15,10 @@ from gpustore import ocdbt
 from gpustore.array import array
 from gpustore.attributes import Attributes
 from gpustore.cast import cast
+from gpustore.data_types.dtype import DTYPES as _DTYPES
+from gpustore.data_types.dtype import dtype
+from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import OpenMode
-from gpustore.dtype import DTYPES as _DTYPES
-from gpustore.dtype import dtype
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -60,7 +61,6 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.spec import Spec
 from gpustore.store import TensorStore
-from gpustore.unit import Unit
 
 __version__ = "0.1.0"
 

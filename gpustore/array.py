@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.json_array import object_array
 from gpustore.drivers.array import wrap
-from gpustore.dtype import dtype as dtype_
 from gpustore.index_space import IndexTransform
-from gpustore.json_array import object_array
 from gpustore.runtime.context import Context
 from gpustore.store import TensorStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.cast import CastSpec, cast_driver
-from gpustore.dtype import dtype as dtype_
 from gpustore.spec import Spec
 from gpustore.store import TensorStore
 
@@ -27,7 +27,7 @@ def cast(base: TensorStore | Spec, dtype: Any) -> TensorStore | Spec:
     ----------
     base : TensorStore or Spec
     dtype : dtype
-        What is not a number of that type becomes one as :mod:`gpustore.conversion` says: floats
+        What is not a number of that type becomes one as :mod:`gpustore.data_types.conversion` says: floats
         are rounded towards zero to integers, and integers keep their low bits.
 
     Returns

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.attributes import Attributes
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import Driver
-from gpustore.dtype import dtype as dtype_
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.view import IndexedView
@@ -17,7 +18,6 @@ from gpustore.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.unit import Unit
 
 __all__ = ["OpenedArray"]
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.json_array import shape_text
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.shard import ResolvedCodecs
 

@@ -21,10 +21,10 @@ from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
 from gpustore.codecs.resolve import resolve_chain, resolve_v3
-from gpustore.dtype import dtype as DataType
-from gpustore.dtype import uint64
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.dtype import uint64
+from gpustore.data_types.json_array import shape_text
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
-from gpustore.json_array import shape_text
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow

@@ -12,9 +12,10 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 from gpustore import registry
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.dtype import from_json as dtype_from_json
+from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
-from gpustore.dtype import dtype as dtype_
-from gpustore.dtype import from_json as dtype_from_json
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
@@ -44,7 +45,6 @@ from gpustore.strict_json.parsing import (
     quote,
 )
 from gpustore.strict_json.repr import pretty
-from gpustore.unit import Unit
 from gpustore.url import about_url, parse_pipeline
 
 __all__ = ["Spec", "SpecLike"]

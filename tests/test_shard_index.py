@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import uint64
+from gpustore.data_types.dtype import uint64
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.shard_index import ShardIndex, ShardIndexFormat

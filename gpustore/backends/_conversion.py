@@ -3,7 +3,7 @@
 To float16, bfloat16 and float32 it computes the numbers wherever they lie (:func:`.cast_launches`).
 If both arrays lie alike, what elements of one byte become, of whatever type, is looked up in a
 table of 256, and integers, ``bool``, float64 and complex numbers are computed, as
-:mod:`gpustore.conversion` has it, by the kernel that decodes codecs of values.
+:mod:`gpustore.data_types.conversion` has it, by the kernel that decodes codecs of values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.conversion import Converter
+from gpustore.data_types.conversion import Converter
 from gpustore.device import DeviceArray
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import cast_launches, has_cast

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codecs.chain import CodecChain
-from gpustore.conversion import Converter
+from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena

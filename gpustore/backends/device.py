@@ -30,7 +30,7 @@ from gpustore.backends._slot import Slot, Slots
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.codecs.chain import CodecChain
-from gpustore.conversion import Converter
+from gpustore.data_types.conversion import Converter
 from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import copy_launches

@@ -36,7 +36,7 @@ from gpustore.backends._host_points import (
 from gpustore.backends._stack import STACK_NBYTES, stacks
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
-from gpustore.conversion import Converter
+from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.piece_plan import PieceWindow

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codecs.base import ChunkBytes, Option, too_long, too_short
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MismatchError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import Members

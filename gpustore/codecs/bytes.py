@@ -27,8 +27,8 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
-from gpustore.dtype import dtype as DataType
-from gpustore.dtype import float4_e2m1fn, int2, int4
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component
 from gpustore.runtime.buffer import Buffer

@@ -32,7 +32,7 @@ from gpustore.codecs.chain_spec import (
     parse_v3,
     resolving,
 )
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import (
     MetadataError,
     MismatchError,
@@ -208,7 +208,7 @@ def complete_v3(
 
     Examples
     --------
-    >>> from gpustore.dtype import uint16
+    >>> from gpustore.data_types.dtype import uint16
     >>> str(complete_v3([NamedConfiguration("zstd")], uint16, 2)[1])
     '{"configuration":{"checksum":false,"level":3},"name":"zstd"}'
     >>> str(complete_v3(None, uint16, 2, inner_order=(1, 0))[0])

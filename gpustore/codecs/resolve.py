@@ -36,7 +36,7 @@ from gpustore.codecs.chain_spec import (
 from gpustore.codecs.compressor import choose_v2
 from gpustore.codecs.filter import choose_filters
 from gpustore.codecs.value import Elements, ValueStage
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import (
     MetadataError,
     UnsupportedError,

@@ -35,7 +35,7 @@ from typing import Final
 from gpustore.codecs.base import ABSENT, Option, Options, ShardCodec, choice
 from gpustore.codecs.chain_spec import parse_codecs
 from gpustore.codecs.merge import complete_v3, merge_v3
-from gpustore.dtype import uint64
+from gpustore.data_types.dtype import uint64
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list

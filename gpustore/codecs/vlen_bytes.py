@@ -23,7 +23,7 @@ from __future__ import annotations
 from numcodecs.vlen import VLenBytes
 
 from gpustore.codecs._vlen import VlenCodec
-from gpustore.dtype import string
+from gpustore.data_types.dtype import string
 
 __all__ = ["CODEC"]
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from numcodecs.vlen import VLenUTF8
 
 from gpustore.codecs._vlen import VlenCodec
-from gpustore.dtype import ustring
+from gpustore.data_types.dtype import ustring
 
 __all__ = ["CODEC"]
 

@@ -24,6 +24,9 @@ from gpustore.backends._host_memory import HostMemory
 from gpustore.backends.host import HostBackend
 from gpustore.chunk_plan import check_bounds
 from gpustore.crop_plan import check_starts
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
+from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -33,7 +36,6 @@ from gpustore.drivers.base import (
     Unexplained,
     schema_members,
 )
-from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
     MetadataError,
     MismatchError,
@@ -42,7 +44,6 @@ from gpustore.errors import (
 )
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
@@ -52,7 +53,6 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
-from gpustore.unit import Unit
 
 __all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
 from gpustore.attributes import Attributes
-from gpustore.dtype import dtype as dtype_
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -29,7 +30,6 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members
-from gpustore.unit import Unit
 
 __all__ = [
     "METADATA_POOL",

@@ -4,7 +4,7 @@ JSON example::
 
     {"driver": "cast", "dtype": "float32", "base": "file:///data/x.zarr/|zarr3:"}
 
-Reads convert from the base's data type, writes to it (:mod:`gpustore.conversion`); where only one
+Reads convert from the base's data type, writes to it (:mod:`gpustore.data_types.conversion`); where only one
 of them is possible the store is read-only, or can only be written. Domain, layout, codec and units
 are those of the base, the fill value is converted. On a device kernels convert
 numbers; but the host makes floats of one byte from wider numbers, and what goes into the caller's
@@ -25,7 +25,10 @@ import numpy as np
 from gpustore import registry
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
-from gpustore.conversion import Converter, converter
+from gpustore.data_types.conversion import Converter, converter
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.json_array import object_array
+from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -35,11 +38,9 @@ from gpustore.drivers.base import (
     Unexplained,
     schema_members,
 )
-from gpustore.dtype import dtype as dtype_
 from gpustore.errors import GpustoreError, MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.json_array import object_array
 from gpustore.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
@@ -51,7 +52,6 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members, quote
-from gpustore.unit import Unit
 
 __all__ = ["DRIVER", "CastDriver", "CastSpec", "cast_driver"]
 

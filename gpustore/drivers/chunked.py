@@ -14,10 +14,12 @@ from typing import Any
 from gpustore import registry
 from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.json_array import object_array
+from gpustore.data_types.unit import Unit
 from gpustore.drivers._metadata_file import MetadataFile, described
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription
-from gpustore.dtype import dtype as dtype_
 from gpustore.errors import (
     ConflictError,
     MetadataError,
@@ -29,7 +31,6 @@ from gpustore.errors import (
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.json_array import object_array
 from gpustore.json_file import JsonFile
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import WriteRequest, prefix_end
@@ -49,7 +50,6 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, quote
-from gpustore.unit import Unit
 
 __all__ = ["ChunkedDriver"]
 

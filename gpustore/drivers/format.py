@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpustore.codecs.chain import CodecChain
-from gpustore.dtype import dtype as dtype_
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.index_space.bounds import Box
@@ -30,7 +31,6 @@ from gpustore.schema.domain_merge import merge_domains, merge_units
 from gpustore.schema.fill_value import check_broadcast, refuse_text
 from gpustore.shard import ShardLevel
 from gpustore.strict_json.parsing import JsonValue, Members, text
-from gpustore.unit import Unit
 
 __all__ = [
     "NO_SELECTION",

@@ -21,6 +21,8 @@ import numpy as np
 from gpustore import registry
 from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
+from gpustore.data_types.dtype import dtype
+from gpustore.data_types.json_array import object_array
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -31,11 +33,9 @@ from gpustore.drivers.base import (
     open_kvstore,
     schema_members,
 )
-from gpustore.dtype import dtype
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.json_array import object_array
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
 from gpustore.runtime.batch import Batch

@@ -24,6 +24,7 @@ from gpustore.codecs.merge import (
     read_chunk_shape_v3,
     shard_v3,
 )
+from gpustore.data_types.dtype import MORE_NUMBERS
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
@@ -41,7 +42,6 @@ from gpustore.drivers.format import (
     stored_element,
     with_zarr_domain,
 )
-from gpustore.dtype import MORE_NUMBERS
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.metadata.chunk_edges import ChunkEdges

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.dtype import DTYPES, of_elements
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import DTYPES, of_elements
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MismatchError, UnsupportedError
 from gpustore.metadata.object_type import is_object, object_dtype, object_type
 from gpustore.strict_json.parsing import quote, text

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from gpustore.dtype import DTYPES, MORE_NUMBERS, dtype
+from gpustore.data_types.dtype import DTYPES, MORE_NUMBERS, dtype
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.object_type import V3_NAMES, V3_OBJECTS, is_object, object_dtype

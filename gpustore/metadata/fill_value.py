@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from gpustore.dtype import DTYPES, dtype, of_elements
+from gpustore.data_types.dtype import DTYPES, dtype, of_elements
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3_DATA_TYPES

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import GpustoreError, MetadataError, prefixing
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import V3DataType, parse_v2_dtype, parse_v3_data_type

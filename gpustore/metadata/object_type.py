@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.dtype import DTYPES
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import DTYPES
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, expect_int, expect_list, expect_str, text
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
 
-from gpustore.dtype import of_elements
+from gpustore.data_types.dtype import of_elements
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import v2_dtype_to_json

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError
 from gpustore.metadata.data_type import parse_v2_dtype
 from gpustore.metadata.document import parse_shape, without_zeros

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeAlias
 
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -34,7 +35,6 @@ from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
 from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, dump, in_member
-from gpustore.unit import Unit
 
 __all__ = ["Zarr3Constraints", "Zarr3Metadata", "decode", "validate"]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -35,7 +36,6 @@ from gpustore.strict_json.parsing import (
     quote,
     text,
 )
-from gpustore.unit import Unit
 
 __all__ = ["STORAGE_TRANSFORMERS", "parse_dimension_units", "parse_members"]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast
 
+from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, prefixing
-from gpustore.json_array import shape_text
 from gpustore.runtime.keyword_argument import (
     as_floats,
     as_int,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
-from gpustore.json_array import shape_text
 from gpustore.schema.chunk_constraint import MAX_INDEX
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from gpustore.schema.chunk_constraint import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gpustore.data_types.unit import Unit
     from gpustore.index_space import IndexTransform
     from gpustore.schema.chunk_constraint import N
     from gpustore.schema.chunk_layout import ChunkLayout
-    from gpustore.unit import Unit
 
 __all__ = [
     "DimensionMap",

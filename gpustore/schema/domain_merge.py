@@ -8,7 +8,7 @@ from gpustore.errors import MetadataError
 from gpustore.index_space import Dim, IndexDomain
 
 if TYPE_CHECKING:
-    from gpustore.unit import Unit
+    from gpustore.data_types.unit import Unit
 
 __all__ = ["merge_domains", "merge_units", "units_text"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustore.dtype import dtype as DataType
-from gpustore.dtype import json as json_dtype
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.dtype import json as json_dtype
+from gpustore.data_types.json_array import array_from_json, array_to_json, shape_text
 from gpustore.errors import MetadataError, prefixing
-from gpustore.json_array import array_from_json, array_to_json, shape_text
 from gpustore.strict_json.parsing import JsonValue, from_python, text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FillValue:
     def from_json(cls, value: JsonValue, dtype: DataType | None) -> FillValue:
         """From nested JSON arrays; without `dtype` the elements are kept as JSON.
 
-        See :mod:`gpustore.json_array`.
+        See :mod:`gpustore.data_types.json_array`.
         """
         dtype = json_dtype if dtype is None else dtype
         return cls._frozen(_unbroadcast(array_from_json(value, dtype)), dtype)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from gpustore.dtype import dtype as DataType
-from gpustore.dtype import from_json as dtype_from_json
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.dtype import from_json as dtype_from_json
+from gpustore.data_types.json_array import shape_text
+from gpustore.data_types.unit import Unit, UnitLike
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
-from gpustore.json_array import shape_text
 from gpustore.runtime.keyword_argument import as_int, expect_type, set_keywords, when_known
 from gpustore.schema.chunk_constraint import MAX_RANK
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -32,14 +33,13 @@ from gpustore.strict_json.parsing import (
     from_python,
 )
 from gpustore.strict_json.repr import pretty
-from gpustore.unit import Unit, UnitLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from gpustore.dtype import DTypeLike
+    from gpustore.data_types.dtype import DTypeLike
 
 __all__ = ["Schema", "SchemaKeywords"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
-from gpustore.json_array import shape_text
 from gpustore.schema.constraint_transform import (
     affine_maps,
     layout_to_input,
@@ -20,8 +20,8 @@ from gpustore.schema.constraint_transform import (
 from gpustore.schema.fill_value import FillValue
 
 if TYPE_CHECKING:
+    from gpustore.data_types.unit import Unit
     from gpustore.schema.chunk_layout import ChunkLayout
-    from gpustore.unit import Unit
 
 __all__ = ["SchemaParts", "parts_to_input", "parts_to_output"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.conversion import converter
+from gpustore.data_types.conversion import converter
 from gpustore.device_kernels.launch import has_cast
 from gpustore.device_kernels.value import number_format
 from tests.emulator.queue import ORDERS
@@ -85,7 +85,7 @@ def test_numbers_are_computed(name):
     values = numbers(dtype if dtype.kind != "c" else np.dtype(f"f{dtype.itemsize // 2}"))
     if dtype.kind == "c":
         values = np.stack([values, values[::-1]], axis=-1).reshape(-1).view(dtype)
-    # TensorStore agrees with the host: tests/test_conversion.py.
+    # TensorStore agrees with the host: tests/data_types/test_conversion.py.
     host = gpustore.array(values)
     with emulated(ORDERS[NUMBERS.index(name) % 3], seed=2) as device:
         context = gpustore.Context({"device": device.name})

@@ -9,7 +9,7 @@ from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import dtype
+from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, DeviceError, LimitError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.statistics import STATISTICS

@@ -17,7 +17,7 @@ from gpustore.chunk_plan import plan_chunks
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.chain import CodecChain
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpustore.codecs._device_streams import prefers_host
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import dtype
+from gpustore.data_types.dtype import dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 from tests.codecs.contract import make_payload, stage
 from tests.device_memory import require_kernels

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpustore import registry
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import string, uint16, ustring
+from gpustore.data_types.dtype import string, uint16, ustring
 from gpustore.errors import (
     CorruptChunkError,
     LimitError,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpustore.codecs.base import ChunkBytes
 from gpustore.codecs.bytes import CODEC, checker, normalizer
-from gpustore.dtype import DTYPES, float4_e2m1fn, int2, int4
+from gpustore.data_types.dtype import DTYPES, float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component
 

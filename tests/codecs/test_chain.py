@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpustore.codecs.merge import complete_v3
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import DTYPES, int4, uint8, uint16
+from gpustore.data_types.dtype import DTYPES, int4, uint8, uint16
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.metadata.component import select
 from gpustore.metadata.named_configuration import NamedConfiguration

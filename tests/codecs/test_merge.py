@@ -8,7 +8,7 @@ import tensorstore
 from gpustore.codecs.chain_spec import parse_v3
 from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.codecs.merge import complete_v3, merge_v3
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr2_member import UNSET

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import gpustore
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import dtype
+from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 import gpustore
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -5,7 +5,7 @@ import pytest
 
 import gpustore
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import uint16
+from gpustore.data_types.dtype import uint16
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
 

@@ -15,7 +15,7 @@ import gpustore
 from gpustore.codecs.chain_spec import parse_v3
 from gpustore.codecs.merge import complete_v3, inner_order_v3, merge_v3
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import DTYPES, uint8, uint16
+from gpustore.data_types.dtype import DTYPES, uint8, uint16
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.component import select
 from gpustore.metadata.named_configuration import NamedConfiguration

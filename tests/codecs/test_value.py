@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import gpustore
 from gpustore.codecs.chain_spec import parse_v3
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import gpustore
 from gpustore.codecs import _zfp
 from gpustore.codecs.resolve import resolve_v2, resolve_v3
-from gpustore.dtype import dtype
+from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -10,7 +10,8 @@ import pytest
 
 from gpustore import registry
 from gpustore.codecs.value import Elements
-from gpustore.conversion import converter
+from gpustore.data_types.conversion import converter
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device_kernels.value import (
     Conversion,
     Side,
@@ -18,7 +19,6 @@ from gpustore.device_kernels.value import (
     steps_and_words,
     value_runs,
 )
-from gpustore.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError
 from tests.emulator import host_build
 from tests.kernels import execution

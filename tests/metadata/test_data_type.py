@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.data_type import (
     V3_DATA_TYPES,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError
 from gpustore.metadata.data_type import V3_DATA_TYPES, parse_v2_dtype
 from gpustore.metadata.fill_value import (

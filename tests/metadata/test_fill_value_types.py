@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.dtype import of_elements
+from gpustore.data_types.dtype import of_elements
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.metadata.data_type import (
     V3_DATA_TYPES,

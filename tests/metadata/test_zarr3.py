@@ -7,13 +7,13 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from gpustore.dtype import DTYPES
+from gpustore.data_types.dtype import DTYPES
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, decode, validate
 from gpustore.runtime.limits import Limits
-from gpustore.unit import Unit
 
 DOCUMENT = {
     "zarr_format": 3,

@@ -4,7 +4,7 @@ import numpy as np
 
 from gpustore.backends.host import BACKEND
 from gpustore.codecs.resolve import resolve_v3
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest

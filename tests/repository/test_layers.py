@@ -14,16 +14,15 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.data_types": 0,
     "gpustore.runtime": 0,
     "gpustore.strict_json": 0,
     "gpustore.errors": 0,
     "gpustore.registry": 0,
     "gpustore.url": 0,
     "gpustore.dtype": 0,
-    "gpustore.unit": 0,
     "gpustore.statistics": 0,
     "gpustore.resources": 0,
-    "gpustore.json_array": 0,
     "gpustore.index_space": 1,
     "gpustore.metadata": 2,
     "gpustore.schema": 2,
@@ -40,7 +39,6 @@ LAYERS = {
     "gpustore.rectilinear_plan": 3,
     "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
-    "gpustore.conversion": 3,
     "gpustore.json_file": 3,
     "gpustore.attributes": 3,
     "gpustore.hierarchy": 3,

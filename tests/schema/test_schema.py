@@ -8,7 +8,8 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.dtype import DTYPES, uint16
+from gpustore.data_types.dtype import DTYPES, uint16
+from gpustore.data_types.unit import Unit
 from gpustore.errors import GpustoreError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.schema import Schema
@@ -16,7 +17,6 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains
 from gpustore.schema.fill_value import FillValue
-from gpustore.unit import Unit
 
 MANY = settings(max_examples=200, derandomize=True, deadline=None)
 

@@ -1,4 +1,4 @@
-"""gpustore.unit, against tensorstore.Unit."""
+"""gpustore.data_types.unit, against tensorstore.Unit."""
 
 import copy
 import math
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError
-from gpustore.unit import Unit
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 

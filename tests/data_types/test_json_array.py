@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gpustore.dtype import DTYPES, dtype
+from gpustore.data_types.dtype import DTYPES, dtype
+from gpustore.data_types.json_array import array_from_json, array_to_json, object_array
 from gpustore.errors import MetadataError
-from gpustore.json_array import array_from_json, array_to_json, object_array
 
 NUMBERS = [name for name in DTYPES if name not in ("char", "byte", "string", "ustring", "json")]
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.dtype import DTYPES, dtype, from_json, of_elements
+from gpustore.data_types.dtype import DTYPES, dtype, from_json, of_elements
 from gpustore.errors import MetadataError
 
 # The package exports the class under the name of the module.

@@ -31,10 +31,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.dtype import MORE_NUMBERS
-from gpustore.dtype import dtype as DataType
+from gpustore.data_types.dtype import MORE_NUMBERS
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.json_array import array_to_json, element_parser
 from gpustore.errors import MetadataError
-from gpustore.json_array import array_to_json, element_parser
 
 __all__ = ["Converter", "converter"]
 

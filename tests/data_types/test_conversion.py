@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.conversion import converter
-from gpustore.dtype import DTYPES
+from gpustore.data_types.conversion import converter
+from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import GpustoreError
 
 NAMES = sorted(DTYPES)

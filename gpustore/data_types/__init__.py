@@ -1,0 +1,1 @@
+"""Data types, their conversion, units, and elements as nested JSON lists."""
