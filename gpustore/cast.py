@@ -27,8 +27,8 @@ def cast(base: TensorStore | Spec, dtype: Any) -> TensorStore | Spec:
     ----------
     base : TensorStore or Spec
     dtype : dtype
-        What is not a number of that type becomes one as :mod:`gpustore.data_types.conversion` says: floats
-        are rounded towards zero to integers, and integers keep their low bits.
+        What is not a number of that type becomes one as :mod:`gpustore.data_types.conversion` says:
+        floats are rounded towards zero to integers, and integers keep their low bits.
 
     Returns
     -------

@@ -4,11 +4,11 @@ JSON example::
 
     {"driver": "cast", "dtype": "float32", "base": "file:///data/x.zarr/|zarr3:"}
 
-Reads convert from the base's data type, writes to it (:mod:`gpustore.data_types.conversion`); where only one
-of them is possible the store is read-only, or can only be written. Domain, layout, codec and units
-are those of the base, the fill value is converted. On a device kernels convert
-numbers; but the host makes floats of one byte from wider numbers, and what goes into the caller's
-memory in another order, which is counted.
+Reads convert from the base's data type, writes to it (:mod:`gpustore.data_types.conversion`); where
+only one of them is possible the store is read-only, or can only be written. Domain, layout, codec
+and units are those of the base, the fill value is converted. On a device kernels convert numbers;
+but the host makes floats of one byte from wider numbers, and what goes into the caller's memory in
+another order, which is counted.
 
 Source: TensorStore's ``driver/cast``.
 """

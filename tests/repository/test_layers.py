@@ -20,8 +20,6 @@ LAYERS = {
     "gpustore.errors": 0,
     "gpustore.registry": 0,
     "gpustore.url": 0,
-    "gpustore.dtype": 0,
-    "gpustore.statistics": 0,
     "gpustore.resources": 0,
     "gpustore.index_space": 1,
     "gpustore.metadata": 2,
