@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._http_message import HttpRequest
 from gpustore.kvstores._obstore import ObstoreBucket
+from gpustore.kvstores.http.message import HttpRequest
 from gpustore.url import encode_path
 
 __all__ = ["Anonymous", "Authorization", "BearerToken", "SignedUrls"]

@@ -1,7 +1,7 @@
 """A bucket: its objects are asked for by requests of our own, its lists through obstore.
 
 :mod:`~gpustore.kvstores._authorization` has the requests show who asks;
-:mod:`~gpustore.kvstores._http_client` sends them, which bounds bodies and waits, repeats what may
+:mod:`~gpustore.kvstores.http.client` sends them, which bounds bodies and waits, repeats what may
 pass, obeys ``Retry-After``, follows no redirect and works in forked processes. Conditions are sent,
 and compared by the server in the same step in which it writes or deletes. obstore lists, and stores
 long values in parts (:mod:`~gpustore.kvstores._obstore`).
@@ -19,11 +19,11 @@ from typing import Final
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
 from gpustore.kvstores._authorization import Authorization
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
-from gpustore.kvstores._http_client import PASSING, HttpClient
-from gpustore.kvstores._http_message import HttpRequest, HttpResponse
 from gpustore.kvstores._obstore import ObstoreBucket
-from gpustore.kvstores._remote_read import RemoteReader
 from gpustore.kvstores.base import invalid_key, prefix_end
+from gpustore.kvstores.http.client import PASSING, HttpClient
+from gpustore.kvstores.http.message import HttpRequest, HttpResponse
+from gpustore.kvstores.http.range_reader import RemoteReader
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpRequest, HttpResponse, Origin
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import HttpRequest, HttpResponse, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts

@@ -26,9 +26,9 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores._relay import RELAY, Route, shows_who
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import Origin
 
 __all__ = ["ObstoreBucket", "require_obstore"]
 

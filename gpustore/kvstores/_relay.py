@@ -3,7 +3,7 @@
 obstore follows redirects to other origins, does not see ``Retry-After``, shows no tokens and no
 signatures, and has no switch for any of it. But it can be told to use a proxy, and this is one: a
 listener on loopback to which obstore speaks in the clear and whose requests
-:mod:`~gpustore.kvstores._http_client` sends on, encrypted if the bucket is. A signature covers the
+:mod:`~gpustore.kvstores.http.client` sends on, encrypted if the bucket is. A signature covers the
 host and the path of a request, not its scheme.
 
 1. Who does not know the secret of a bucket is refused, so nobody else on the machine can use it;
@@ -35,9 +35,9 @@ from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakValueDictionary
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
 from gpustore.kvstores._list_page import ListPages
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.runtime.executor import reset_after_fork

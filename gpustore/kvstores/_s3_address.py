@@ -9,8 +9,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpRequest, Origin
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts

@@ -18,8 +18,8 @@ from urllib.parse import urlencode, urlsplit
 
 from gpustore.errors import MetadataError, StoreIOError
 from gpustore.kvstores._bucket import code_of
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpRequest, Origin
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts

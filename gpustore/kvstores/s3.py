@@ -29,8 +29,6 @@ from gpustore.kvstores._authorization import Anonymous, Authorization, SignedUrl
 from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
 from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
 from gpustore.kvstores._bucket_kvstore import BucketKvStore
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpResponse
 from gpustore.kvstores._machine import is_made_by
 from gpustore.kvstores._obstore import ObstoreBucket, require_obstore
 from gpustore.kvstores._s3_address import (
@@ -45,6 +43,8 @@ from gpustore.kvstores.base import (
     require_slashes,
     take_references,
 )
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import HttpResponse
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 

@@ -11,7 +11,7 @@ import zarr
 
 import gpustore
 from gpustore.cli.main import main
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 
 SHAPE = (9, 14, 5)
 CHUNK = [4, 5, 2]

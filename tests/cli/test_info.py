@@ -8,7 +8,7 @@ import tensorstore
 
 import gpustore
 from gpustore.cli import info
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 from tests.on_device import emulated
 
 

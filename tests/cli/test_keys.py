@@ -10,7 +10,7 @@ import pytest
 
 import gpustore
 from gpustore.cli import keys
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 
 VALUES = {
     "zarr.json": b'{"a": [1, "\xc3\xa9"]}',

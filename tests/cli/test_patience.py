@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.kvstores.http_server import Fault, HttpServer
+from tests.kvstores.http.http_server import Fault, HttpServer
 
 
 @pytest.mark.parametrize("command", ["info", "cat", "du"])

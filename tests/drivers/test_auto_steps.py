@@ -12,7 +12,7 @@ import gpustore
 from gpustore import registry
 from gpustore.errors import MismatchError, UnsupportedError
 from tests.emulator.queue import ORDERS
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 from tests.on_device import emulated, on_host
 
 METADATA = {

@@ -7,7 +7,7 @@ another one) and `open_bucket`.
 import pytest
 
 from gpustore.errors import StoreIOError
-from tests.kvstores.http_server import Fault, head
+from tests.kvstores.http.http_server import Fault, head
 from tests.kvstores.s3_server import refuse
 
 __all__ = [

@@ -3,7 +3,7 @@
 import itertools
 
 from gpustore.kvstore import KvStore
-from tests.kvstores.http_server import head
+from tests.kvstores.http.http_server import head
 from tests.kvstores.s3_server import S3Server, refuse
 
 __all__ = ["GcsServer", "open_gcs"]

@@ -18,8 +18,8 @@ from gpustore.kvstores.zip import ZipKvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.gcs_server import GcsServer
-from tests.kvstores.http_server import Fault as ServerFault
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import Fault as ServerFault
+from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.s3_server import S3Server, refuse
 
 __all__ = ["PLACES", "Place"]

@@ -8,7 +8,7 @@ import hashlib
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from tests.kvstores.http_server import HttpServer, head
+from tests.kvstores.http.http_server import HttpServer, head
 
 __all__ = ["DATE", "S3Server", "refuse"]
 

@@ -11,15 +11,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpustore.errors import LimitError, StoreIOError
-from gpustore.kvstores import _http_connection, _relay
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores import _relay
 from gpustore.kvstores._relay import RELAY, Route
+from gpustore.kvstores.http import connection
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import Origin
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
-from tests.kvstores.http_server import Fault, HttpServer, head
-from tests.kvstores.tls import Authority, TlsServer
+from tests.kvstores.http.http_server import Fault, HttpServer, head
+from tests.kvstores.http.tls import Authority, TlsServer
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +289,7 @@ def test_there_are_no_tunnels(server):
 def test_service_is_asked_as_it_is_meant(server, monkeypatch, tmp_path):
     authority = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(_http_connection, "_TLS", [])
+    monkeypatch.setattr(connection, "_TLS", [])
     with TlsServer(authority.context(), {"k": b"secret"}) as service:
         route = make_route(server)
         origin = Origin("https", "localhost", service.port)

@@ -29,12 +29,12 @@ from gpustore.errors import (
 from gpustore.kvstore import KvStore
 from gpustore.kvstores import _machine, gcs
 from gpustore.kvstores._authorization import Anonymous
-from gpustore.kvstores._http_message import Origin
 from gpustore.kvstores.base import ABSENT, ReadState
+from gpustore.kvstores.http.message import Origin
 from tests.kvstores.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.gcs_server import GcsServer, open_gcs
-from tests.kvstores.http_server import Fault, HttpServer, head
+from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.s3_server import refuse
 from tests.on_device import emulated, on_host
 

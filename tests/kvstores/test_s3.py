@@ -30,14 +30,15 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _http_connection, _machine, _s3_address
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores import _machine, _s3_address
 from gpustore.kvstores.base import ABSENT, ReadState
+from gpustore.kvstores.http import connection
+from gpustore.kvstores.http.message import Origin
 from tests.kvstores.bucket_contract import *
 from tests.kvstores.contract import *
-from tests.kvstores.http_server import Fault, HttpServer, head
+from tests.kvstores.http.http_server import Fault, HttpServer, head
+from tests.kvstores.http.tls import Authority, TlsServer
 from tests.kvstores.s3_server import DATE, S3Server, refuse
-from tests.kvstores.tls import Authority, TlsServer
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
@@ -395,7 +396,7 @@ def web_identity(server, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(_http_connection, "_TLS", [])
+    monkeypatch.setattr(connection, "_TLS", [])
     found = {"AccessKeyId": "WK", "SecretAccessKey": "SECRET", "SessionToken": "WT"}
     found["Expiration"] = "2999-01-01T00:00:00Z"
     body = "".join(f"<{name}>{value}</{name}>" for name, value in found.items())
@@ -968,7 +969,7 @@ def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, short_parts, t
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(_http_connection, "_TLS", [])
+    monkeypatch.setattr(connection, "_TLS", [])
     with Server(authority.context()) as server:
         store = open_store(server)
         store["a/b"] = b"1"

@@ -18,10 +18,10 @@ import gpustore
 from gpustore.backends import _files
 from gpustore.errors import UnsupportedError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.http.connection import POOL
 from tests.kvstores.archive import central, patched
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}

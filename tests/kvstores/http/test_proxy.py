@@ -8,11 +8,11 @@ import pytest
 
 from gpustore.errors import MetadataError, StoreIOError, UnsupportedError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _http_connection
-from gpustore.kvstores._http_message import Origin
-from gpustore.kvstores._http_proxy import proxy_for
-from tests.kvstores.http_server import HttpServer, Request, head
-from tests.kvstores.tls import Authority, TlsServer
+from gpustore.kvstores.http import connection
+from gpustore.kvstores.http.message import Origin
+from gpustore.kvstores.http.proxy import proxy_for
+from tests.kvstores.http.http_server import HttpServer, Request, head
+from tests.kvstores.http.tls import Authority, TlsServer
 
 SOON = {"max_retries": 2, "initial_delay": "1ms", "max_delay": "2ms"}
 
@@ -51,9 +51,9 @@ def _environment(monkeypatch):
     for name in ("http", "https", "all", "no"):
         monkeypatch.delenv(f"{name}_proxy", raising=False)
         monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
-    _http_connection.POOL.close()
+    connection.POOL.close()
     yield
-    _http_connection.POOL.close()
+    connection.POOL.close()
 
 
 def open_store(url):
@@ -77,9 +77,7 @@ def test_plain_requests_are_passed_on_with_the_whole_url(monkeypatch):
 
 def test_encrypted_requests_go_through_a_tunnel(monkeypatch, tmp_path):
     authority = Authority(tmp_path)
-    monkeypatch.setattr(
-        _http_connection, "_TLS", [ssl.create_default_context(cafile=authority.path)]
-    )
+    monkeypatch.setattr(connection, "_TLS", [ssl.create_default_context(cafile=authority.path)])
     with (
         TlsServer(authority.context(host="data.example"), {"x/a": b"value"}) as server,
         ProxyServer(server.port) as proxy,

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.kvstores.http_server import HttpServer
+from tests.kvstores.http.http_server import HttpServer
 
 __all__ = ["Authority", "TlsServer"]
 

@@ -3,7 +3,7 @@
 1. Rows of one key whose ranges have at most 4095 bytes between them are merged, up to 16 MiB; also
    those with up to 64 KiB between them, if that is no more than the range behind, so that at most
    twice as much is read. Rows that want the same, once. A row of no bytes asks only for the head.
-2. All requests are sent at once (:mod:`~gpustore.kvstores._http_client`).
+2. All requests are sent at once (:mod:`~gpustore.kvstores.http.client`).
 3. The head of a response says which version of the value it is, how long that is, and which part
    follows; only if this is what was asked for is memory taken, and exactly as much.
 4. The rows cut their parts out of it.
@@ -22,9 +22,9 @@ from typing import Final
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, ReadState
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 

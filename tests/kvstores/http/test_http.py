@@ -27,11 +27,11 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._http_connection import POOL
-from gpustore.kvstores._remote_read import MERGED_NBYTES
 from gpustore.kvstores.base import ReadState
+from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.http.range_reader import MERGED_NBYTES
 from gpustore.runtime.context import Context
-from tests.kvstores.http_server import Fault, HttpServer, head
+from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.read_contract import *
 from tests.on_device import emulated, on_host
 

@@ -3,8 +3,8 @@
 JSON ``{"driver": "http", "base_url": "https://host/data?query", "path": "x.zarr/"}``, URL
 ``https://host/data/x.zarr/``. A key is a path on that server; the query of the base URL is added to
 every request. Ranges that lie close together are one request, many requests are under way at once
-(:mod:`~gpustore.kvstores._remote_read`), errors that may pass are retried and all waits are bounded
-(:mod:`~gpustore.kvstores._http_client`).
+(:mod:`~gpustore.kvstores.http.range_reader`), errors that may pass are retried and all waits are bounded
+(:mod:`~gpustore.kvstores.http.client`).
 
 The generation is the ``ETag``, if it is a strong one; a server without has no generations, and
 nobody notices there that a value changes between two reads of its parts. Values are not trusted:
@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from gpustore.errors import InvalidKeyError, MetadataError
-from gpustore.kvstores._http_client import HttpClient
-from gpustore.kvstores._http_message import HttpRequest, HttpResponse, Origin
-from gpustore.kvstores._remote_read import RemoteReader
 from gpustore.kvstores.base import (
     KvStoreDriver,
     ReadColumns,
@@ -31,6 +28,9 @@ from gpustore.kvstores.base import (
     references_json,
     take_references,
 )
+from gpustore.kvstores.http.client import HttpClient
+from gpustore.kvstores.http.message import HttpRequest, HttpResponse, Origin
+from gpustore.kvstores.http.range_reader import RemoteReader
 from gpustore.strict_json.parsing import at_position, expect_list, expect_str, quote
 from gpustore.url import check_segments, encode_path
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _http_connection
-from gpustore.kvstores._http_connection import POOL
 from gpustore.kvstores.base import ReadRequest
-from tests.kvstores.http_server import Fault, HttpServer, head
-from tests.kvstores.tls import Authority, TlsServer
+from gpustore.kvstores.http import connection
+from gpustore.kvstores.http.connection import POOL
+from tests.kvstores.http.http_server import Fault, HttpServer, head
+from tests.kvstores.http.tls import Authority, TlsServer
 
 SOON = {"max_retries": 2, "initial_delay": "1ms", "max_delay": "2ms"}
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -50,7 +50,7 @@ def authority(tmp_path_factory):
 def trusted(authority, monkeypatch):
     """What the authority has signed is trusted."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(_http_connection, "_TLS", [])
+    monkeypatch.setattr(connection, "_TLS", [])
     POOL.close()
     yield authority
     POOL.close()
@@ -247,7 +247,7 @@ def test_bytes_behind_a_body_are_not_taken_for_the_next_response(trusted, encryp
 
 
 def test_connections_that_nobody_uses_any_more_are_closed(server, monkeypatch):
-    monkeypatch.setattr(_http_connection, "_IDLE_S", 0.0)
+    monkeypatch.setattr(connection, "_IDLE_S", 0.0)
     with HttpServer({"k": b"1"}) as other:
         assert read(open_store(other.url)) == b"1"
         [[idle]] = POOL._idle.values()

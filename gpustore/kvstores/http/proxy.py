@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores.http.message import Origin
 
 __all__ = ["Proxy", "proxy_for"]
 

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection, driven by generators that never wait.
 
 A generator yields ``READ`` or ``WRITE`` when the socket has to be ready for more, so that one
-thread drives many connections (:mod:`~gpustore.kvstores._http_client`). A connection carries one
+thread drives many connections (:mod:`~gpustore.kvstores.http.client`). A connection carries one
 request at a time, and can be used again if its last response ended where it said.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Generator
 from typing import Final, TypeAlias
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores._http_address import RESOLVER, Address
-from gpustore.kvstores._http_message import (
+from gpustore.kvstores.http.address import RESOLVER, Address
+from gpustore.kvstores.http.message import (
     BodyPlan,
     HttpRequest,
     HttpResponse,
@@ -28,7 +28,7 @@ from gpustore.kvstores._http_message import (
     collect,
     parse_head,
 )
-from gpustore.kvstores._http_proxy import Proxy, proxy_for
+from gpustore.kvstores.http.proxy import Proxy, proxy_for
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import reset_after_fork
 

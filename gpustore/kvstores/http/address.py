@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Final, TypeAlias
 
-from gpustore.kvstores._http_message import Origin
+from gpustore.kvstores.http.message import Origin
 from gpustore.runtime.executor import reset_after_fork
 
 __all__ = ["RESOLVER", "Address", "Answer"]
