@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.kvstores.gcs_server import GcsServer
-from tests.kvstores.s3_server import S3Server
+from tests.kvstores.gcs.gcs_server import GcsServer
+from tests.kvstores.s3.s3_server import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -21,4 +21,4 @@ def gcs():
 @pytest.fixture
 def short_parts(monkeypatch):
     """Values of 100 bytes are written in parts."""
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    monkeypatch.setattr("gpustore.kvstores.buckets.bucket.WHOLE_NBYTES", 99)

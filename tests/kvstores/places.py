@@ -17,10 +17,10 @@ from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.kvstores.zip import ZipKvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
-from tests.kvstores.gcs_server import GcsServer
+from tests.kvstores.gcs.gcs_server import GcsServer
 from tests.kvstores.http.http_server import Fault as ServerFault
 from tests.kvstores.http.http_server import HttpServer
-from tests.kvstores.s3_server import S3Server, refuse
+from tests.kvstores.s3.s3_server import S3Server, refuse
 
 __all__ = ["PLACES", "Place"]
 

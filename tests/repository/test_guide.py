@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kvstores.gcs_server import GcsServer
+from tests.kvstores.gcs.gcs_server import GcsServer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

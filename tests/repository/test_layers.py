@@ -75,7 +75,7 @@ CONFINED = {
     "kvikio": "gpustore.backends._gds",
     "nvidia": "gpustore.backends._nvcomp",
     "importlib": "gpustore.registry",
-    "obstore": "gpustore.kvstores._obstore",
+    "obstore": "gpustore.kvstores.buckets.obstore",
     "rich": "gpustore.cli",
     "PIL": "gpustore.cli",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpustore.kvstores._bucket import Bucket, check_object_key
 from gpustore.kvstores.base import (
     DriverSpec,
     KvStoreDriver,
@@ -14,6 +13,7 @@ from gpustore.kvstores.base import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores.buckets.bucket import Bucket, check_object_key
 
 if TYPE_CHECKING:
     import builtins

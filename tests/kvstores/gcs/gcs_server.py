@@ -4,7 +4,7 @@ import itertools
 
 from gpustore.kvstore import KvStore
 from tests.kvstores.http.http_server import head
-from tests.kvstores.s3_server import S3Server, refuse
+from tests.kvstores.s3.s3_server import S3Server, refuse
 
 __all__ = ["GcsServer", "open_gcs"]
 

@@ -35,7 +35,7 @@ from urllib.parse import parse_qsl, urlsplit
 from weakref import WeakValueDictionary
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstores._list_page import ListPages
+from gpustore.kvstores.buckets.list_page import ListPages
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse, Origin, collect
 from gpustore.resources._request_concurrency import Permits

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpustore.errors import LimitError, StoreIOError
-from gpustore.kvstores import _relay
-from gpustore.kvstores._relay import RELAY, Route
+from gpustore.kvstores.buckets import relay
+from gpustore.kvstores.buckets.relay import RELAY, Route
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import Origin
@@ -107,7 +107,7 @@ def test_nothing_but_the_head_is_received_from_strangers(server):
 
 
 def test_strangers_do_not_stay(server, monkeypatch):
-    monkeypatch.setattr(_relay, "_OWN_WAIT_S", 0.2)
+    monkeypatch.setattr(relay, "_OWN_WAIT_S", 0.2)
     url = urlsplit(RELAY.open(make_route(server)))
     with (
         socket.create_connection((url.hostname, url.port), 30) as connection,
@@ -121,7 +121,7 @@ def test_strangers_do_not_stay(server, monkeypatch):
 
 
 def test_strangers_are_not_many(server, monkeypatch):
-    monkeypatch.setattr(_relay, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(relay, "_MOST_STRANGERS", 3)
     route = make_route(server)
     url = urlsplit(RELAY.open(route))
     with contextlib.ExitStack() as stack:

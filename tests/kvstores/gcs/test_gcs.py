@@ -27,15 +27,16 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _machine, gcs
-from gpustore.kvstores._authorization import Anonymous
+from gpustore.kvstores import gcs
 from gpustore.kvstores.base import ABSENT, ReadState
+from gpustore.kvstores.buckets import machine
+from gpustore.kvstores.buckets.authorization import Anonymous
 from gpustore.kvstores.http.message import Origin
-from tests.kvstores.bucket_contract import *
+from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
-from tests.kvstores.gcs_server import GcsServer, open_gcs
+from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http.http_server import Fault, HttpServer, head
-from tests.kvstores.s3_server import refuse
+from tests.kvstores.s3.s3_server import refuse
 from tests.on_device import emulated, on_host
 
 
@@ -283,7 +284,7 @@ def no_credentials(server, monkeypatch, tmp_path):
     for name in gcs._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
     return tmp_path
 
 
@@ -346,7 +347,7 @@ def signed_in(server, no_credentials, monkeypatch):
     answer = {"access_token": "TOKEN", "expires_in": 3600, "token_type": "Bearer"}
     with HttpServer({"token": json.dumps(answer).encode()}) as tokens:
         origin = Origin("http", "127.0.0.1", tokens.port)
-        monkeypatch.setattr("gpustore.kvstores._google_account.TOKENS", origin)
+        monkeypatch.setattr("gpustore.kvstores.buckets.google_account.TOKENS", origin)
         yield tokens
 
 
@@ -422,7 +423,7 @@ def test_machine_is_asked_for_a_token_once_for_a_while(server, no_credentials, m
         assert [sent.headers["authorization"] for sent in server.requests] == ["Bearer FIRST"] * 3
         [asked] = machine.requests
         assert asked.headers["metadata-flavor"] == "Google"
-        monkeypatch.setattr("gpustore.kvstores._authorization._USED_S", -1.0)
+        monkeypatch.setattr("gpustore.kvstores.buckets.authorization._USED_S", -1.0)
         assert store["a"] == b"1"
         server.requests.clear()
         machine.requests.clear()

@@ -30,15 +30,16 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _machine, _s3_address
 from gpustore.kvstores.base import ABSENT, ReadState
+from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
-from tests.kvstores.bucket_contract import *
+from gpustore.kvstores.s3 import address
+from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.http.tls import Authority, TlsServer
-from tests.kvstores.s3_server import DATE, S3Server, refuse
+from tests.kvstores.s3.s3_server import DATE, S3Server, refuse
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
@@ -265,10 +266,10 @@ def test_keys_are_signed_once_for_a_while(server, monkeypatch):
     first = signatures()
     assert len(first) == 5
     assert signatures() == first
-    monkeypatch.setattr("gpustore.kvstores._authorization._USED_S", -1.0)
+    monkeypatch.setattr("gpustore.kvstores.buckets.authorization._USED_S", -1.0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OTHER")
     assert len(signatures()) == 5
-    monkeypatch.setattr("gpustore.kvstores._authorization._MOST", 2)
+    monkeypatch.setattr("gpustore.kvstores.buckets.authorization._MOST", 2)
     for key in keys:
         store.read(key).result()
     assert len(store.driver._bucket.authorization._known) <= 3
@@ -316,7 +317,7 @@ def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
     open_store(server).read("a").result()
     assert signature(server.requests[-1]) == {}
     refused = Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"), times=1)
@@ -489,7 +490,7 @@ def test_only_a_machine_of_amazon_is_asked_for_credentials(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
-    monkeypatch.setattr(_machine, "FIRMWARE", tmp_path)
+    monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
     (tmp_path / "sys_vendor").write_text(maker)
     authorization = open_store(server).driver._bucket.authorization
     assert getattr(authorization, "fetches", None) == (True if signs else None)
@@ -535,8 +536,8 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
         connection.sendall(head(403, fields))
 
     server.faults = [Fault(answer)]
-    monkeypatch.setattr(_s3_address, "AMAZON", Origin("http", "127.0.0.1", server.port))
-    monkeypatch.setattr(_s3_address, "_REGIONS", {})
+    monkeypatch.setattr(address, "AMAZON", Origin("http", "127.0.0.1", server.port))
+    monkeypatch.setattr(address, "_REGIONS", {})
     monkeypatch.setenv("AWS_REGION", "ap-south-1")
     for _ in range(2):
         store = KvStore.open({"driver": "s3", "bucket": bucket, **members}).result()
@@ -552,8 +553,8 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
 def test_amazon_that_cannot_be_reached_is_no_error(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    monkeypatch.setattr(_s3_address, "AMAZON", Origin("http", "127.0.0.1", port))
-    assert _s3_address.region_of_bucket("bucket") == ""
+    monkeypatch.setattr(address, "AMAZON", Origin("http", "127.0.0.1", port))
+    assert address.region_of_bucket("bucket") == ""
 
 
 def test_other_region_is_an_error_that_says_so(server):
@@ -860,7 +861,7 @@ def test_long_value_is_written_in_parts(server, short_parts):
 
 
 def test_lost_answer_about_a_value_in_parts_is_found_out(server, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    monkeypatch.setattr("gpustore.kvstores.buckets.bucket.WHOLE_NBYTES", 99)
     value = bytes(range(100))
 
     def obey_and_hang_up(server, connection, request):
@@ -885,7 +886,7 @@ def test_lost_answer_about_a_value_in_parts_is_found_out(server, monkeypatch):
 
 
 def test_parts_of_a_value_that_fails_do_not_stay(server, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    monkeypatch.setattr("gpustore.kvstores.buckets.bucket.WHOLE_NBYTES", 99)
 
     def fail(server, connection, request):
         if request.method == "PUT":
@@ -899,7 +900,7 @@ def test_parts_of_a_value_that_fails_do_not_stay(server, monkeypatch):
 
 
 def test_part_that_arrives_late_does_not_stay(server, monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._bucket.WHOLE_NBYTES", 99)
+    monkeypatch.setattr("gpustore.kvstores.buckets.bucket.WHOLE_NBYTES", 99)
     both, deleted = threading.Barrier(2), threading.Event()
 
     def fail(server, connection, request):

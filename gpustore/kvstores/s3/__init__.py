@@ -3,7 +3,7 @@
 JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
 member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. obstore
 (extra ``cloud``) finds credentials, signs and lists; all requests are sent by our own client
-(:mod:`~gpustore.kvstores._bucket`). The context resource ``aws_credentials`` says where the
+(:mod:`~gpustore.kvstores.buckets.bucket`). The context resource ``aws_credentials`` says where the
 credentials are.
 
 The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
@@ -25,26 +25,26 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
-from gpustore.kvstores._authorization import Anonymous, Authorization, SignedUrls
-from gpustore.kvstores._aws_profile import profile_keys, profile_name, region_of
-from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
-from gpustore.kvstores._bucket_kvstore import BucketKvStore
-from gpustore.kvstores._machine import is_made_by
-from gpustore.kvstores._obstore import ObstoreBucket, require_obstore
-from gpustore.kvstores._s3_address import (
-    USUAL_REGION,
-    S3Address,
-    environment_endpoint,
-    region_of_bucket,
-)
-from gpustore.kvstores._web_identity import WebIdentity
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
     take_references,
 )
+from gpustore.kvstores.buckets.authorization import Anonymous, Authorization, SignedUrls
+from gpustore.kvstores.buckets.aws_profile import profile_keys, profile_name, region_of
+from gpustore.kvstores.buckets.bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
+from gpustore.kvstores.buckets.kvstore import BucketKvStore
+from gpustore.kvstores.buckets.machine import is_made_by
+from gpustore.kvstores.buckets.obstore import ObstoreBucket, require_obstore
+from gpustore.kvstores.buckets.web_identity import WebIdentity
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpResponse
+from gpustore.kvstores.s3.address import (
+    USUAL_REGION,
+    S3Address,
+    environment_endpoint,
+    region_of_bucket,
+)
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 

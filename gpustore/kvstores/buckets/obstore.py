@@ -1,6 +1,6 @@
 """A bucket as obstore knows it: who finds credentials, signs, lists and stores in parts.
 
-What it sends goes through :mod:`~gpustore.kvstores._relay`.
+What it sends goes through :mod:`~gpustore.kvstores.buckets.relay`.
 
 obstore's threads do not live on in a forked process, where a call would wait for ever. So a child
 of a process that has used it gets a ForkError.
@@ -26,7 +26,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores._relay import RELAY, Route, shows_who
+from gpustore.kvstores.buckets.relay import RELAY, Route, shows_who
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import Origin
 

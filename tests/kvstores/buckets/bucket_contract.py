@@ -8,7 +8,7 @@ import pytest
 
 from gpustore.errors import StoreIOError
 from tests.kvstores.http.http_server import Fault, head
-from tests.kvstores.s3_server import refuse
+from tests.kvstores.s3.s3_server import refuse
 
 __all__ = [
     "ACTIONS",

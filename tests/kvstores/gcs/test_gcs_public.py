@@ -11,10 +11,10 @@ from gpustore.kvstores import gcs
 from gpustore.kvstores.base import ABSENT, ReadState
 from gpustore.kvstores.http.message import Origin
 from tests.kvstores.contract import get, put
-from tests.kvstores.gcs_server import GcsServer, open_gcs
+from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http.http_server import Fault, head
 from tests.kvstores.read_contract import *
-from tests.kvstores.s3_server import refuse
+from tests.kvstores.s3.s3_server import refuse
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from gpustore.errors import MetadataError, StoreIOError
-from gpustore.kvstores._bucket import code_of
+from gpustore.kvstores.buckets.bucket import code_of
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits

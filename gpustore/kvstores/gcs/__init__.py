@@ -4,7 +4,7 @@ JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name
 (extra ``cloud``) finds credentials and lists: those of ``GOOGLE_APPLICATION_CREDENTIALS``, of
 ``gcloud auth application-default login``, or of the machine, if it is Google's. Without any, or
 with ``GOOGLE_SKIP_SIGNATURE=true``, requests are anonymous, as a public bucket allows it. All
-requests are sent by our own client (:mod:`~gpustore.kvstores._bucket`). ``STORAGE_EMULATOR_HOST``
+requests are sent by our own client (:mod:`~gpustore.kvstores.buckets.bucket`). ``STORAGE_EMULATOR_HOST``
 is another server, which gets no credentials. The context resource ``gcs_user_project`` says which
 project pays.
 
@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from gpustore.errors import InvalidKeyError, MetadataError, NotFoundError, UnsupportedError
-from gpustore.kvstores._authorization import Anonymous, Authorization, BearerToken
-from gpustore.kvstores._bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
-from gpustore.kvstores._bucket_kvstore import BucketKvStore
-from gpustore.kvstores._google_account import GoogleAccount
-from gpustore.kvstores._machine import is_made_by
-from gpustore.kvstores._obstore import ObstoreBucket, require_obstore
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
     take_references,
 )
+from gpustore.kvstores.buckets.authorization import Anonymous, Authorization, BearerToken
+from gpustore.kvstores.buckets.bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
+from gpustore.kvstores.buckets.google_account import GoogleAccount
+from gpustore.kvstores.buckets.kvstore import BucketKvStore
+from gpustore.kvstores.buckets.machine import is_made_by
+from gpustore.kvstores.buckets.obstore import ObstoreBucket, require_obstore
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpResponse, Origin
 from gpustore.strict_json.parsing import quote

@@ -3,7 +3,7 @@
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._list_page import ListPages
+from gpustore.kvstores.buckets.list_page import ListPages
 
 
 def page(*keys, token="", names=()):

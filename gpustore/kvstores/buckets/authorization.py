@@ -1,6 +1,6 @@
 """How requests for objects of a bucket show who asks: not at all, in their URLs, or in a field.
 
-Both kinds of credentials are found by obstore (:mod:`~gpustore.kvstores._obstore`) and used for a
+Both kinds of credentials are found by obstore (:mod:`~gpustore.kvstores.buckets.obstore`) and used for a
 minute: after that they may have been replaced.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._obstore import ObstoreBucket
+from gpustore.kvstores.buckets.obstore import ObstoreBucket
 from gpustore.kvstores.http.message import HttpRequest
 from gpustore.url import encode_path
 

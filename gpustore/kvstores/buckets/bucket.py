@@ -1,10 +1,10 @@
 """A bucket: its objects are asked for by requests of our own, its lists through obstore.
 
-:mod:`~gpustore.kvstores._authorization` has the requests show who asks;
+:mod:`~gpustore.kvstores.buckets.authorization` has the requests show who asks;
 :mod:`~gpustore.kvstores.http.client` sends them, which bounds bodies and waits, repeats what may
 pass, obeys ``Retry-After``, follows no redirect and works in forked processes. Conditions are sent,
 and compared by the server in the same step in which it writes or deletes. obstore lists, and stores
-long values in parts (:mod:`~gpustore.kvstores._obstore`).
+long values in parts (:mod:`~gpustore.kvstores.buckets.obstore`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Final
 
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
-from gpustore.kvstores._authorization import Authorization
 from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
-from gpustore.kvstores._obstore import ObstoreBucket
 from gpustore.kvstores.base import invalid_key, prefix_end
+from gpustore.kvstores.buckets.authorization import Authorization
+from gpustore.kvstores.buckets.obstore import ObstoreBucket
 from gpustore.kvstores.http.client import PASSING, HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
 from gpustore.kvstores.http.range_reader import RemoteReader
