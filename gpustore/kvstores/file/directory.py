@@ -8,12 +8,12 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from gpustore.kvstores._atomic_file import clean_up
-from gpustore.kvstores._file_root import DIRECTORY_FLAGS, io_error
+from gpustore.kvstores.file.atomic_file import clean_up
+from gpustore.kvstores.file.root import DIRECTORY_FLAGS, io_error
 
 if TYPE_CHECKING:
     from gpustore.errors import StoreIOError
-    from gpustore.kvstores._file_root import Root
+    from gpustore.kvstores.file.root import Root
 
 __all__ = ["Directories", "parent_of"]
 

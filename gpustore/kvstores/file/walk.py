@@ -6,15 +6,15 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from gpustore.kvstores._file_directory import parent_of
-from gpustore.kvstores._file_lock import LOCK_SUFFIX
-from gpustore.kvstores._file_root import DIRECTORY_FLAGS, io_error
 from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.file.directory import parent_of
+from gpustore.kvstores.file.lock import LOCK_SUFFIX
+from gpustore.kvstores.file.root import DIRECTORY_FLAGS, io_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpustore.kvstores._file_root import Root
+    from gpustore.kvstores.file.root import Root
 
 __all__ = ["scan", "walk", "within"]
 

@@ -19,7 +19,7 @@ import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from gpustore.kvstores._file_lock import LOCK_SUFFIX, remove_abandoned
+from gpustore.kvstores.file.lock import LOCK_SUFFIX, remove_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

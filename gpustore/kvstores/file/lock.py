@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._file_root import io_error
-from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
+from gpustore.kvstores.file.linked_lock import WHOLE_FILE, LinkedLock
+from gpustore.kvstores.file.root import io_error
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Without a condition the value is written first and the lock is held only for the rename. With a
 condition everything happens under the lock, so that a writer which loses a race finds out before
 it has written anything. In mode ``"non_atomic"`` nothing is renamed: the file itself is written
-(:mod:`~gpustore.kvstores._in_place_file`). All directories are synced once, when the batch is
+(:mod:`~gpustore.kvstores.file.in_place_file`). All directories are synced once, when the batch is
 closed.
 """
 
@@ -14,13 +14,13 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
-from gpustore.kvstores._atomic_file import TemporaryFile, generation_of, temporary_name
-from gpustore.kvstores._file_directory import Directories, parent_of
-from gpustore.kvstores._file_lock import hold
-from gpustore.kvstores._file_root import io_error
-from gpustore.kvstores._in_place_file import write_in_place
-from gpustore.kvstores._linked_lock import LinkedLock
 from gpustore.kvstores.base import ABSENT, condition_holds
+from gpustore.kvstores.file.atomic_file import TemporaryFile, generation_of, temporary_name
+from gpustore.kvstores.file.directory import Directories, parent_of
+from gpustore.kvstores.file.in_place_file import write_in_place
+from gpustore.kvstores.file.linked_lock import LinkedLock
+from gpustore.kvstores.file.lock import hold
+from gpustore.kvstores.file.root import io_error
 from gpustore.runtime.executor import CancelToken
 from gpustore.strict_json.parsing import quote
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gpustore.errors import StoreIOError
-    from gpustore.kvstores._file_options import FileOptions
-    from gpustore.kvstores._file_root import Root
     from gpustore.kvstores.base import Replacement
+    from gpustore.kvstores.file.options import FileOptions
+    from gpustore.kvstores.file.root import Root
     from gpustore.runtime.buffer import Buffer
 
 __all__ = ["WriteBatch"]

@@ -6,16 +6,16 @@ import pytest
 
 from gpustore.errors import StoreIOError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _file_root
-from gpustore.kvstores._file_root import READ_FLAGS, Root
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.file import root
+from gpustore.kvstores.file.root import READ_FLAGS, Root
 
 
 @pytest.fixture(params=["openat2", "realpath"], autouse=True)
 def _system(request, monkeypatch):
     if request.param == "realpath":
-        monkeypatch.setattr(_file_root, "_OPENAT2", False)
-    elif not _file_root._OPENAT2:
+        monkeypatch.setattr(root, "_OPENAT2", False)
+    elif not root._OPENAT2:
         pytest.skip("this kernel has no openat2")
 
 

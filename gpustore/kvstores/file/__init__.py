@@ -2,9 +2,9 @@
 
 A key is a whole path: ``{"driver": "file", "path": "/data/x/"}`` prefixes every key with
 ``/data/x/``. Reading costs one open, fstat, read and close. Writing is atomic and, unless
-``file_io_sync`` says otherwise, durable (:mod:`~gpustore.kvstores._atomic_file`); writers of one
-key exclude each other, TensorStore's included (:mod:`~gpustore.kvstores._file_lock`); links do
-not lead out of the store (:mod:`~gpustore.kvstores._file_root`).
+``file_io_sync`` says otherwise, durable (:mod:`~gpustore.kvstores.file.atomic_file`); writers of one
+key exclude each other, TensorStore's included (:mod:`~gpustore.kvstores.file.lock`); links do
+not lead out of the store (:mod:`~gpustore.kvstores.file.root`).
 
 Source: TensorStore ``kvstore/file/index.rst``; URL ``file:///data/x/``.
 """
@@ -19,16 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores._atomic_file import generation_of
-from gpustore.kvstores._file_batch import WriteBatch
-from gpustore.kvstores._file_directory import parent_of
-from gpustore.kvstores._file_key import check_path, check_tail, path_from_url
-from gpustore.kvstores._file_lock import thread_lock
-from gpustore.kvstores._file_options import RESOURCES, FileOptions
-from gpustore.kvstores._file_root import Root, io_error
-from gpustore.kvstores._file_walk import scan, walk, within
-from gpustore.kvstores._regular_file import open_regular
-from gpustore.kvstores._unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.kvstores.base import (
     ABSENT,
     KvStoreDriver,
@@ -44,6 +34,16 @@ from gpustore.kvstores.base import (
     prefix_end,
     take_references,
 )
+from gpustore.kvstores.file.atomic_file import generation_of
+from gpustore.kvstores.file.batch import WriteBatch
+from gpustore.kvstores.file.directory import parent_of
+from gpustore.kvstores.file.key import check_path, check_tail, path_from_url
+from gpustore.kvstores.file.lock import thread_lock
+from gpustore.kvstores.file.options import RESOURCES, FileOptions
+from gpustore.kvstores.file.regular_file import open_regular
+from gpustore.kvstores.file.root import Root, io_error
+from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
+from gpustore.kvstores.file.walk import scan, walk, within
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 

@@ -12,8 +12,8 @@ import pytest
 
 from gpustore.errors import StoreIOError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._file_lock import hold, remove_abandoned
-from gpustore.kvstores._linked_lock import WHOLE_FILE
+from gpustore.kvstores.file.linked_lock import WHOLE_FILE
+from gpustore.kvstores.file.lock import hold, remove_abandoned
 from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._file_lock import hold
-from gpustore.kvstores._linked_lock import WHOLE_FILE, LinkedLock
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.file.linked_lock import WHOLE_FILE, LinkedLock
+from gpustore.kvstores.file.lock import hold
 
 WORKER = Path(__file__).with_name("worker.py")
 

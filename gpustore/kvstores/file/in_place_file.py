@@ -13,12 +13,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from gpustore.kvstores._atomic_file import write_all
-from gpustore.kvstores._file_root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error
-from gpustore.kvstores._regular_file import open_regular
+from gpustore.kvstores.file.atomic_file import write_all
+from gpustore.kvstores.file.regular_file import open_regular
+from gpustore.kvstores.file.root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._file_root import Root
+    from gpustore.kvstores.file.root import Root
     from gpustore.runtime.buffer import Buffer
 
 __all__ = ["write_in_place"]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _unbuffered_file
-from gpustore.kvstores._unbuffered_file import read_unbuffered, start_unbuffered
+from gpustore.kvstores.file import unbuffered_file
+from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.runtime.statistics import STATISTICS
 
 COUNTERS = ("unbuffered_reads", "unbuffered_fallbacks")
@@ -59,8 +59,8 @@ def test_any_part_is_what_an_ordinary_read_gives(file, offset, nbytes, shift):
 
 
 def test_values_longer_than_the_memory_of_a_thread(file, monkeypatch):
-    monkeypatch.setattr(_unbuffered_file, "_BOUNCE_NBYTES", 8192)
-    monkeypatch.setattr(_unbuffered_file, "_thread", type(_unbuffered_file._thread)())
+    monkeypatch.setattr(unbuffered_file, "_BOUNCE_NBYTES", 8192)
+    monkeypatch.setattr(unbuffered_file, "_thread", type(unbuffered_file._thread)())
     store = KvStore.open(
         {"driver": "file", "path": f"{file.parent}/", "file_io_mode": {"mode": "direct"}}
     ).result()
@@ -118,7 +118,7 @@ def test_forked_child_reads_with_memory_of_its_own(file):
         "spec = {'driver': 'file', 'path': sys.argv[1], 'file_io_mode': {'mode': 'direct'}}\n"
         "store = KvStore.open(spec).result()\n"
         "whole = bytes(store.read_many(ReadRequest(['a'])).value[0])\n"
-        "mine = _unbuffered_file._bounce()\n"
+        "mine = unbuffered_file._bounce()\n"
         "before = bytes(mine[:100])\n"
         "pid = os.fork()\n"
         "if not pid:\n"

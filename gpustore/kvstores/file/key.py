@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from gpustore.errors import InvalidKeyError
-from gpustore.kvstores._file_lock import LOCK_SUFFIX
 from gpustore.kvstores.base import invalid_key, require_slashes
+from gpustore.kvstores.file.lock import LOCK_SUFFIX
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:

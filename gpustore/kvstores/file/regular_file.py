@@ -8,7 +8,7 @@ import stat
 from typing import Final
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._file_root import READ_FLAGS, Root
+from gpustore.kvstores.file.root import READ_FLAGS, Root
 from gpustore.strict_json.parsing import quote
 
 __all__ = ["open_regular"]

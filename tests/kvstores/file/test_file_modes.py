@@ -129,7 +129,7 @@ def test_in_place_means_the_same_file(tmp_path):
 def test_create_only_holds_even_if_the_file_appears_after_the_look(tmp_path, monkeypatch):
     store = KvStore.open(spec(tmp_path, "non_atomic")).result()
     monkeypatch.setattr(
-        "gpustore.kvstores._file_batch._generation_at", lambda directory, name: ABSENT
+        "gpustore.kvstores.file.batch._generation_at", lambda directory, name: ABSENT
     )
     (tmp_path / "a").write_bytes(b"theirs")
     assert put(store, "a", b"ours", ABSENT) == b""

@@ -3,7 +3,7 @@
 A lock file of its own for each key is created and removed with each write, and ext4 looks through
 all files removed in the last seconds whenever it creates one: a batch of 500 chunks took twice the
 time. A hard link of a file that is there already costs a directory entry. Other writers see what
-:mod:`~gpustore.kvstores._file_lock` describes: a locked file of that name, which is gone, or
+:mod:`~gpustore.kvstores.file.lock` describes: a locked file of that name, which is gone, or
 another, by the time they get the lock.
 
 The file is locked only while it has a key's name, and nothing is waited for meanwhile. Who waits
