@@ -15,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpustore.errors import ConflictError, GpustoreError
-from gpustore.kvstores._zip_archive import Archive, Changed
-from gpustore.kvstores._zip_directory import Directory
-from gpustore.kvstores._zip_rewrite import NewMember, Rewrite
 from gpustore.kvstores.base import (
     ABSENT,
     Base,
@@ -26,6 +23,9 @@ from gpustore.kvstores.base import (
     WriteRequest,
     condition_holds,
 )
+from gpustore.kvstores.zip.archive import Archive, Changed
+from gpustore.kvstores.zip.directory import Directory
+from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.runtime.limits import Limits

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores._zip_directory import METHODS
-from gpustore.kvstores._zip_member import (
+from gpustore.kvstores.zip.directory import METHODS
+from gpustore.kvstores.zip.member import (
     ENCODE_METHODS,
     check_crc32,
     check_encoded_nbytes,

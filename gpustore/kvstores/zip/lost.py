@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._zip_archive import Archive
-from gpustore.kvstores._zip_directory import RECORD, Directory, corrupt
-from gpustore.kvstores._zip_member import LOCAL_HEADER, LOCAL_SIGNATURE, read_local_header
 from gpustore.kvstores.base import ABSENT
+from gpustore.kvstores.zip.archive import Archive
+from gpustore.kvstores.zip.directory import RECORD, Directory, corrupt
+from gpustore.kvstores.zip.member import LOCAL_HEADER, LOCAL_SIGNATURE, read_local_header
 from gpustore.strict_json.parsing import quote
 
 __all__ = ["find_lost"]

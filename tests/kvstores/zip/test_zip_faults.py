@@ -9,8 +9,8 @@ from gpustore.errors import GpustoreError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.zip import ZipKvStore
-from tests.kvstores.archive import opened
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.kvstores.zip.archive import opened
 
 KEYS = ["a", "b/c", "b/d"]
 VALUES = st.none() | st.binary(max_size=6) | st.integers(1, 9).map(lambda n: bytes([n]) * 70_000)

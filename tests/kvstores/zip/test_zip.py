@@ -27,15 +27,15 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._zip_directory import METHODS
 from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.zip.directory import METHODS
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
-from tests.kvstores.archive import central, local, made, opened, patched
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.http.http_server import HttpServer
+from tests.kvstores.zip.archive import central, local, made, opened, patched
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import CorruptChunkError, UnsupportedError
-from gpustore.kvstores._zip_end import TAIL_NBYTES, End, find_end, pack_end
-from tests.kvstores.archive import made, patched
+from gpustore.kvstores.zip.end import TAIL_NBYTES, End, find_end, pack_end
+from tests.kvstores.zip.archive import made, patched
 
 GOOD = made([("a", b"1"), ("b/c", b"22" * 50)])
 END = len(GOOD) - 22

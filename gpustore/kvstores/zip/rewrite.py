@@ -2,7 +2,7 @@
 
 1. Members that stay are copied as they are stored, with all that lies between them and the next
    member, also if they cannot be decoded; so is what lies before the first one. Only the directory
-   says anew where they are, and which version they are (:mod:`gpustore.kvstores._zip_directory`).
+   says anew where they are, and which version they are (:mod:`gpustore.kvstores.zip.directory`).
 2. New members follow, then the directory and the end record. Sizes are known beforehand, so no data
    descriptors are needed. zip64 is used where numbers are too large for the fields they go into.
 
@@ -22,7 +22,7 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from gpustore.kvstores._zip_directory import (
+from gpustore.kvstores.zip.directory import (
     RECORD,
     STAMP_HEADER,
     STAMP_ID,
@@ -32,8 +32,8 @@ from gpustore.kvstores._zip_directory import (
     corrupt,
     pack_generation,
 )
-from gpustore.kvstores._zip_end import End, pack_end
-from gpustore.kvstores._zip_member import LOCAL_HEADER, LOCAL_SIGNATURE, encode
+from gpustore.kvstores.zip.end import End, pack_end
+from gpustore.kvstores.zip.member import LOCAL_HEADER, LOCAL_SIGNATURE, encode
 from gpustore.runtime.buffer import Buffer
 
 __all__ = ["NewMember", "Rewrite"]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._zip_directory import Directory
-from gpustore.kvstores._zip_end import End
-from gpustore.kvstores._zip_rewrite import NewMember, Rewrite
-from tests.kvstores.archive import made, opened
-from tests.kvstores.test__zip_directory import directory, zip64_record
+from gpustore.kvstores.zip.directory import Directory
+from gpustore.kvstores.zip.end import End
+from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
+from tests.kvstores.zip.archive import made, opened
+from tests.kvstores.zip.test_directory import directory, zip64_record
 
 NAMES = ["a", "b/c", "é", "d/"]
 

@@ -13,10 +13,10 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError, GpustoreError, StoreIOError, UnsupportedError
-from gpustore.kvstores._zip_directory import EMPTY, Directory, read_directory
-from gpustore.kvstores._zip_end import TAIL_NBYTES
-from gpustore.kvstores._zip_member import LOCAL_HEADER, read_local_header
 from gpustore.kvstores.base import Base, ReadRequest, ReadState
+from gpustore.kvstores.zip.directory import EMPTY, Directory, read_directory
+from gpustore.kvstores.zip.end import TAIL_NBYTES
+from gpustore.kvstores.zip.member import LOCAL_HEADER, read_local_header
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import reset_after_fork
 

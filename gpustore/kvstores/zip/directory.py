@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
-from gpustore.kvstores._zip_end import CODEC, End, find_end
+from gpustore.kvstores.zip.end import CODEC, End, find_end
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import INT64_MAX, quote
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
-from gpustore.kvstores._zip_directory import Directory, check_name, read_directory
-from gpustore.kvstores._zip_end import End
 from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.zip.directory import Directory, check_name, read_directory
+from gpustore.kvstores.zip.end import End
 from gpustore.runtime.limits import Limits
-from tests.kvstores.archive import central, made, opened, patched
+from tests.kvstores.zip.archive import central, made, opened, patched
 
 GOOD = made(
     [

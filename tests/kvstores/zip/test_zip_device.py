@@ -13,9 +13,9 @@ import pytest
 import gpustore
 from gpustore.backends import _files
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores import _zip_archive
+from gpustore.kvstores.zip import archive
 from tests.emulator.queue import ORDERS
-from tests.kvstores.archive import central, made, patched
+from tests.kvstores.zip.archive import central, made, patched
 from tests.on_device import emulated, on_host
 
 SHAPE = (75, 90)
@@ -287,7 +287,7 @@ def test_the_innermost_archive_is_named(tmp_path, lazy):
 @pytest.mark.parametrize("kind", ["allocations", "pinned"])
 def test_checksums_are_compared_when_memory_runs_out(tmp_path, monkeypatch, kind, codecs, damaged):
     """Bytes that come back to the host are compared there."""
-    monkeypatch.setattr(_zip_archive, "_SMALL_NBYTES", 0)  # None comes along with its header.
+    monkeypatch.setattr(archive, "_SMALL_NBYTES", 0)  # None comes along with its header.
     url = raw_archive(tmp_path / "a.zip", codecs=codecs, damaged=damaged)
     name = "allocations" if kind == "allocations" else "allocate_pinned"
     number, calls, outcomes = 0, 1, []

@@ -21,7 +21,7 @@ import zstandard
 from isal import isal_zlib
 
 from gpustore.errors import CorruptChunkError
-from gpustore.kvstores._zip_directory import METHODS, Directory, corrupt
+from gpustore.kvstores.zip.directory import METHODS, Directory, corrupt
 from gpustore.runtime.buffer import Buffer
 
 __all__ = [

@@ -20,8 +20,8 @@ from gpustore.errors import UnsupportedError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest
 from gpustore.kvstores.http.connection import POOL
-from tests.kvstores.archive import central, patched
 from tests.kvstores.http.http_server import HttpServer
+from tests.kvstores.zip.archive import central, patched
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}

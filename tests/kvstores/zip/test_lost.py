@@ -7,10 +7,10 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError
-from gpustore.kvstores import _zip_lost
 from gpustore.kvstores.base import Base, ReadRequest, ReadState
-from tests.kvstores.archive import central, made, opened
+from gpustore.kvstores.zip import lost
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.kvstores.zip.archive import central, made, opened
 
 MEMBERS = {f"c/{i}": bytes([i]) * 3 for i in range(5)} | {"zarr.json": b"{}", "é": b"4"}
 
@@ -69,8 +69,8 @@ def test_no_fill_value_takes_the_place_of_a_chunk(tmp_path):
 
 
 def test_of_many_members_those_with_similar_names_are_looked_at(monkeypatch):
-    monkeypatch.setattr(_zip_lost, "_MOST_HERE", 64)
-    monkeypatch.setattr(_zip_lost, "_COMPARED", 1000)
+    monkeypatch.setattr(lost, "_MOST_HERE", 64)
+    monkeypatch.setattr(lost, "_COMPARED", 1000)
     data = renamed(made([(f"c/{i:03d}", b"x") for i in range(300)]), 123, 3, ord("~"))
     store = opened(data)
     for key in ("c/999", "c/1234", "c/99", "d/999", "c/998"):

@@ -26,17 +26,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores._zip_archive import Archive, Changed
-from gpustore.kvstores._zip_directory import Directory, check_name
-from gpustore.kvstores._zip_lost import find_lost
-from gpustore.kvstores._zip_member import (
-    ENCODE_METHODS,
-    check_crc32,
-    check_encoded_nbytes,
-    decode,
-    wrong_crc32,
-)
-from gpustore.kvstores._zip_writer import Writer
 from gpustore.kvstores.base import (
     ABSENT,
     LocateColumns,
@@ -50,6 +39,17 @@ from gpustore.kvstores.base import (
     condition_holds,
     require_no_slashes,
 )
+from gpustore.kvstores.zip.archive import Archive, Changed
+from gpustore.kvstores.zip.directory import Directory, check_name
+from gpustore.kvstores.zip.lost import find_lost
+from gpustore.kvstores.zip.member import (
+    ENCODE_METHODS,
+    check_crc32,
+    check_encoded_nbytes,
+    decode,
+    wrong_crc32,
+)
+from gpustore.kvstores.zip.writer import Writer
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import Entry, Space
 
