@@ -14,14 +14,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._ocdbt_location import Location
-from gpustore.kvstores._ocdbt_node import Interior, Leaf
 from gpustore.kvstores.base import ABSENT
+from gpustore.kvstores.ocdbt.location import Location
+from gpustore.kvstores.ocdbt.node import Interior, Leaf
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_database import Database
-    from gpustore.kvstores._ocdbt_version_tree import Version
+    from gpustore.kvstores.ocdbt.database import Database
+    from gpustore.kvstores.ocdbt.version_tree import Version
 
 __all__ = [
     "LeafRows",

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._ocdbt_columns import UINT64_MAX, encode_varint, encode_varints, ragged
-from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES
-from gpustore.kvstores._ocdbt_envelope import BTREE_NODE, open_body, seal
-from gpustore.kvstores._ocdbt_keys import Keys, read_keys
-from gpustore.kvstores._ocdbt_location import (
+from gpustore.kvstores.ocdbt.columns import UINT64_MAX, encode_varint, encode_varints, ragged
+from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES
+from gpustore.kvstores.ocdbt.envelope import BTREE_NODE, open_body, seal
+from gpustore.kvstores.ocdbt.keys import Keys, read_keys
+from gpustore.kvstores.ocdbt.location import (
     MAX_OFFSET,
     DataFile,
     FileTable,
@@ -42,7 +42,7 @@ from gpustore.kvstores._ocdbt_location import (
 )
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_columns import Int64s, Reader, UInt64s
+    from gpustore.kvstores.ocdbt.columns import Int64s, Reader, UInt64s
     from gpustore.runtime.buffer import Buffer
 
 __all__ = ["MAX_ENTRIES", "Interior", "Leaf", "Totals", "read_node"]

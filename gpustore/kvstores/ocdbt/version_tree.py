@@ -15,21 +15,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._ocdbt_columns import encode_varint
-from gpustore.kvstores._ocdbt_envelope import VERSION_NODE, open_body, seal
-from gpustore.kvstores._ocdbt_location import (
+from gpustore.kvstores.ocdbt.columns import encode_varint
+from gpustore.kvstores.ocdbt.envelope import VERSION_NODE, open_body, seal
+from gpustore.kvstores.ocdbt.location import (
     ABSENT_ROOT,
     FileTable,
     Location,
     read_files,
     read_locations,
 )
-from gpustore.kvstores._ocdbt_node import Totals
-from gpustore.kvstores._ocdbt_time import format_time
+from gpustore.kvstores.ocdbt.node import Totals
+from gpustore.kvstores.ocdbt.time import format_time
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_columns import Reader
-    from gpustore.kvstores._ocdbt_location import DataFile
+    from gpustore.kvstores.ocdbt.columns import Reader
+    from gpustore.kvstores.ocdbt.location import DataFile
     from gpustore.runtime.buffer import Buffer
 
 __all__ = [
@@ -60,7 +60,7 @@ class Version:
     generation : int
     root_height : int
     root : Location
-        :data:`~gpustore.kvstores._ocdbt_location.ABSENT_ROOT` if there are no keys.
+        :data:`~gpustore.kvstores.ocdbt.location.ABSENT_ROOT` if there are no keys.
     totals : Totals
     commit_time : int
         Nanoseconds since the epoch.

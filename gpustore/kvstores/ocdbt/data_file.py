@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from gpustore.kvstores._ocdbt_location import DataFile, Location
 from gpustore.kvstores.base import WriteRequest
+from gpustore.kvstores.ocdbt.location import DataFile, Location
 
 if TYPE_CHECKING:
     from gpustore.kvstores.base import Base

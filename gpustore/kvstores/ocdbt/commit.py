@@ -2,7 +2,7 @@
 
 1. Read the manifest, and with it the latest version.
 2. Look at the conditions of the writes, and make the tree with what they change
-   (:mod:`~gpustore.kvstores._ocdbt_rewrite`).
+   (:mod:`~gpustore.kvstores.ocdbt.rewrite`).
 3. Write values and nodes to data files, which nothing refers to yet.
 4. Replace the manifest on condition that it is still the one read. If it is not, begin again:
    values that have been written stay where they are.
@@ -30,25 +30,25 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
 )
-from gpustore.kvstores._ocdbt_columns import UINT64_MAX
-from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES
-from gpustore.kvstores._ocdbt_data_file import DataFiles
-from gpustore.kvstores._ocdbt_database import MANIFEST_KEY, Snapshot, numbered_key, numbered_of
-from gpustore.kvstores._ocdbt_location import ABSENT_ROOT
-from gpustore.kvstores._ocdbt_manifest import Manifest, encode_config
-from gpustore.kvstores._ocdbt_node import Totals
-from gpustore.kvstores._ocdbt_rewrite import Changes, KeyRange, Rewrite, Stored, Tree
-from gpustore.kvstores._ocdbt_time import format_time
-from gpustore.kvstores._ocdbt_tree import find, generation_of
-from gpustore.kvstores._ocdbt_version import Generation
-from gpustore.kvstores._ocdbt_version_tree import Version, advance, max_generation
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
+from gpustore.kvstores.ocdbt.columns import UINT64_MAX
+from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES
+from gpustore.kvstores.ocdbt.data_file import DataFiles
+from gpustore.kvstores.ocdbt.database import MANIFEST_KEY, Snapshot, numbered_key, numbered_of
+from gpustore.kvstores.ocdbt.location import ABSENT_ROOT
+from gpustore.kvstores.ocdbt.manifest import Manifest, encode_config
+from gpustore.kvstores.ocdbt.node import Totals
+from gpustore.kvstores.ocdbt.rewrite import Changes, KeyRange, Rewrite, Stored, Tree
+from gpustore.kvstores.ocdbt.time import format_time
+from gpustore.kvstores.ocdbt.tree import find, generation_of
+from gpustore.kvstores.ocdbt.version import Generation
+from gpustore.kvstores.ocdbt.version_tree import Version, advance, max_generation
 from gpustore.runtime.executor import reset_after_fork
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_config import Config, ConfigConstraints
-    from gpustore.kvstores._ocdbt_database import Database
+    from gpustore.kvstores.ocdbt.config import Config, ConfigConstraints
+    from gpustore.kvstores.ocdbt.database import Database
 
 __all__ = ["Committer"]
 

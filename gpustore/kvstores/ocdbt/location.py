@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from gpustore.errors import LimitError
-from gpustore.kvstores._ocdbt_columns import UINT64_MAX, Reader, encode_varint
+from gpustore.kvstores.ocdbt.columns import UINT64_MAX, Reader, encode_varint
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     from gpustore.errors import CorruptChunkError
-    from gpustore.kvstores._ocdbt_columns import Int64s, UInt64s
+    from gpustore.kvstores.ocdbt.columns import Int64s, UInt64s
 
 __all__ = [
     "ABSENT_ROOT",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._ocdbt_config import Config
-from gpustore.kvstores._ocdbt_envelope import MANIFEST, open_body, seal
-from gpustore.kvstores._ocdbt_location import FileTable, read_files
-from gpustore.kvstores._ocdbt_time import format_time
-from gpustore.kvstores._ocdbt_version_tree import (
+from gpustore.kvstores.ocdbt.config import Config
+from gpustore.kvstores.ocdbt.envelope import MANIFEST, open_body, seal
+from gpustore.kvstores.ocdbt.location import FileTable, read_files
+from gpustore.kvstores.ocdbt.time import format_time
+from gpustore.kvstores.ocdbt.version_tree import (
     encode_subtrees,
     encode_versions,
     read_subtrees,
@@ -19,8 +19,8 @@ from gpustore.kvstores._ocdbt_version_tree import (
 )
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_columns import Reader
-    from gpustore.kvstores._ocdbt_version_tree import Version, VersionSubtree
+    from gpustore.kvstores.ocdbt.columns import Reader
+    from gpustore.kvstores.ocdbt.version_tree import Version, VersionSubtree
     from gpustore.runtime.buffer import Buffer
 
 __all__ = ["Manifest", "encode_config", "read_manifest"]

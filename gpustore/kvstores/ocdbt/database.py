@@ -20,22 +20,22 @@ from gpustore.errors import (
     MismatchError,
     StoreIOError,
 )
-from gpustore.kvstores._ocdbt_config import Config
-from gpustore.kvstores._ocdbt_manifest import Manifest, read_manifest
-from gpustore.kvstores._ocdbt_node import MAX_ENTRIES, read_node
-from gpustore.kvstores._ocdbt_version_tree import Version, read_version_node
 from gpustore.kvstores.base import ReadRequest, prefix_end
+from gpustore.kvstores.ocdbt.config import Config
+from gpustore.kvstores.ocdbt.manifest import Manifest, read_manifest
+from gpustore.kvstores.ocdbt.node import MAX_ENTRIES, read_node
+from gpustore.kvstores.ocdbt.version_tree import Version, read_version_node
 from gpustore.runtime.cache import Entry, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpustore.kvstores._ocdbt_config import ConfigConstraints
-    from gpustore.kvstores._ocdbt_location import Location
-    from gpustore.kvstores._ocdbt_node import Interior, Leaf
-    from gpustore.kvstores._ocdbt_version import VersionSpec
-    from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
     from gpustore.kvstores.base import Base, ReadColumns
+    from gpustore.kvstores.ocdbt.config import ConfigConstraints
+    from gpustore.kvstores.ocdbt.location import Location
+    from gpustore.kvstores.ocdbt.node import Interior, Leaf
+    from gpustore.kvstores.ocdbt.version import VersionSpec
+    from gpustore.kvstores.ocdbt.version_tree import VersionNode, VersionSubtree
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.cache import Cache
 

@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._ocdbt_columns import Reader, encode_varint, encode_varints
-from gpustore.kvstores._ocdbt_config import MAX_INLINE_NBYTES, Compression, Config
-from gpustore.kvstores._ocdbt_envelope import (
+from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.ocdbt.columns import Reader, encode_varint, encode_varints
+from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES, Compression, Config
+from gpustore.kvstores.ocdbt.envelope import (
     BTREE_NODE,
     MANIFEST,
     VERSION_NODE,
     open_body,
     seal,
 )
-from gpustore.kvstores._ocdbt_keys import Keys
-from gpustore.kvstores._ocdbt_location import DataFile, Location
-from gpustore.kvstores._ocdbt_manifest import Manifest
-from gpustore.kvstores._ocdbt_node import Interior, Leaf, Totals, read_node
-from gpustore.kvstores._ocdbt_rewrite import Changes, Rewrite
-from gpustore.kvstores._ocdbt_version_tree import (
+from gpustore.kvstores.ocdbt.keys import Keys
+from gpustore.kvstores.ocdbt.location import DataFile, Location
+from gpustore.kvstores.ocdbt.manifest import Manifest
+from gpustore.kvstores.ocdbt.node import Interior, Leaf, Totals, read_node
+from gpustore.kvstores.ocdbt.rewrite import Changes, Rewrite
+from gpustore.kvstores.ocdbt.version_tree import (
     Version,
     VersionNode,
     VersionSubtree,
     advance,
 )
-from gpustore.kvstores.base import ReadRequest
-from tests.kvstores.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
+from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
 
 MAX_NBYTES = 1 << 20
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpustore.errors import MetadataError, NotFoundError, prefixing
-from gpustore.kvstores._ocdbt_columns import UINT64_MAX
-from gpustore.kvstores._ocdbt_time import format_time, format_version_time, parse_time
+from gpustore.kvstores.ocdbt.columns import UINT64_MAX
+from gpustore.kvstores.ocdbt.time import format_time, format_version_time, parse_time
 from gpustore.strict_json.parsing import expect_int, quote
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_version_tree import Version, VersionSubtree
+    from gpustore.kvstores.ocdbt.version_tree import Version, VersionSubtree
     from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["CommitTime", "Generation", "VersionSpec", "version_from_json", "version_from_url"]

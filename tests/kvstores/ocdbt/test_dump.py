@@ -6,9 +6,9 @@ from hypothesis import given, settings
 
 import gpustore
 from gpustore.errors import CorruptChunkError, InvalidKeyError, MetadataError, NotFoundError
-from gpustore.kvstores._ocdbt_location import DataFile, Location
-from gpustore.kvstores._ocdbt_rewrite import Changes, Rewrite
-from tests.kvstores.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
+from gpustore.kvstores.ocdbt.location import DataFile, Location
+from gpustore.kvstores.ocdbt.rewrite import Changes, Rewrite
+from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
 
 
 def references(value):

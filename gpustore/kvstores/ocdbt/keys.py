@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpustore.errors import LimitError
-from gpustore.kvstores._ocdbt_columns import encode_varints, ragged, ragged_indices
-from gpustore.kvstores._ocdbt_location import common_nbytes
+from gpustore.kvstores.ocdbt.columns import encode_varints, ragged, ragged_indices
+from gpustore.kvstores.ocdbt.location import common_nbytes
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_columns import Int64s, Reader
+    from gpustore.kvstores.ocdbt.columns import Int64s, Reader
 
 __all__ = ["MAX_KEY_NBYTES", "Keys", "read_keys"]
 

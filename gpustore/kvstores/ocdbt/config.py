@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.kvstores._ocdbt_columns import Reader, encode_varint
+from gpustore.kvstores.ocdbt.columns import Reader, encode_varint
 from gpustore.strict_json.parsing import Members, expect_int, expect_str, text
 
 if TYPE_CHECKING:

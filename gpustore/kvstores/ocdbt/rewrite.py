@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gpustore.errors import GpustoreError, LimitError
-from gpustore.kvstores._ocdbt_keys import Keys
-from gpustore.kvstores._ocdbt_location import ABSENT_ROOT, Location, common_nbytes
-from gpustore.kvstores._ocdbt_node import MAX_ENTRIES, Interior, Leaf, Totals
-from gpustore.kvstores._ocdbt_tree import child, child_rows, load, root_of
+from gpustore.kvstores.ocdbt.keys import Keys
+from gpustore.kvstores.ocdbt.location import ABSENT_ROOT, Location, common_nbytes
+from gpustore.kvstores.ocdbt.node import MAX_ENTRIES, Interior, Leaf, Totals
+from gpustore.kvstores.ocdbt.tree import child, child_rows, load, root_of
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_columns import Int64s
-    from gpustore.kvstores._ocdbt_database import Database
-    from gpustore.kvstores._ocdbt_tree import Subtree
-    from gpustore.kvstores._ocdbt_version_tree import Version
+    from gpustore.kvstores.ocdbt.columns import Int64s
+    from gpustore.kvstores.ocdbt.database import Database
+    from gpustore.kvstores.ocdbt.tree import Subtree
+    from gpustore.kvstores.ocdbt.version_tree import Version
 
 __all__ = ["Changes", "KeyRange", "Rewrite", "Stored", "Tree"]
 

@@ -17,7 +17,7 @@ JSON, all members but ``base`` optional::
      "experimental_read_coalescing_interval": "1ms"}
 
 Members of coalescing say which reads of data files are made one
-(:mod:`~gpustore.kvstores._ocdbt_coalesce`); without any, that is up to the base. What is joined
+(:mod:`~gpustore.kvstores.ocdbt.coalesce`); without any, that is up to the base. What is joined
 does not go straight to a device.
 
 URL ``file:///data/db/|ocdbt:a/``, of a version ``|ocdbt:@v5/a/`` or
@@ -36,17 +36,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores._ocdbt_coalesce import Coalescer, Coalescing
-from gpustore.kvstores._ocdbt_commit import Committer
-from gpustore.kvstores._ocdbt_config import ConfigConstraints
-from gpustore.kvstores._ocdbt_data_file import DEFAULT_TARGET_NBYTES
-from gpustore.kvstores._ocdbt_database import Database
-from gpustore.kvstores._ocdbt_dump import dump
-from gpustore.kvstores._ocdbt_keys import MAX_KEY_NBYTES
-from gpustore.kvstores._ocdbt_location import Location, is_safe
-from gpustore.kvstores._ocdbt_rewrite import KeyRange
-from gpustore.kvstores._ocdbt_tree import find, generation_of, leaves
-from gpustore.kvstores._ocdbt_version import VersionSpec, version_from_json, version_from_url
 from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores._spec import KvStoreSpec
 from gpustore.kvstores.base import (
@@ -62,6 +51,17 @@ from gpustore.kvstores.base import (
     invalid_key,
     require_no_slashes,
 )
+from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing
+from gpustore.kvstores.ocdbt.commit import Committer
+from gpustore.kvstores.ocdbt.config import ConfigConstraints
+from gpustore.kvstores.ocdbt.data_file import DEFAULT_TARGET_NBYTES
+from gpustore.kvstores.ocdbt.database import Database
+from gpustore.kvstores.ocdbt.dump import dump
+from gpustore.kvstores.ocdbt.keys import MAX_KEY_NBYTES
+from gpustore.kvstores.ocdbt.location import Location, is_safe
+from gpustore.kvstores.ocdbt.rewrite import KeyRange
+from gpustore.kvstores.ocdbt.tree import find, generation_of, leaves
+from gpustore.kvstores.ocdbt.version import VersionSpec, version_from_json, version_from_url
 from gpustore.resources.cache_pool import cache_of
 from gpustore.strict_json.parsing import Members, expect_object, expect_str, quote
 from gpustore.url import encode_path
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore.kvstores._ocdbt_tree import LeafRows, Value
-    from gpustore.kvstores._ocdbt_version_tree import Version
     from gpustore.kvstores.base import KvStoreDriver, ReadRequest
+    from gpustore.kvstores.ocdbt.tree import LeafRows, Value
+    from gpustore.kvstores.ocdbt.version_tree import Version
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue
     from gpustore.url import UrlComponent

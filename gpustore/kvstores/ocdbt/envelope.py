@@ -23,7 +23,7 @@ import zstandard
 
 from gpustore.codecs.zstd import CODEC as ZSTD
 from gpustore.errors import CorruptChunkError, LimitError
-from gpustore.kvstores._ocdbt_columns import Reader
+from gpustore.kvstores.ocdbt.columns import Reader
 
 if TYPE_CHECKING:
     from gpustore.codecs.base import BytesCodec

@@ -21,7 +21,7 @@ from gpustore.errors import (
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, WriteRequest
 from tests.kvstores.faulty import Fault, Rule
-from tests.kvstores.tensorstore_ocdbt import (
+from tests.kvstores.ocdbt.tensorstore_ocdbt import (
     Opened,
     TensorStoreDatabase,
     apply,
@@ -389,7 +389,7 @@ def test_condition_is_looked_at_again_when_a_writer_was_overtaken():
 
 
 def test_writer_that_is_always_overtaken_gives_up(monkeypatch):
-    monkeypatch.setattr("gpustore.kvstores._ocdbt_commit._ATTEMPTS", 5)
+    monkeypatch.setattr("gpustore.kvstores.ocdbt.commit._ATTEMPTS", 5)
     ours = Opened()
     put(ours.store, "a", b"1")
     store, base = ours.record()

@@ -19,11 +19,11 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstore import KvStore
-from gpustore.kvstores._ocdbt_dump import dump as show
 from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.ocdbt.dump import dump as show
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, Rule
-from tests.kvstores.tensorstore_ocdbt import (
+from tests.kvstores.ocdbt.tensorstore_ocdbt import (
     Opened,
     TensorStoreDatabase,
     apply,

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.errors import LimitError, MismatchError, StoreIOError
 from gpustore.kvstore import KvStore
-from gpustore.kvstores import _ocdbt_coalesce
-from gpustore.kvstores._ocdbt_coalesce import Coalescer, Coalescing
 from gpustore.kvstores.base import Arena, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.ocdbt import coalesce
+from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing
 from gpustore.resources._duration import parse_duration
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
-from tests.kvstores.tensorstore_ocdbt import Opened, Recorded, TensorStoreDatabase
+from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, Recorded, TensorStoreDatabase
 from tests.on_device import emulated, on_host
 
 NAME = "experimental_read_coalescing_"
@@ -124,7 +124,7 @@ def wait_for(joined, count, monkeypatch, *, then=None):
         if then is not None:
             raise then
 
-    monkeypatch.setattr(_ocdbt_coalesce.time, "sleep", sleep)
+    monkeypatch.setattr(coalesce.time, "sleep", sleep)
 
 
 def test_thread_that_is_interrupted_leaves_the_reads_of_others(monkeypatch):

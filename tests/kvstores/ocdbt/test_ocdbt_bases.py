@@ -13,8 +13,8 @@ from gpustore.errors import StoreIOError, UnsupportedError
 from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
 from tests.kvstores.http.http_server import Fault, HttpServer
+from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase
 from tests.kvstores.s3.s3_server import refuse
-from tests.kvstores.tensorstore_ocdbt import Opened, TensorStoreDatabase
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}

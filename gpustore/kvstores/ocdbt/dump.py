@@ -12,18 +12,18 @@ from urllib.parse import quote as percent_encode
 from urllib.parse import unquote_to_bytes
 
 from gpustore.errors import MetadataError, NotFoundError
-from gpustore.kvstores._ocdbt_columns import UINT64_MAX
-from gpustore.kvstores._ocdbt_location import MAX_OFFSET, DataFile, Location, is_safe
-from gpustore.kvstores._ocdbt_node import Leaf
-from gpustore.kvstores._ocdbt_version_tree import Version
 from gpustore.kvstores.base import invalid_key
+from gpustore.kvstores.ocdbt.columns import UINT64_MAX
+from gpustore.kvstores.ocdbt.location import MAX_OFFSET, DataFile, Location, is_safe
+from gpustore.kvstores.ocdbt.node import Leaf
+from gpustore.kvstores.ocdbt.version_tree import Version
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
-    from gpustore.kvstores._ocdbt_database import Database
-    from gpustore.kvstores._ocdbt_manifest import Manifest
-    from gpustore.kvstores._ocdbt_node import Interior, Totals
-    from gpustore.kvstores._ocdbt_version_tree import VersionNode, VersionSubtree
+    from gpustore.kvstores.ocdbt.database import Database
+    from gpustore.kvstores.ocdbt.manifest import Manifest
+    from gpustore.kvstores.ocdbt.node import Interior, Totals
+    from gpustore.kvstores.ocdbt.version_tree import VersionNode, VersionSubtree
 
 __all__ = ["dump"]
 
