@@ -46,7 +46,7 @@ from gpustore.index_space import (
     inf,
     newaxis,
 )
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.open import open
 from gpustore.open_group import open_group

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpustore.errors import MetadataError, NotFoundError, prefixing
-from gpustore.json_file import JsonFile
+from gpustore.kvstores.json_file import JsonFile
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed
 from gpustore.strict_json.parsing import (

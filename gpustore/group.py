@@ -22,7 +22,7 @@ from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.group_array import MemberArray
 from gpustore.hierarchy import Hierarchy, exists_error
 from gpustore.hierarchy_tree import tree_text
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node
 from gpustore.runtime.context import Context

@@ -7,8 +7,8 @@ from typing import Self
 
 from gpustore.drivers.base import OpenMode, OpenRequest, open_kvstore
 from gpustore.hierarchy import Hierarchy
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor

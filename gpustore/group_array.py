@@ -12,7 +12,7 @@ from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.group_access import GroupAccess
 from gpustore.hierarchy import Hierarchy, exists_error
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
 from gpustore.spec import Spec

@@ -21,7 +21,6 @@ from gpustore.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from gpustore.json_file import JsonFile
 from gpustore.kvstores.base import (
     ABSENT,
     KvStoreDriver,
@@ -30,6 +29,7 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
+from gpustore.kvstores.json_file import JsonFile
 from gpustore.metadata.consolidated import (
     V2_KEY,
     V3_MEMBER,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from gpustore import registry
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
 from gpustore.runtime.future import Future

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed

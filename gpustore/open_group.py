@@ -12,8 +12,8 @@ from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
 from gpustore.group import Group, create_node, open_node
 from gpustore.group_access import GroupAccess, hierarchy_at
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future

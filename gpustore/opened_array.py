@@ -14,7 +14,7 @@ from gpustore.drivers.base import Driver
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.view import IndexedView
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
 from gpustore.index_space import IndexTransform
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.spec import Spec
 from gpustore.strict_json.parsing import JsonValue

@@ -19,8 +19,8 @@ from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, Ope
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
-from gpustore.kvstore import KvStore
-from gpustore.kvstores._spec import (
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.spec import (
     KVSTORE_ADAPTER,
     KVSTORE_BASED,
     TENSORSTORE_ADAPTER,

@@ -5,7 +5,7 @@ import pytest
 import gpustore
 from gpustore.errors import StoreIOError
 from gpustore.hierarchy import Hierarchy
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.executor import shared
 from gpustore.runtime.limits import DEFAULT_LIMITS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

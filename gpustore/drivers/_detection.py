@@ -26,9 +26,9 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
-from gpustore.kvstores._spec import adapted
 from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.spec import adapted
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent

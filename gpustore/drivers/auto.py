@@ -33,7 +33,7 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexTransform
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema

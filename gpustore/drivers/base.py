@@ -18,7 +18,7 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.pipelines.explanation import Explanation
 from gpustore.runtime.batch import Batch

@@ -41,7 +41,7 @@ from gpustore.drivers.base import (
 from gpustore.errors import GpustoreError, MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor

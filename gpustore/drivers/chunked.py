@@ -31,9 +31,9 @@ from gpustore.errors import (
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.json_file import JsonFile
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import WriteRequest, prefix_end
+from gpustore.kvstores.json_file import JsonFile
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray

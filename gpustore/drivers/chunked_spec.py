@@ -44,8 +44,8 @@ from gpustore.errors import (
 )
 from gpustore.hierarchy import Hierarchy
 from gpustore.index_space import IndexTransform
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, prefix_end
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
 from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object

@@ -30,8 +30,8 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
-from gpustore.kvstores._arena import Arena
-from gpustore.kvstores._columns import (
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
     ReadColumns,
@@ -325,7 +325,7 @@ class Base:
 class DriverSpec(Protocol):
     """What a spec says about a kvstore: an immutable, picklable value.
 
-    The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstore.KvStore` holds
+    The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstores.kvstore.KvStore` holds
     it beside the driver.
     """
 
@@ -357,7 +357,7 @@ class DriverSpec(Protocol):
 class DriverKind(Protocol):
     """What a module in ``kvstores/`` registers under the name ``DRIVER``.
 
-    It is either a ``RootKind`` or an ``AdapterKind``, see :mod:`gpustore.kvstores._spec`, which
+    It is either a ``RootKind`` or an ``AdapterKind``, see :mod:`gpustore.kvstores.spec`, which
     parse URLs.
     """
 

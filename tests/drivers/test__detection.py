@@ -10,7 +10,7 @@ import tensorstore as ts
 import gpustore
 from gpustore.drivers._detection import detect
 from gpustore.errors import MismatchError, StoreIOError, UnsupportedError
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 
 

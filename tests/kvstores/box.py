@@ -14,7 +14,7 @@ import pytest
 
 from gpustore import registry
 from gpustore.errors import ConflictError, NotFoundError
-from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
+from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
     ABSENT,
     LocateColumns,

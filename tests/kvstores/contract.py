@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import (
     ABSENT,
     ReadRequest,
@@ -31,6 +30,7 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores import read_contract
 from tests.kvstores.read_contract import *
 from tests.kvstores.read_contract import get

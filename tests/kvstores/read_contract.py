@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gpustore.errors import LimitError, MismatchError, UnsupportedError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, Arena, ReadRequest, ReadState
+from gpustore.kvstores.kvstore import KvStore
 
 __all__ = [
     "get",

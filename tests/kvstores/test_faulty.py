@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 

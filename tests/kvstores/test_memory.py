@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from gpustore.errors import UnsupportedError
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.contract import *
 

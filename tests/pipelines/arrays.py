@@ -6,8 +6,8 @@ from gpustore.backends.host import BACKEND
 from gpustore.codecs.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.refiner import RawBytesRefiner

@@ -12,7 +12,7 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import GpustoreError, MetadataError, StoreIOError
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 
 LIBRARIES = pytest.mark.parametrize("library", [gpustore, ts], ids=["gpustore", "tensorstore"])

@@ -17,10 +17,10 @@ from functools import partial
 from typing import Final
 
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
-from gpustore.kvstores._columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
 from gpustore.kvstores.base import invalid_key, prefix_end
 from gpustore.kvstores.buckets.authorization import Authorization
 from gpustore.kvstores.buckets.obstore import ObstoreBucket
+from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
 from gpustore.kvstores.http.client import PASSING, HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
 from gpustore.kvstores.http.range_reader import RemoteReader

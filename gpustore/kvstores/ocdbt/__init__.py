@@ -35,9 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
-from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores._result import as_bytes
-from gpustore.kvstores._spec import KvStoreSpec
+from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
     Base,
     LocateColumns,
@@ -62,6 +60,8 @@ from gpustore.kvstores.ocdbt.location import Location, is_safe
 from gpustore.kvstores.ocdbt.rewrite import KeyRange
 from gpustore.kvstores.ocdbt.tree import find, generation_of, leaves
 from gpustore.kvstores.ocdbt.version import VersionSpec, version_from_json, version_from_url
+from gpustore.kvstores.result import as_bytes
+from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.resources.cache_pool import cache_of
 from gpustore.strict_json.parsing import Members, expect_object, expect_str, quote
 from gpustore.url import encode_path

@@ -30,7 +30,6 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
 )
-from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
 from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES
@@ -44,6 +43,7 @@ from gpustore.kvstores.ocdbt.time import format_time
 from gpustore.kvstores.ocdbt.tree import find, generation_of
 from gpustore.kvstores.ocdbt.version import Generation
 from gpustore.kvstores.ocdbt.version_tree import Version, advance, max_generation
+from gpustore.kvstores.result import as_bytes
 from gpustore.runtime.executor import reset_after_fork
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
-from gpustore.kvstores._adapter import AdapterKvStore, AdapterSpec, Part
+from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
     ABSENT,
     LocateColumns,
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpustore.kvstores._spec import KvStoreSpec
     from gpustore.kvstores.base import Base
+    from gpustore.kvstores.spec import KvStoreSpec
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.context import Context
     from gpustore.runtime.limits import Limits

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.file import directory
 from gpustore.kvstores.file.atomic_file import TemporaryFile, _origin_tag, clean_up
+from gpustore.kvstores.kvstore import KvStore
 
 WORKER = Path(__file__).with_name("worker.py")
 

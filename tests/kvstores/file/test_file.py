@@ -17,8 +17,8 @@ from gpustore.errors import (
     MetadataError,
     StoreIOError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, Arena, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, Replacement, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 from tests.kvstores.processes import run_together
 from tests.on_device import emulated, on_host

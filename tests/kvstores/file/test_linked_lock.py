@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
 from gpustore.kvstores.file.linked_lock import WHOLE_FILE, LinkedLock
 from gpustore.kvstores.file.lock import hold
+from gpustore.kvstores.kvstore import KvStore
 
 WORKER = Path(__file__).with_name("worker.py")
 

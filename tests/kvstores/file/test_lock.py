@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.file.linked_lock import WHOLE_FILE
 from gpustore.kvstores.file.lock import hold, remove_abandoned
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -162,7 +162,7 @@ def test_only_locks_that_nobody_holds_are_removed(directory, tmp_path):
 def test_child_of_a_fork_can_write_while_the_parent_holds_locks(tmp_path):
     script = (
         "import os, sys, threading\n"
-        "from gpustore.kvstore import KvStore\n"
+        "from gpustore.kvstores.kvstore import KvStore\n"
         "from gpustore.kvstores import _file_lock\n"
         "store = KvStore.open(sys.argv[1]).result()\n"
         "for lock in _file_lock._STRIPES: lock.acquire()\n"

@@ -5,10 +5,10 @@ import os
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
 from gpustore.kvstores.file import root
 from gpustore.kvstores.file.root import READ_FLAGS, Root
+from gpustore.kvstores.kvstore import KvStore
 
 
 @pytest.fixture(params=["openat2", "realpath"], autouse=True)

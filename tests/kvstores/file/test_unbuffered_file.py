@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.file import unbuffered_file
 from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.statistics import STATISTICS
 
 COUNTERS = ("unbuffered_reads", "unbuffered_fallbacks")
@@ -112,7 +112,7 @@ def test_file_systems_that_refuse_are_read_all_the_same(file, monkeypatch, count
 def test_forked_child_reads_with_memory_of_its_own(file):
     script = (
         "import os, sys\n"
-        "from gpustore.kvstore import KvStore\n"
+        "from gpustore.kvstores.kvstore import KvStore\n"
         "from gpustore.kvstores import _unbuffered_file\n"
         "from gpustore.kvstores.base import ReadRequest\n"
         "spec = {'driver': 'file', 'path': sys.argv[1], 'file_io_mode': {'mode': 'direct'}}\n"

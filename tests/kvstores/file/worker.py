@@ -19,8 +19,8 @@ def spec(path, locking="os"):
 
 
 def increment_gpustore(path, count, *locking):
-    from gpustore.kvstore import KvStore
     from gpustore.kvstores.base import ReadRequest, WriteRequest
+    from gpustore.kvstores.kvstore import KvStore
 
     store = KvStore.open(spec(path, *locking)).result()
     print("ready", flush=True)
@@ -52,7 +52,7 @@ def increment_tensorstore(path, count, *locking):
 
 def overwrite(path, count, *locking):
     """Let `count` children, one after the other, write until they are killed."""
-    from gpustore.kvstore import KvStore
+    from gpustore.kvstores.kvstore import KvStore
 
     for _ in range(count):
         pid = os.fork()

@@ -2,7 +2,7 @@
 
 import itertools
 
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import head
 from tests.kvstores.s3.s3_server import S3Server, refuse
 

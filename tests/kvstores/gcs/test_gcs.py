@@ -26,12 +26,12 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores import gcs
 from gpustore.kvstores.base import ABSENT, ReadState
 from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.buckets.authorization import Anonymous
 from gpustore.kvstores.http.message import Origin
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs

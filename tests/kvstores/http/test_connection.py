@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.http.tls import Authority, TlsServer
 

@@ -26,10 +26,10 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadState
 from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.http.range_reader import MERGED_NBYTES
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.read_contract import *
@@ -308,7 +308,7 @@ def test_close_ranges_are_one_request_and_many_are_under_way_at_once(server):
     store = open_store(server)
     starts = [0, 100, 50, 200 + 4095, 9000, 1_000_000, 1_999_000, 0]
     stops = [100, 150, 200, 4400, 9001, 1_000_010, 2_000_000, 100]
-    columns = store.read_many(gpustore.kvstore.ReadRequest(["a"] * 8, starts, stops))
+    columns = store.read_many(gpustore.kvstores.kvstore.ReadRequest(["a"] * 8, starts, stops))
     columns.raise_first()
     wanted = [value[start:stop] for start, stop in zip(starts, stops, strict=True)]
     assert [bytes(part) for part in columns.value] == wanted
@@ -330,7 +330,9 @@ def test_gap_no_longer_than_the_range_behind_it_is_read_along(server, nbytes, ga
     value = server.values["a"] = np.random.default_rng(0).bytes(400_000)
     starts = [7, 7 + nbytes + gap]
     stops = [start + nbytes for start in starts]
-    columns = open_store(server).read_many(gpustore.kvstore.ReadRequest(["a"] * 2, starts, stops))
+    columns = open_store(server).read_many(
+        gpustore.kvstores.kvstore.ReadRequest(["a"] * 2, starts, stops)
+    )
     columns.raise_first()
     assert [bytes(part) for part in columns.value] == [
         value[start:stop] for start, stop in zip(starts, stops, strict=True)
@@ -348,7 +350,9 @@ def test_no_more_requests_are_under_way_than_the_limit():
     with HttpServer({f"k{i}": bytes([i]) for i in range(39)}) as alone:
         alone.faults = [Fault(meet)]
         store = open_store(alone, http_request_concurrency={"limit": 3})
-        columns = store.read_many(gpustore.kvstore.ReadRequest([f"k{i}" for i in range(39)]))
+        columns = store.read_many(
+            gpustore.kvstores.kvstore.ReadRequest([f"k{i}" for i in range(39)])
+        )
         columns.raise_first()
         assert [bytes(value) for value in columns.value] == [bytes([i]) for i in range(39)]
         assert alone.most == 3
@@ -362,7 +366,7 @@ def test_two_threads_share_a_limit_of_one():
         store = KvStore.open(f"{alone.url}/", context=context).result()
 
         def read():
-            found.append(store.read_many(gpustore.kvstore.ReadRequest(keys)).value)
+            found.append(store.read_many(gpustore.kvstores.kvstore.ReadRequest(keys)).value)
 
         threads = [threading.Thread(target=read) for _ in range(3)]
         for thread in threads:
@@ -663,7 +667,7 @@ def test_forked_child_reads_and_so_does_its_parent(server):
     keys = [f"k{i}" for i in range(8)]
 
     def read():
-        columns = store.read_many(gpustore.kvstore.ReadRequest(keys))
+        columns = store.read_many(gpustore.kvstores.kvstore.ReadRequest(keys))
         columns.raise_first()
         return b"".join(map(bytes, columns.value))
 

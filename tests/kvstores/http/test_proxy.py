@@ -7,10 +7,10 @@ import ssl
 import pytest
 
 from gpustore.errors import MetadataError, StoreIOError, UnsupportedError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
 from gpustore.kvstores.http.proxy import proxy_for
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer, Request, head
 from tests.kvstores.http.tls import Authority, TlsServer
 

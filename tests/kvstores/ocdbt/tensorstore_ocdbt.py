@@ -3,8 +3,8 @@
 import tensorstore as ts
 from hypothesis import strategies as st
 
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Base, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.faulty import FaultyKvStore

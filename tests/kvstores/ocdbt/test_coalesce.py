@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.errors import LimitError, MismatchError, StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Arena, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import coalesce
 from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing
 from gpustore.resources._duration import parse_duration

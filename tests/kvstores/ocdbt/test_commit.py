@@ -18,8 +18,8 @@ from gpustore.errors import (
     MismatchError,
     StoreIOError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, Rule
 from tests.kvstores.ocdbt.tensorstore_ocdbt import (
     Opened,

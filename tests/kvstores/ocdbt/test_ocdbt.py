@@ -18,8 +18,8 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt.dump import dump as show
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, Rule

@@ -10,8 +10,8 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import StoreIOError, UnsupportedError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import Fault, HttpServer
 from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase
 from tests.kvstores.s3.s3_server import refuse

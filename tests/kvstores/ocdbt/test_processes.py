@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tensorstore as ts
 
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.processes import run_together
 
 WORKER = str(Path(__file__).with_name("ocdbt_worker.py"))

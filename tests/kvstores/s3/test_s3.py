@@ -29,11 +29,11 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, ReadState
 from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.s3 import address
 from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
@@ -256,7 +256,7 @@ def test_keys_are_signed_once_for_a_while(server, monkeypatch):
     server.values.update({f"bucket/k{i}": b"value" for i in range(5)})
     store = open_store(server)
     keys = [f"k{i}" for i in range(5)] * 2
-    asked = gpustore.kvstore.ReadRequest(keys, [0] * 5 + [1] * 5, [None] * 10)
+    asked = gpustore.kvstores.kvstore.ReadRequest(keys, [0] * 5 + [1] * 5, [None] * 10)
 
     def signatures():
         server.requests.clear()
@@ -825,7 +825,9 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
         alone.values.update({f"bucket/k{i}": bytes([i]) for i in range(30)})
         alone.faults = [Fault(meet)]
         store = open_store(alone, s3_request_concurrency={"limit": 3})
-        columns = store.read_many(gpustore.kvstore.ReadRequest([f"k{i}" for i in range(30)]))
+        columns = store.read_many(
+            gpustore.kvstores.kvstore.ReadRequest([f"k{i}" for i in range(30)])
+        )
         columns.raise_first()
         assert [bytes(value) for value in columns.value] == [bytes([i]) for i in range(30)]
         assert alone.most == 3

@@ -11,7 +11,7 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 
 # moto compares and writes in two steps, between which another thread may write.
@@ -76,7 +76,7 @@ def test_keys_of_all_kinds_are_listed(make_store):
 def test_more_keys_than_a_page_holds(make_store):
     store = make_store()
     names = [f"k{i:04}" for i in range(1100)]
-    store.write_many(gpustore.kvstore.WriteRequest(names, [b""] * 1100)).raise_first()
+    store.write_many(gpustore.kvstores.kvstore.WriteRequest(names, [b""] * 1100)).raise_first()
     assert store.list().result() == [name.encode() for name in names]
     assert store.list(KvStore.KeyRange("k0500", "k0503")).result() == [b"k0500", b"k0501", b"k0502"]
     store.delete_range(KvStore.KeyRange("k0001")).result()

@@ -4,7 +4,7 @@ import io
 import struct
 import zipfile
 
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 
 __all__ = ["central", "local", "made", "opened", "patched"]
 

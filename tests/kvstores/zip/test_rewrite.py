@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.zip.directory import Directory
 from gpustore.kvstores.zip.end import End
 from gpustore.kvstores.zip.rewrite import NewMember, Rewrite

@@ -26,9 +26,9 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.zip.directory import METHODS
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared

@@ -17,9 +17,9 @@ import zstandard
 import gpustore
 from gpustore.backends import _files
 from gpustore.errors import UnsupportedError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import ReadRequest
 from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.zip.archive import central, patched
 from tests.on_device import emulated, on_host

@@ -16,7 +16,7 @@ import tensorstore
 import zarr
 
 import gpustore
-from gpustore.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("zip_worker.py")

@@ -9,32 +9,32 @@ import time
 from typing import cast
 
 from gpustore.errors import MetadataError
-from gpustore.kvstores import _result
+from gpustore.kvstores import result
 from gpustore.kvstores.base import KvStoreDriver, ReadColumns, ReadRequest, ReadState
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Promise
 
 __all__ = ["parse_byte_range", "read_result", "read_together"]
 
-_STATE_NAMES: dict[ReadState, _result.ReadResultState] = {
+_STATE_NAMES: dict[ReadState, result.ReadResultState] = {
     ReadState.UNSPECIFIED: "unspecified",
     ReadState.MISSING: "missing",
     ReadState.VALUE: "value",
 }
 
 
-def read_result(columns: ReadColumns, row: int, time: float) -> _result.ReadResult:
+def read_result(columns: ReadColumns, row: int, time: float) -> result.ReadResult:
     """The result of one row of a read that began at `time`, in seconds since the epoch."""
-    stamp = _result.TimestampedStorageGeneration(columns.generation[row], time)
+    stamp = result.TimestampedStorageGeneration(columns.generation[row], time)
     value = columns.value[row]
     state = _STATE_NAMES[columns.state[row]]
-    return _result.ReadResult(state, b"" if value is None else bytes(value), stamp)
+    return result.ReadResult(state, b"" if value is None else bytes(value), stamp)
 
 
 def read_together(
     driver: KvStoreDriver,
     executor: Executor,
-    reads: list[tuple[ReadRequest, Promise[_result.ReadResult]]],
+    reads: list[tuple[ReadRequest, Promise[result.ReadResult]]],
 ) -> None:
     """Read the keys of several requests in one."""
     requests = [request for request, _ in reads]

@@ -15,10 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
-from gpustore.kvstores import _result
-from gpustore.kvstores._read_result import parse_byte_range, read_result, read_together
-from gpustore.kvstores._result import as_bytes
-from gpustore.kvstores._spec import KvStoreSpec, append_component, as_text
+from gpustore.kvstores import result
 from gpustore.kvstores.base import (
     LocateColumns,
     ReadColumns,
@@ -28,6 +25,9 @@ from gpustore.kvstores.base import (
     WriteRequest,
     prefix_end,
 )
+from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
+from gpustore.kvstores.result import as_bytes
+from gpustore.kvstores.spec import KvStoreSpec, append_component, as_text
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
@@ -77,9 +77,9 @@ class KvStore:
     """
 
     Spec: TypeAlias = KvStoreSpec
-    KeyRange: TypeAlias = _result.KeyRange
-    ReadResult: TypeAlias = _result.ReadResult
-    TimestampedStorageGeneration: TypeAlias = _result.TimestampedStorageGeneration
+    KeyRange: TypeAlias = result.KeyRange
+    ReadResult: TypeAlias = result.ReadResult
+    TimestampedStorageGeneration: TypeAlias = result.TimestampedStorageGeneration
 
     __slots__ = ("__weakref__", "_driver", "_path")
 
@@ -208,7 +208,7 @@ class KvStore:
         staleness_bound: float | None = None,
         batch: Batch | None = None,
         byte_range: slice | None = None,
-    ) -> Future[_result.ReadResult]:
+    ) -> Future[result.ReadResult]:
         """Read one value.
 
         Parameters
@@ -243,7 +243,7 @@ class KvStore:
         )
         driver, executor = self._driver, self._executor
         if batch is not None:
-            promise: Promise[_result.ReadResult]
+            promise: Promise[result.ReadResult]
             promise, future = Promise.new()
             group = ("kvstore", id(driver), staleness_bound)
             batch._join(
@@ -251,8 +251,8 @@ class KvStore:
             )
             return future
 
-        def read() -> _result.ReadResult:
-            stamp = _result.TimestampedStorageGeneration(time=time.time())
+        def read() -> result.ReadResult:
+            stamp = result.TimestampedStorageGeneration(time=time.time())
             columns = driver.read_many(request)
             columns.raise_first()
             return read_result(columns, 0, stamp.time)
@@ -267,7 +267,7 @@ class KvStore:
         value: str | Buffer | None,
         *,
         if_equal: str | bytes | None = None,
-    ) -> Future[_result.TimestampedStorageGeneration]:
+    ) -> Future[result.TimestampedStorageGeneration]:
         r"""Write or delete one value.
 
         Parameters
@@ -290,10 +290,10 @@ class KvStore:
             None if if_equal is None else [as_bytes(if_equal)],
         )
 
-        def write() -> _result.TimestampedStorageGeneration:
+        def write() -> result.TimestampedStorageGeneration:
             columns = self._driver.write_many(request)
             columns.raise_first()
-            return _result.TimestampedStorageGeneration(columns.generation[0], time.time())
+            return result.TimestampedStorageGeneration(columns.generation[0], time.time())
 
         return self._executor.submit(write, drain=True)
 
@@ -326,7 +326,7 @@ class KvStore:
     # ------------------------------------------------------------------ ranges
 
     def list(
-        self, range: _result.KeyRange | None = None, strip_prefix_length: int = 0
+        self, range: result.KeyRange | None = None, strip_prefix_length: int = 0
     ) -> Future[builtins.list[bytes]]:
         """List the keys, in ascending order.
 
@@ -344,7 +344,7 @@ class KvStore:
         """
         if strip_prefix_length < 0:
             raise TypeError(f"strip_prefix_length: expected at least 0, got {strip_prefix_length}")
-        wanted = _result.KeyRange() if range is None else range.copy()
+        wanted = result.KeyRange() if range is None else range.copy()
 
         def names() -> builtins.list[bytes]:
             keys = self._list_bytes(wanted)
@@ -381,7 +381,7 @@ class KvStore:
 
         return self._executor.submit(sizes)
 
-    def delete_range(self, range: _result.KeyRange) -> Future[None]:
+    def delete_range(self, range: result.KeyRange) -> Future[None]:
         """Delete all keys of a range."""
         wanted = range.copy()
 
@@ -398,7 +398,7 @@ class KvStore:
     def experimental_copy_range_to(
         self,
         target: KvStore,
-        source_range: _result.KeyRange | None = None,
+        source_range: result.KeyRange | None = None,
         source_staleness_bound: float | None = None,
     ) -> Future[None]:
         """Copy all keys of a range to another kvstore, in batches.
@@ -413,7 +413,7 @@ class KvStore:
         source_staleness_bound : float, optional
             As for :meth:`read`.
         """
-        wanted = _result.KeyRange() if source_range is None else source_range.copy()
+        wanted = result.KeyRange() if source_range is None else source_range.copy()
 
         def copy() -> None:
             for keys in self._batches([as_text(key) for key in self._list_bytes(wanted)]):
@@ -439,7 +439,7 @@ class KvStore:
                 total += nbytes
             yield batch
 
-    def _bounds(self, range: _result.KeyRange) -> tuple[str, str | None] | None:
+    def _bounds(self, range: result.KeyRange) -> tuple[str, str | None] | None:
         """The range in the driver's namespace, None if it is not a range of text there."""
         try:
             low = self._path + range.inclusive_min.decode()
@@ -450,7 +450,7 @@ class KvStore:
             return low, low
         return low, self._path + high if high else prefix_end(self._path)
 
-    def _list_bytes(self, range: _result.KeyRange) -> builtins.list[bytes]:
+    def _list_bytes(self, range: result.KeyRange) -> builtins.list[bytes]:
         bounds = self._bounds(range)
         low, high = bounds or (self._path, prefix_end(self._path))
         skip = len(as_bytes(self._path))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores._arena import Arena
+from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
 
 __all__ = [

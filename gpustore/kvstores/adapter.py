@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores._spec import KvStoreSpec
 from gpustore.kvstores.base import (
     Base,
     KvStoreDriver,
@@ -30,6 +29,7 @@ from gpustore.kvstores.base import (
     ReadState,
     take_references,
 )
+from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path

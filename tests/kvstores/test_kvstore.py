@@ -7,10 +7,10 @@ import pickle
 import pytest
 import tensorstore as ts
 
-from gpustore import kvstore
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
-from gpustore.kvstore import KvStore
+from gpustore.kvstores import kvstore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.spec import Spec
 

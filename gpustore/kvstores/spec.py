@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.kvstores._result import as_bytes
 from gpustore.kvstores.base import DriverKind, invalid_key
+from gpustore.kvstores.result import as_bytes
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty

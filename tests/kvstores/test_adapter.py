@@ -11,8 +11,8 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import InvalidKeyError, NotFoundError, StoreIOError
-from gpustore.kvstore import KvStore
 from gpustore.kvstores.base import Base
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.box import *
 from tests.kvstores.contract import *
