@@ -4,7 +4,8 @@ This is how a lower layer reaches a higher one: driver JSON -> kvstore, Spec -> 
 metadata -> codec. It is the only module that uses :mod:`importlib`. A name that comes from a
 file is compared with the folder listing below; nothing is ever imported because a file said so.
 
-Each module in one of the folders registers itself by defining one object:
+Each module or package in one of the folders registers itself by defining one object; a module that
+defines none is machinery of its folder:
 
 =============  ============  =================================================
 folder         object        what it is
@@ -27,7 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "find_scheme", "ids", "is_installed", "schemes"]
+__all__ = ["find", "find_scheme", "ids", "is_installed", "is_kvstore", "schemes"]
 
 _OBJECT = {
     "resources": "RESOURCE",
@@ -36,26 +37,6 @@ _OBJECT = {
     "backends": "BACKEND",
     "pipelines": "PIPELINE",
     "drivers": "DRIVER",
-}
-
-# Modules of those folders that are machinery, not registered things.
-_NOT_REGISTERED = {
-    "kvstores": {"base"},
-    "codecs": {"base", "chain", "chain_spec", "compressor", "filter", "merge", "resolve", "value"},
-    "backends": {"base", "decoders", "rehearsal", "selection"},
-    "pipelines": {
-        "cached",
-        "chunked_array",
-        "explanation",
-        "fetch",
-        "read",
-        "read_batch",
-        "read_many",
-        "rehearse",
-        "stored",
-        "write",
-    },
-    "drivers": {"base", "chunked", "chunked_spec", "format"},
 }
 
 # Other names under which a registered module is known: (folder, name) -> file name.
@@ -74,39 +55,55 @@ _SCHEMES = {
 
 # Names with a dash, which files have as an underscore.
 _DASHED = {"vlen-bytes", "vlen-utf8"}
+_FILE_NAMES = {name.replace("-", "_"): name for name in _DASHED}
+
+
+@cache
+def _modules(folder: str) -> frozenset[str]:
+    """Names of the modules and packages in a folder, those that begin with ``_`` left out."""
+    path = Path(__file__).parent / folder
+    names = {module.name for module in pkgutil.iter_modules([str(path)])}
+    return frozenset(name for name in names if not name.startswith("_"))
 
 
 @cache
 def ids(folder: str) -> tuple[str, ...]:
-    """Names of all modules registered in `folder`, sorted, without aliases.
+    """Names of all modules registered in `folder`, sorted, without aliases. Imports all of them.
 
     >>> "file" in ids("kvstores")
     True
     """
-    path = Path(__file__).parent / folder
-    skip = _NOT_REGISTERED.get(folder, set())
-    names = {module.name for module in pkgutil.iter_modules([str(path)])}
-    found = {n for n in names if not n.startswith("_") and n not in skip}
-    dashed = {n for n in _DASHED if n.replace("-", "_") in found}
-    return tuple(sorted(found - {n.replace("-", "_") for n in dashed} | dashed))
+    names = {_FILE_NAMES.get(name, name) for name in _modules(folder)}
+    return tuple(sorted(name for name in names if find(folder, name) is not None))
 
 
 @cache
 def find(folder: str, name: str) -> Any:
-    """The object that ``gpustore/<folder>/<name>.py`` registers, or None if there is none.
+    """Object that ``gpustore/<folder>/<name>.py`` or the package of that name registers, or None.
 
     Parameters
     ----------
     folder : str
         One of the folders listed above.
     name : str
-        A name, possibly from a file: it is only compared with :func:`ids` and the aliases.
+        A name, possibly from a file: it is only compared with the folder listing and the aliases.
     """
     name = _ALIASES.get((folder, name), name)
-    if name not in ids(folder):
+    if name in _FILE_NAMES:
         return None
-    module = importlib.import_module(f"gpustore.{folder}.{name.replace('-', '_')}")
-    return getattr(module, _OBJECT[folder])
+    module = name.replace("-", "_") if name in _DASHED else name
+    if module not in _modules(folder):
+        return None
+    return getattr(importlib.import_module(f"gpustore.{folder}.{module}"), _OBJECT[folder], None)
+
+
+def is_kvstore(name: str) -> bool:
+    """Whether a kvstore driver has this identifier.
+
+    >>> is_kvstore("zip"), is_kvstore("zarr3"), is_kvstore("base")
+    (True, False, False)
+    """
+    return find("kvstores", name) is not None
 
 
 def find_scheme(folder: str, scheme: str) -> Any:

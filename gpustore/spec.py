@@ -454,7 +454,7 @@ def _from_url(url: str) -> DriverSpec:
     """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
     refuse_password(url)
     try:
-        root, *applied = parse_pipeline(url, registry.ids("kvstores"))
+        root, *applied = parse_pipeline(url, registry.is_kvstore)
         kvstore = root_spec(root)
         driver: DriverSpec | None = None
         for component in applied:

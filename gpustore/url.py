@@ -12,7 +12,7 @@ errors to :func:`about_url`.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote, unquote_to_bytes
@@ -100,14 +100,17 @@ def _invalid(kind: str, component: str, reason: str) -> MetadataError:
     return MetadataError(f"Invalid {kind} URL component {quote(component)}: {reason}")
 
 
-def parse_pipeline(url: str, kvstores: Container[str] = ()) -> tuple[UrlComponent, ...]:
+def parse_pipeline(
+    url: str, is_kvstore: Callable[[str], bool] = lambda _: False
+) -> tuple[UrlComponent, ...]:
     """Split `url` into its components, the root first.
 
     Parameters
     ----------
     url : str
-    kvstores : container of str
-        Schemes of kvstores, which messages call so; all others but the root are TensorStores.
+    is_kvstore : callable
+        Whether a scheme is that of a kvstore, which messages call so; all others but the root are
+        TensorStores.
 
     Raises
     ------
@@ -129,7 +132,7 @@ def parse_pipeline(url: str, kvstores: Container[str] = ()) -> tuple[UrlComponen
     if not url:
         raise MetadataError("URL must be non-empty")
     root, *rest = url.split("|")
-    return (_parse_root(root), *(_parse_applied(text, kvstores) for text in rest))
+    return (_parse_root(root), *(_parse_applied(text, is_kvstore) for text in rest))
 
 
 def about_url(error: GpustoreError, url: str) -> GpustoreError:
@@ -177,13 +180,13 @@ def _parse_root(text: str) -> UrlComponent:
     return UrlComponent("file", text, plain=True, raw=text)
 
 
-def _parse_applied(text: str, kvstores: Container[str]) -> UrlComponent:
+def _parse_applied(text: str, is_kvstore: Callable[[str], bool]) -> UrlComponent:
     scheme, colon, rest = text.partition(":")
     if not _SCHEME.fullmatch(scheme):
         raise MetadataError(f"unsupported URL scheme: {quote(scheme)}")
     slashes = rest.startswith("//")
     start = len(scheme) + len(colon) + (2 if slashes else 0)
-    kind = "kvstore" if scheme in kvstores else "TensorStore"
+    kind = "kvstore" if is_kvstore(scheme) else "TensorStore"
     return _parse_rest(scheme, slashes, text, start, kind)
 
 

@@ -325,8 +325,8 @@ class Base:
 class DriverSpec(Protocol):
     """What a spec says about a kvstore: an immutable, picklable value.
 
-    The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstores.kvstore.KvStore` holds
-    it beside the driver.
+    The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstores.kvstore.KvStore`
+    holds it beside the driver.
     """
 
     @property

@@ -248,7 +248,7 @@ def refuse_password(url: str) -> None:
 def _from_url(url: str) -> KvStoreSpec:
     refuse_password(url)
     try:
-        root, *applied = parse_pipeline(url, registry.ids("kvstores"))
+        root, *applied = parse_pipeline(url, registry.is_kvstore)
         role, _ = find_scheme(root.scheme)
         if role not in (ROOT, ""):
             raise _misplaced(root, role)

@@ -1,7 +1,7 @@
 """How requests for objects of a bucket show who asks: not at all, in their URLs, or in a field.
 
-Both kinds of credentials are found by obstore (:mod:`~gpustore.kvstores.buckets.obstore`) and used for a
-minute: after that they may have been replaced.
+Both kinds of credentials are found by obstore (:mod:`~gpustore.kvstores.buckets.obstore`) and used
+for a minute: after that they may have been replaced.
 """
 
 from __future__ import annotations

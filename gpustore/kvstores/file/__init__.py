@@ -2,8 +2,8 @@
 
 A key is a whole path: ``{"driver": "file", "path": "/data/x/"}`` prefixes every key with
 ``/data/x/``. Reading costs one open, fstat, read and close. Writing is atomic and, unless
-``file_io_sync`` says otherwise, durable (:mod:`~gpustore.kvstores.file.atomic_file`); writers of one
-key exclude each other, TensorStore's included (:mod:`~gpustore.kvstores.file.lock`); links do
+``file_io_sync`` says otherwise, durable (:mod:`~gpustore.kvstores.file.atomic_file`); writers of
+one key exclude each other, TensorStore's included (:mod:`~gpustore.kvstores.file.lock`); links do
 not lead out of the store (:mod:`~gpustore.kvstores.file.root`).
 
 Source: TensorStore ``kvstore/file/index.rst``; URL ``file:///data/x/``.

@@ -4,9 +4,9 @@ JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name
 (extra ``cloud``) finds credentials and lists: those of ``GOOGLE_APPLICATION_CREDENTIALS``, of
 ``gcloud auth application-default login``, or of the machine, if it is Google's. Without any, or
 with ``GOOGLE_SKIP_SIGNATURE=true``, requests are anonymous, as a public bucket allows it. All
-requests are sent by our own client (:mod:`~gpustore.kvstores.buckets.bucket`). ``STORAGE_EMULATOR_HOST``
-is another server, which gets no credentials. The context resource ``gcs_user_project`` says which
-project pays.
+requests are sent by our own client (:mod:`~gpustore.kvstores.buckets.bucket`).
+``STORAGE_EMULATOR_HOST`` is another server, which gets no credentials. The context resource
+``gcs_user_project`` says which project pays.
 
 The generation is that of the object. Google compares and writes, or deletes, in one step.
 

@@ -3,8 +3,8 @@
 JSON ``{"driver": "http", "base_url": "https://host/data?query", "path": "x.zarr/"}``, URL
 ``https://host/data/x.zarr/``. A key is a path on that server; the query of the base URL is added to
 every request. Ranges that lie close together are one request, many requests are under way at once
-(:mod:`~gpustore.kvstores.http.range_reader`), errors that may pass are retried and all waits are bounded
-(:mod:`~gpustore.kvstores.http.client`).
+(:mod:`~gpustore.kvstores.http.range_reader`), errors that may pass are retried and all waits are
+bounded (:mod:`~gpustore.kvstores.http.client`).
 
 The generation is the ``ETag``, if it is a strong one; a server without has no generations, and
 nobody notices there that a value changes between two reads of its parts. Values are not trusted:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.kvstores.file import directory
+from gpustore.kvstores.file import directory as directories
 from gpustore.kvstores.file.atomic_file import TemporaryFile, _origin_tag, clean_up
 from gpustore.kvstores.kvstore import KvStore
 
@@ -50,7 +50,7 @@ def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
             assert value == value[:10] * (nbytes // 10)
     worker.communicate(timeout=60)
     assert traces
-    directory._cleaned.clear()
+    directories._cleaned.clear()
     store = KvStore.open(f"{tmp_path}/").result()
     store["w"] = b"1"
     store["v"] = b"short"

@@ -163,9 +163,9 @@ def test_child_of_a_fork_can_write_while_the_parent_holds_locks(tmp_path):
     script = (
         "import os, sys, threading\n"
         "from gpustore.kvstores.kvstore import KvStore\n"
-        "from gpustore.kvstores import _file_lock\n"
+        "from gpustore.kvstores.file import lock\n"
         "store = KvStore.open(sys.argv[1]).result()\n"
-        "for lock in _file_lock._STRIPES: lock.acquire()\n"
+        "for stripe in lock._STRIPES: stripe.acquire()\n"
         "pid = os.fork()\n"
         "if not pid:\n"
         "    store['a'] = b'1'\n"

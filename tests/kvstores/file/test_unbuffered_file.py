@@ -113,7 +113,7 @@ def test_forked_child_reads_with_memory_of_its_own(file):
     script = (
         "import os, sys\n"
         "from gpustore.kvstores.kvstore import KvStore\n"
-        "from gpustore.kvstores import _unbuffered_file\n"
+        "from gpustore.kvstores.file import unbuffered_file\n"
         "from gpustore.kvstores.base import ReadRequest\n"
         "spec = {'driver': 'file', 'path': sys.argv[1], 'file_io_mode': {'mode': 'direct'}}\n"
         "store = KvStore.open(spec).result()\n"
