@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from gpustore import ocdbt
 from gpustore.array import array
-from gpustore.attributes import Attributes
 from gpustore.cast import cast
 from gpustore.data_types.dtype import DTYPES as _DTYPES
 from gpustore.data_types.dtype import dtype
@@ -36,6 +35,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.group import Group
+from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import (
     Dim,
     IndexDomain,

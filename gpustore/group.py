@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from gpustore.attributes import Attributes, json_attributes
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
     MetadataError,
@@ -20,8 +19,9 @@ from gpustore.errors import (
 )
 from gpustore.group_access import GroupAccess, hierarchy_at
 from gpustore.group_array import MemberArray
-from gpustore.hierarchy import Hierarchy, exists_error
-from gpustore.hierarchy_tree import tree_text
+from gpustore.hierarchy.attributes import Attributes, json_attributes
+from gpustore.hierarchy.nodes import Hierarchy, exists_error
+from gpustore.hierarchy.tree import tree_text
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gpustore.drivers.base import OpenMode, OpenRequest, open_kvstore
-from gpustore.hierarchy import Hierarchy
+from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.resources.cache_pool import cache_of

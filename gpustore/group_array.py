@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpustore import registry
-from gpustore.attributes import json_attributes
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.group_access import GroupAccess
-from gpustore.hierarchy import Hierarchy, exists_error
+from gpustore.hierarchy.attributes import json_attributes
+from gpustore.hierarchy.nodes import Hierarchy, exists_error
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpustore.attributes import json_attributes
 from gpustore.drivers._detection import through_adapters
 from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
 from gpustore.group import Group, create_node, open_node
 from gpustore.group_access import GroupAccess, hierarchy_at
+from gpustore.hierarchy.attributes import json_attributes
 from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import check_node_names, join, logical_path

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.attributes import Attributes
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import Driver
 from gpustore.errors import UnsupportedError
+from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
 from gpustore.data_types.conversion import Converter, converter
 from gpustore.data_types.dtype import dtype as dtype_
@@ -39,6 +38,7 @@ from gpustore.drivers.base import (
     schema_members,
 )
 from gpustore.errors import GpustoreError, MetadataError, prefixing
+from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore

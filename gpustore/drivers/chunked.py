@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from gpustore import registry
-from gpustore.attributes import Attributes
 from gpustore.backends.base import Backend
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
@@ -28,7 +27,8 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.hierarchy import Hierarchy
+from gpustore.hierarchy.attributes import Attributes
+from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.base import WriteRequest, prefix_end

@@ -42,7 +42,7 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.hierarchy import Hierarchy
+from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import ABSENT, prefix_end
 from gpustore.kvstores.kvstore import KvStore

@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.hierarchy": 3,
     "gpustore.data_types": 0,
     "gpustore.runtime": 0,
     "gpustore.strict_json": 0,
@@ -36,9 +37,6 @@ LAYERS = {
     "gpustore.rectilinear_plan": 3,
     "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
-    "gpustore.attributes": 3,
-    "gpustore.hierarchy": 3,
-    "gpustore.hierarchy_tree": 3,
     "gpustore.refiner": 3,
     "gpustore.device": 3,
     "gpustore.device_batch": 3,

@@ -4,7 +4,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import StoreIOError
-from gpustore.hierarchy import Hierarchy
+from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.executor import shared
 from gpustore.runtime.limits import DEFAULT_LIMITS

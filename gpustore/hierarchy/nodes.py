@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpustore.attributes import Attributes
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -21,6 +20,7 @@ from gpustore.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from gpustore.hierarchy.attributes import Attributes
 from gpustore.kvstores.base import (
     ABSENT,
     KvStoreDriver,

@@ -1,0 +1,1 @@
+"""Groups and arrays in a hierarchy: nodes by logical path, and their attributes."""
