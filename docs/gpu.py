@@ -11,8 +11,8 @@ from typing import Any
 from gpustore import registry
 from gpustore.backends._files import LEAST_NBYTES
 from gpustore.backends.decoders import GpuDecoders, decoder_of
-from gpustore.codecs.chain import CodecChain
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain
-from gpustore.codecs.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
-from gpustore.codecs.resolve import resolve_chain, resolve_v3
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
+from gpustore.codec_chain.resolve import resolve_chain, resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.dtype import uint64
 from gpustore.data_types.json_array import shape_text
@@ -209,7 +209,7 @@ def resolve_codecs(
     Raises
     ------
     MetadataError, UnsupportedError, LimitError
-        As :func:`gpustore.codecs.resolve.resolve_v3`; also if inner chunks do not divide a shard,
+        As :func:`gpustore.codec_chain.resolve.resolve_v3`; also if inner chunks do not divide a shard,
         or an index has no fixed size.
     """
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import BytesCodec, deliver
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.base import BytesCodec, deliver
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.shard_index import ShardIndex, ShardIndexFormat

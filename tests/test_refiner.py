@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gpustore.backends.host import BACKEND
 from gpustore.chunk_plan import plan_chunks
-from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.refiner import RawBytesRefiner
 

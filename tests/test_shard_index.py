@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import uint64
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.named_configuration import NamedConfiguration

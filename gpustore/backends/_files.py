@@ -60,7 +60,7 @@ def direct_refusal(
     ----------
     needs_bytes : bool
         Whether the host must see the encoded bytes
-        (:attr:`gpustore.codecs.chain.CodecChain.needs_bytes`).
+        (:attr:`gpustore.codec_chain.chain.CodecChain.needs_bytes`).
     nbytes, file_nbytes : int
         Of the part of the file that is read, and of the file.
     is_direct : bool

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends import _dlpack
-from gpustore.codecs.base import ChunkBytes
+from gpustore.codec_chain.base import ChunkBytes
 
 __all__ = ["DeviceBytes", "ForeignArray", "StreamHandle", "foreign_array"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends._host_memory import HostMemory
-from gpustore.codecs.base import ChunkBytes
+from gpustore.codec_chain.base import ChunkBytes
 from gpustore.plan_window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.codecs.base import ChunkBytes
+from gpustore.codec_chain.base import ChunkBytes
 from gpustore.device import DeviceArray
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.instance import WIDTHS

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends._placement import Places, place, place_fill
 from gpustore.backends._slot import Slot
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import Allocation, Device, Event, Pinned, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import DeviceError, GpustoreError, LimitError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpustore.backends._nvcomp_abi import DETECTS_DAMAGE, FORMATS, LARGEST
-from gpustore.codecs.base import BytesCodec
+from gpustore.codec_chain.base import BytesCodec
 from gpustore.device import Decoders, DeviceCodec
 
 __all__ = ["GpuDecoders", "decoder_of"]

@@ -34,8 +34,8 @@ from gpustore.backends._host_points import (
     scatter_points,
 )
 from gpustore.backends._stack import STACK_NBYTES, stacks
-from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain

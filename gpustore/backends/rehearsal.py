@@ -16,8 +16,8 @@ import numpy as np
 
 from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.device import Check, DeviceBackend, Flight
-from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import (
     ALIGNMENT,
     Allocation,

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 
 __all__ = ["BloscBlocks", "BloscColumns", "BloscStreams", "read_columns"]
 

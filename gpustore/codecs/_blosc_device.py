@@ -18,6 +18,8 @@ from typing import Final
 
 import numpy as np
 
+from gpustore.codec_chain.device_streams import aligned, destinations, unfit
+from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers
 from gpustore.codecs._blosc_columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
@@ -25,8 +27,6 @@ from gpustore.codecs._deflate_columns import (
     adler32s,
     read_zlib,
 )
-from gpustore.codecs._device_streams import aligned, destinations, unfit
-from gpustore.codecs._encoded_columns import EncodedColumns, Integers
 from gpustore.codecs._zstd_columns import read_frames
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch

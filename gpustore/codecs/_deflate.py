@@ -23,6 +23,8 @@ from types import ModuleType
 import numpy as np
 from isal import isal_zlib
 
+from gpustore.codec_chain.base import BytesCodec, deliver, integer, too_long, too_short
+from gpustore.codec_chain.device_streams import cannot, decompress_values
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -31,8 +33,6 @@ from gpustore.codecs._deflate_columns import (
     read_gzip,
     read_zlib,
 )
-from gpustore.codecs._device_streams import cannot, decompress_values
-from gpustore.codecs.base import BytesCodec, deliver, integer, too_long, too_short
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError

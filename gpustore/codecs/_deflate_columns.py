@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 
 __all__ = [
     "ZLIB_CHECKSUM_NBYTES",

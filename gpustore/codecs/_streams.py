@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gpustore.codecs.base import too_long
+from gpustore.codec_chain.base import too_long
 from gpustore.errors import CorruptChunkError
 
 __all__ = ["Decompressor", "decode_streams"]

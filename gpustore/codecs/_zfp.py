@@ -25,8 +25,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import BytesCodec, deliver, too_long, too_short
-from gpustore.codecs.value import Elements
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.value import Elements
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import text

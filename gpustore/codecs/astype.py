@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_values import cast_conversions
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.device_values import cast_conversions
+from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
 from gpustore.device_kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED
 

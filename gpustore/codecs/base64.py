@@ -19,7 +19,7 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Face,

@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import ABSENT, Codec, Option, Options, deliver, integer
-from gpustore.codecs.value import Elements, ValueFace, ValueStage
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, deliver, integer
+from gpustore.codec_chain.value import Elements, ValueFace, ValueStage
 from gpustore.device_kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.runtime.buffer import Buffer

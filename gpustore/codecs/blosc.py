@@ -40,20 +40,7 @@ from typing import Final
 import numcodecs.blosc
 import numcodecs.lz4
 
-from gpustore.codecs import _snappy
-from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
-from gpustore.codecs._blosc_frame import (
-    CODES,
-    HEADER_NBYTES,
-    BloscHeader,
-    invalid,
-    read_header,
-    recode,
-    take_blocks,
-    with_code,
-)
-from gpustore.codecs._device_streams import cannot
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Codec,
@@ -66,6 +53,19 @@ from gpustore.codecs.base import (
     integer,
     too_long,
     too_short,
+)
+from gpustore.codec_chain.device_streams import cannot
+from gpustore.codecs import _snappy
+from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
+from gpustore.codecs._blosc_frame import (
+    CODES,
+    HEADER_NBYTES,
+    BloscHeader,
+    invalid,
+    read_header,
+    recode,
+    take_blocks,
+    with_code,
 )
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch

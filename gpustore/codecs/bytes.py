@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codecs.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
+from gpustore.codec_chain.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError

@@ -21,8 +21,7 @@ from __future__ import annotations
 import bz2
 from dataclasses import dataclass
 
-from gpustore.codecs._streams import decode_streams
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Face,
@@ -32,6 +31,7 @@ from gpustore.codecs.base import (
     integer,
     too_short,
 )
+from gpustore.codecs._streams import decode_streams
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 

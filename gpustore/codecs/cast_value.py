@@ -42,8 +42,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
-from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, blocks
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
+from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, blocks
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device_kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, numpy_type
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, numpy_type
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import (
     REQUIRED,

@@ -24,9 +24,9 @@ import google_crc32c
 import numpy as np
 from numcodecs.checksum32 import CRC32C
 
+from gpustore.codec_chain.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
+from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codecs._checksum import checksum_face
-from gpustore.codecs._device_streams import refuse_where
-from gpustore.codecs.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_streams import refuse_where
-from gpustore.codecs._device_values import cast_conversions, component, convert, sum_values
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import Elements, Types, ValueFace, ValueStage, numpy_type
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.device_streams import refuse_where
+from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
+from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, numpy_type
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import Side, number_format

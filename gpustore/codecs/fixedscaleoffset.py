@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_values import cast_conversions
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import (
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.device_values import cast_conversions
+from gpustore.codec_chain.value import (
     BLOCK,
     Elements,
     Types,

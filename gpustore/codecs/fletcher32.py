@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from numcodecs.fletcher32 import Fletcher32
 
+from gpustore.codec_chain.base import Codec, Face, Options
 from gpustore.codecs._checksum import Checksum
-from gpustore.codecs.base import Codec, Face, Options
 
 __all__ = ["CODEC"]
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from numcodecs.checksum32 import JenkinsLookup3
 
+from gpustore.codec_chain.base import ABSENT, Codec, Face, Option, Options, integer
 from gpustore.codecs._checksum import Checksum
-from gpustore.codecs.base import ABSENT, Codec, Face, Option, Options, integer
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text
 

@@ -24,8 +24,7 @@ from typing import Final
 
 import numcodecs.lz4
 
-from gpustore.codecs._device_streams import cannot, decompress_values, refuse_where
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Face,
@@ -36,6 +35,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_streams import cannot, decompress_values, refuse_where
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, LimitError

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from gpustore.codecs._streams import decode_streams
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Face,
@@ -40,6 +39,7 @@ from gpustore.codecs.base import (
     integer,
     too_short,
 )
+from gpustore.codecs._streams import decode_streams
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (

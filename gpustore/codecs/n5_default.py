@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     ABSENT,
     ArrayCodec,
     BytesCodec,
@@ -40,8 +40,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.codecs.chain_spec import ArrayChoice, ChainSpec, parse_codecs
-from gpustore.codecs.value import Elements, Types, ValueFace
+from gpustore.codec_chain.chain_spec import ArrayChoice, ChainSpec, parse_codecs
+from gpustore.codec_chain.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.buffer import Buffer

@@ -29,8 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_streams import destinations, refuse_where
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Codec,
@@ -40,7 +39,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.codecs.value import BLOCK, Elements, Types, ValueFace, as_bytes
+from gpustore.codec_chain.device_streams import destinations, refuse_where
+from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueFace, as_bytes
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import value_runs

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Option,
@@ -37,7 +37,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
-from gpustore.codecs.value import Elements, Types, ValueFace
+from gpustore.codec_chain.value import Elements, Types, ValueFace
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int, text

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import Elements, ValueFace
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.value import Elements, ValueFace
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import (
     REQUIRED,

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs.base import ABSENT, Codec, Option, Options
-from gpustore.codecs.value import Elements, ValueFace, ValueStage, blocks
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.value import Elements, ValueFace, ValueStage, blocks
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device_kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.codecs._device_streams import destinations, refuse_where
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
     Face,
@@ -34,6 +33,7 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_streams import destinations, refuse_where
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.block import unshuffle_launches

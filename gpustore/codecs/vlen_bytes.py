@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from numcodecs.vlen import VLenBytes
 
-from gpustore.codecs._vlen import VlenCodec
+from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import string
 
 __all__ = ["CODEC"]

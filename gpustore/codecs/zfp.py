@@ -27,9 +27,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
+from gpustore.codec_chain.value import Elements, Types, ValueFace
 from gpustore.codecs._zfp import Zfp
-from gpustore.codecs.base import ABSENT, Codec, Option, Options, choice
-from gpustore.codecs.value import Elements, Types, ValueFace
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import (
     REQUIRED,

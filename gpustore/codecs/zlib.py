@@ -17,8 +17,8 @@ writes it. TensorStore refuses such an array.
 
 from __future__ import annotations
 
+from gpustore.codec_chain.base import Codec, Face, Option, Options, integer
 from gpustore.codecs._deflate import Deflate, stored_level
-from gpustore.codecs.base import Codec, Face, Option, Options, integer
 
 __all__ = ["CODEC"]
 

@@ -36,9 +36,7 @@ import numcodecs.zstd
 import numpy as np
 import zstandard
 
-from gpustore.codecs._device_streams import cannot, decompress_values
-from gpustore.codecs._zstd_columns import read_frames
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Codec,
@@ -51,6 +49,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_streams import cannot, decompress_values
+from gpustore.codecs._zstd_columns import read_frames
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError, prefixing

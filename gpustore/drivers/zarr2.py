@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
-from gpustore.codecs.filter import merge_filters, parse_filters
-from gpustore.codecs.resolve import resolve_v2, v2_inner_order
+from gpustore.codec_chain.compressor import complete_v2, merge_v2, parse_v2
+from gpustore.codec_chain.filter import merge_filters, parse_filters
+from gpustore.codec_chain.resolve import resolve_v2, v2_inner_order
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpustore.codecs.chain_spec import parse_chain, parse_v3, passed_over
-from gpustore.codecs.merge import (
+from gpustore.codec_chain.chain_spec import parse_chain, parse_v3, passed_over
+from gpustore.codec_chain.merge import (
     complete_v3,
     inner_order_v3,
     merge_v3,

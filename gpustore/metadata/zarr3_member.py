@@ -6,7 +6,7 @@ In stored metadata every member but ``attributes``, ``dimension_names`` and
 
 Of extensions specification 3.1 is followed where TensorStore is narrower: they may be given by name
 alone, may say ``"must_understand": true``, and unknown storage transformers and members that say
-false are kept and passed over. Codecs are for :mod:`gpustore.codecs.chain_spec` to pass over.
+false are kept and passed over. Codecs are for :mod:`gpustore.codec_chain.chain_spec` to pass over.
 """
 
 from __future__ import annotations

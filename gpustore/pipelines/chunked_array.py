@@ -11,7 +11,7 @@ import numpy as np
 
 from gpustore.backends.base import Backend
 from gpustore.chunk_plan import ChunkPlan, check_bounds, plan_chunks
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.rectilinear_grid import RectilinearGrid

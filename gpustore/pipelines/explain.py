@@ -21,7 +21,7 @@ from gpustore.backends.base import Memory
 from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.selection import missing_for_cuda
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import Decoders
 from gpustore.index_space import IndexTransform
 from gpustore.piece_plan import PiecePlan

@@ -22,7 +22,7 @@ from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
 from gpustore.chunk_plan import ChunkPlan
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError, GpustoreError

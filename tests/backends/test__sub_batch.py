@@ -8,7 +8,7 @@ from gpustore.backends import _slot, _sub_batch
 from gpustore.backends._placement import Places
 from gpustore.backends._slot import Slot
 from gpustore.backends._sub_batch import SubBatch
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, DeviceError, LimitError
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.host import BACKEND
 from gpustore.chunk_plan import plan_chunks
-from gpustore.codecs.base import ChunkBytes
-from gpustore.codecs.chain import CodecChain
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain, IndexTransform

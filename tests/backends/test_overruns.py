@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.codecs._device_streams import destinations
+from gpustore.codec_chain.device_streams import destinations
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.block import stream_launches
 from tests.device_memory import require_kernels

@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs._blosc_columns import read_columns
-from gpustore.codecs._encoded_columns import EncodedColumns
 from tests.codecs.contract import make_payload, stage
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]

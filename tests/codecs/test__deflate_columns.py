@@ -6,8 +6,8 @@ import zlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs._deflate_columns import adler32s, crc32s, read_gzip, read_zlib
-from gpustore.codecs._encoded_columns import EncodedColumns
 
 payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.base import ChunkBytes
+from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codecs.bytes import CODEC, checker, normalizer
 from gpustore.data_types.dtype import DTYPES, float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError

@@ -10,7 +10,7 @@ import zarr
 from hypothesis import assume, given, settings
 
 import gpustore
-from gpustore.codecs.resolve import resolve_v2
+from gpustore.codec_chain.resolve import resolve_v2
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 

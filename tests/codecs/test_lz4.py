@@ -10,8 +10,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.compressor import parse_v2
-from gpustore.codecs.resolve import resolve_v2
+from gpustore.codec_chain.compressor import parse_v2
+from gpustore.codec_chain.resolve import resolve_v2
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.component import select
 from tests.codecs.contract import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.compressor import parse_v2
+from gpustore.codec_chain.compressor import parse_v2
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import text
 from tests.codecs.contract import (

@@ -10,8 +10,8 @@ import zarr
 from hypothesis import given, settings
 
 import gpustore
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.codecs import pcodec
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import uint16
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import gpustore
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration

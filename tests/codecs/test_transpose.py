@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.codecs.chain_spec import parse_v3
-from gpustore.codecs.merge import complete_v3, inner_order_v3, merge_v3
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
+from gpustore.codec_chain.chain_spec import parse_v3
+from gpustore.codec_chain.merge import complete_v3, inner_order_v3, merge_v3
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import DTYPES, uint8, uint16
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.component import select
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import text
-from tests.codecs.test_chain import Oracle, decoded_array, encoded_array
-from tests.codecs.test_merge import attempt, codec, created_v3, named, to_json
+from tests.codec_chain.test_chain import Oracle, decoded_array, encoded_array
+from tests.codec_chain.test_merge import attempt, codec, created_v3, named, to_json
 
 
 def whole(dtype):

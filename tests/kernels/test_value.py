@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpustore import registry
-from gpustore.codecs.value import Elements
+from gpustore.codec_chain.value import Elements
 from gpustore.data_types.conversion import converter
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device_kernels.value import (

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gpustore.backends.host import BACKEND
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import ReadRequest, WriteRequest

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from gpustore.codecs.base import BytesCodec, ChunkBytes
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.base import BytesCodec, ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import (
     ConflictError,
     CorruptChunkError,

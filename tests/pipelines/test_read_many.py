@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore import crop_plan, piece_plan
-from gpustore.codecs.chain import CodecChain
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.crop_plan import check_starts
 from gpustore.errors import (
     CorruptChunkError,

@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.codec_chain": 3,
     "gpustore.hierarchy": 3,
     "gpustore.data_types": 0,
     "gpustore.runtime": 0,

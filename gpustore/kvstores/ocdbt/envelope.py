@@ -26,7 +26,7 @@ from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.kvstores.ocdbt.columns import Reader
 
 if TYPE_CHECKING:
-    from gpustore.codecs.base import BytesCodec
+    from gpustore.codec_chain.base import BytesCodec
     from gpustore.runtime.buffer import Buffer
 
 __all__ = ["BTREE_NODE", "MANIFEST", "VERSION_NODE", "open_body", "seal"]

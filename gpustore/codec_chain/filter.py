@@ -12,10 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore.codecs._vlen import VlenCodec
-from gpustore.codecs.base import Codec
-from gpustore.codecs.chain_spec import LayoutChoice, StageChoice, ValueChoice, face_v2, of_codec
-from gpustore.codecs.value import ValueFace
+from gpustore.codec_chain.base import Codec
+from gpustore.codec_chain.chain_spec import (
+    LayoutChoice,
+    StageChoice,
+    ValueChoice,
+    face_v2,
+    of_codec,
+)
+from gpustore.codec_chain.value import ValueFace
+from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset

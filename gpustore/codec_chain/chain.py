@@ -2,12 +2,12 @@
 
 A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus stages: first those that
 change elements, then bytes -> bytes. Transposes are part of the layout, but those that follow a
-stage which needs the elements in order. :mod:`gpustore.codecs.resolve` makes one from metadata.
+stage which needs the elements in order. :mod:`gpustore.codec_chain.resolve` makes one from metadata.
 
 Decoding knows how many bytes must come out, so no stage is ever asked to allocate what a chunk
 merely claims. Strings and bytes of any length are the exception: a chain of those decodes to a
 stream of at most so many bytes as the limit of a chunk, and its layout is that of references to
-the elements that are made of the stream (:mod:`gpustore.codecs._vlen`).
+the elements that are made of the stream (:mod:`gpustore.codec_chain.vlen`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._vlen import VlenCodec
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     ChunkBytes,
     too_long,
     too_short,
 )
+from gpustore.codec_chain.value import ElementStages, ValueStage
+from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.codecs.bytes import checker, illegal_bits, in_records, normalizer
-from gpustore.codecs.value import ElementStages, ValueStage
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import (

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_streams import destinations, refuse_where
-from gpustore.codecs.base import BytesCodec, too_long, too_short
-from gpustore.codecs.value import ValueStage, as_bytes
+from gpustore.codec_chain.base import BytesCodec, too_long, too_short
+from gpustore.codec_chain.device_streams import destinations, refuse_where
+from gpustore.codec_chain.value import ValueStage, as_bytes
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.launch import copy_launches

@@ -5,9 +5,9 @@ import json
 import pytest
 import tensorstore
 
-from gpustore.codecs.chain_spec import parse_v3
-from gpustore.codecs.compressor import complete_v2, merge_v2, parse_v2
-from gpustore.codecs.merge import complete_v3, merge_v3
+from gpustore.codec_chain.chain_spec import parse_v3
+from gpustore.codec_chain.compressor import complete_v2, merge_v2, parse_v2
+from gpustore.codec_chain.merge import complete_v3, merge_v3
 from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.named_configuration import NamedConfiguration

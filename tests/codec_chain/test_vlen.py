@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore import registry
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import string, uint16, ustring
 from gpustore.errors import (
     CorruptChunkError,

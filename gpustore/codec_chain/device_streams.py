@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codecs._encoded_columns import Integers, Mask
+from gpustore.codec_chain.encoded_columns import Integers, Mask
 from gpustore.device import Decoders, Device, Spans
 from gpustore.device_batch import DeviceBatch, can_decompress, checks_bounds
 from gpustore.device_guard import NO_ROW

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from gpustore.codecs._encoded_columns import EncodedColumns
+from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError

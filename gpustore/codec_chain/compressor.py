@@ -12,9 +12,15 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore.codecs.base import Codec
-from gpustore.codecs.chain_spec import StageChoice, ValueChoice, face_v2, of_codec, unknown_codec
-from gpustore.codecs.value import ValueFace
+from gpustore.codec_chain.base import Codec
+from gpustore.codec_chain.chain_spec import (
+    StageChoice,
+    ValueChoice,
+    face_v2,
+    of_codec,
+    unknown_codec,
+)
+from gpustore.codec_chain.value import ValueFace
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset

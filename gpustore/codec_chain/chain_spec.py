@@ -16,9 +16,17 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from gpustore import registry
-from gpustore.codecs._vlen import VlenCodec
-from gpustore.codecs.base import ArrayCodec, Codec, Face, LayoutCodec, Option, Options, ShardCodec
-from gpustore.codecs.value import ValueFace
+from gpustore.codec_chain.base import (
+    ArrayCodec,
+    Codec,
+    Face,
+    LayoutCodec,
+    Option,
+    Options,
+    ShardCodec,
+)
+from gpustore.codec_chain.value import ValueFace
+from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.errors import (
     MetadataError,
     prefixing,

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore import registry
-from gpustore.codecs.base import ArrayCodec, Codec, LayoutCodec, Options, ShardCodec
-from gpustore.codecs.chain_spec import (
+from gpustore.codec_chain.base import ArrayCodec, Codec, LayoutCodec, Options, ShardCodec
+from gpustore.codec_chain.chain_spec import (
     ArrayChoice,
     ChainSpec,
     Choice,

@@ -10,8 +10,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.merge import complete_v3
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
+from gpustore.codec_chain.merge import complete_v3
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import DTYPES, int4, uint8, uint16
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.metadata.component import select

@@ -1,6 +1,6 @@
 """From the codecs of stored metadata to a chain: :func:`resolve_v3` and :func:`resolve_v2`.
 
-1. Validate the codecs strictly (:mod:`gpustore.codecs.chain_spec`).
+1. Validate the codecs strictly (:mod:`gpustore.codec_chain.chain_spec`).
 2. Lay out the elements of a chunk, in Python integers, under the limits.
 3. Prepare the stages. The chain works out how many bytes each may see.
 """
@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpustore.codecs._order import PermuteStage, SwapStage
-from gpustore.codecs._vlen import VlenCodec
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     BytesCodec,
     ChunkBytes,
     LayoutCodec,
     ShardCodec,
 )
-from gpustore.codecs.chain import CodecChain
-from gpustore.codecs.chain_spec import (
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.chain_spec import (
     ArrayChoice,
     ChainSpec,
     Choice,
@@ -33,9 +31,11 @@ from gpustore.codecs.chain_spec import (
     parse_chain,
     resolving,
 )
-from gpustore.codecs.compressor import choose_v2
-from gpustore.codecs.filter import choose_filters
-from gpustore.codecs.value import Elements, ValueStage
+from gpustore.codec_chain.compressor import choose_v2
+from gpustore.codec_chain.filter import choose_filters
+from gpustore.codec_chain.order import PermuteStage, SwapStage
+from gpustore.codec_chain.value import Elements, ValueStage
+from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import (
     MetadataError,

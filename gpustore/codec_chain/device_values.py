@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_streams import destinations
+from gpustore.codec_chain.device_streams import destinations
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.value import (
     Conversion,

@@ -24,9 +24,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codecs._device_streams import refuse_where
-from gpustore.codecs._device_values import Table, component, convert
-from gpustore.codecs.base import (
+from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Option,
@@ -35,6 +33,8 @@ from gpustore.codecs.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_streams import refuse_where
+from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codecs.bytes import checker, normalizer
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch

@@ -11,8 +11,8 @@ import zarr.codecs.numcodecs
 from hypothesis import given, settings
 
 import gpustore
-from gpustore.codecs.chain_spec import parse_v3
-from gpustore.codecs.resolve import resolve_v2, resolve_v3
+from gpustore.codec_chain.chain_spec import parse_v3
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs._device_streams import prefers_host
-from gpustore.codecs.resolve import resolve_v3
+from gpustore.codec_chain.device_streams import prefers_host
+from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
 from tests.codecs.contract import make_payload, stage

@@ -1,0 +1,1 @@
+"""Chains of codecs: what a codec is, how names are parsed and merged, and the resolved chain."""
