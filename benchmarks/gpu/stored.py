@@ -9,7 +9,7 @@ import struct
 import gpustore
 from benchmarks.gpu.stream import decode
 from gpustore.codec_chain.encoded_columns import EncodedColumns
-from gpustore.codecs._blosc_columns import read_columns
+from gpustore.codecs.blosc.columns import read_columns
 
 _OF_BLOSC = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 

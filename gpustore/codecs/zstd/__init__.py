@@ -50,7 +50,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import cannot, decompress_values
-from gpustore.codecs._zstd_columns import read_frames
+from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device import Decoders, Device
 from gpustore.device_batch import DeviceBatch
 from gpustore.errors import CorruptChunkError
@@ -201,7 +201,7 @@ class _Zstd(BytesCodec):
     def decode_device(
         self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Values of one plain frame; see :mod:`gpustore.codecs._zstd_columns`."""
+        """Values of one plain frame; see :mod:`gpustore.codecs.zstd.columns`."""
         columns = self._columns(batch)
         if columns is None:
             return

@@ -9,8 +9,7 @@ import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs import _snappy
-from gpustore.codecs.blosc import read_header
+from gpustore.codecs.blosc import read_header, snappy
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from tests.codecs.contract import (
     check_damage,
@@ -27,7 +26,7 @@ DECODERS = ["library", "elements"]
 @pytest.fixture(params=DECODERS)
 def decoder(request, monkeypatch):
     if request.param == "elements":
-        monkeypatch.setattr(_snappy, "_library", None)
+        monkeypatch.setattr(snappy, "_library", None)
 
 
 def written(payload, dtype, **options):
@@ -75,7 +74,7 @@ def test_reads_what_tensorstore_writes_and_the_reverse(dtype, shuffle):
 @pytest.mark.parametrize("shuffle", [-1, 0, 1, 2])
 @pytest.mark.parametrize("dtype", ["|u1", "<u2", ">f8"])
 def test_reads_what_tensorstore_writes_without_the_library(dtype, shuffle, monkeypatch):
-    monkeypatch.setattr(_snappy, "_library", None)
+    monkeypatch.setattr(snappy, "_library", None)
     itemsize = np.dtype(dtype).itemsize
     for size, kind in product([130, 4099, 20_000], ["steps", "zeros"]):
         payload = make_payload(size * itemsize, kind)
@@ -100,24 +99,24 @@ def test_round_trip(payload, shuffle, typesize, clevel, blocksize):
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_both_decoders_agree(payload):
-    encoded = memoryview(_snappy.encode(payload))
-    start = _snappy._check_length(encoded, len(payload))
-    assert _snappy._decode_elements(encoded, start, len(payload)) == payload
-    assert _snappy.decode(encoded, len(payload)) == payload
+    encoded = memoryview(snappy.encode(payload))
+    start = snappy._check_length(encoded, len(payload))
+    assert snappy._decode_elements(encoded, start, len(payload)) == payload
+    assert snappy.decode(encoded, len(payload)) == payload
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(block=st.binary(max_size=60), nbytes=st.integers(0, 200))
 def test_both_decoders_refuse_the_same(block, nbytes):
     encoded = memoryview(_varint(nbytes) + block)
-    start = _snappy._check_length(encoded, nbytes)
+    start = snappy._check_length(encoded, nbytes)
     try:
-        expected = _snappy.decode(encoded, nbytes)
+        expected = snappy.decode(encoded, nbytes)
     except ValueError:
         with pytest.raises(ValueError, match="snappy: "):
-            _snappy._decode_elements(encoded, start, nbytes)
+            snappy._decode_elements(encoded, start, nbytes)
     else:
-        assert _snappy._decode_elements(encoded, start, nbytes) == expected
+        assert snappy._decode_elements(encoded, start, nbytes) == expected
 
 
 def test_every_kind_of_element_is_decoded(decoder):
@@ -132,7 +131,7 @@ def test_every_kind_of_element_is_decoded(decoder):
         ):
             block = memoryview(_varint(len(literal) + length) + head + literal + copy)
             expected = literal + (literal[-offset:] * length)[:length]
-            assert _snappy.decode(block, len(expected)) == expected
+            assert snappy.decode(block, len(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_every_kind_of_element_is_decoded(decoder):
 )
 def test_refuses_blocks_that_lie(block, decoder):
     with pytest.raises(ValueError, match="snappy: "):
-        _snappy.decode(memoryview(block), 5)
+        snappy.decode(memoryview(block), 5)
     payload = struct.pack("<ii", 20, len(block)) + block
     frame = struct.pack("<BBBBiii", 2, 1, 0x41, 1, 5, 5, 16 + len(payload)) + payload
     if len(block) != 5:  # Otherwise it is stored.
@@ -173,7 +172,7 @@ def test_refuses_damage(nbytes, monkeypatch):
     check_sizes(codec, payload)
     check_damage(codec, payload, checksummed=False)
     encoded = codec.encode(payload)
-    monkeypatch.setattr(_snappy, "_library", None)
+    monkeypatch.setattr(snappy, "_library", None)
     codec = _Encoded(codec, encoded)
     check_damage(codec, payload, checksummed=False)
 
@@ -209,7 +208,7 @@ def test_refuses_streams_outside_the_frame(payload, reason):
 def test_blocks_may_lie_in_any_order():
     payload = make_payload(1000, "steps")
     blocks = [payload[:512], payload[512:]]
-    streams = [bytes(_snappy.encode(block)) for block in blocks]
+    streams = [bytes(snappy.encode(block)) for block in blocks]
     streams = [struct.pack("<i", len(stream)) + stream for stream in streams]
     body = struct.pack("<ii", 24 + len(streams[1]), 24) + streams[1] + streams[0]
     frame = struct.pack("<BBBBiii", 2, 1, 0x50, 1, 1000, 512, 16 + len(body)) + body
@@ -217,7 +216,7 @@ def test_blocks_may_lie_in_any_order():
 
 
 def test_writing_without_the_library_is_unsupported(monkeypatch):
-    monkeypatch.setattr(_snappy, "_library", None)
+    monkeypatch.setattr(snappy, "_library", None)
     with pytest.raises(UnsupportedError, match=r"pip install gpustore\[snappy\]"):
         stage("blosc", cname="snappy").encode(b"abc")
 

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codecs.test__zstd_columns import read
+from tests.codecs.zstd.test_columns import read
 
 IMPOSSIBLE = "zstd: impossible block"
 

@@ -1,6 +1,6 @@
 """What is recorded to decode Blosc 1 frames on a device.
 
-1. Read all frames of the batch (:mod:`gpustore.codecs._blosc_columns`), and the headers of their
+1. Read all frames of the batch (:mod:`gpustore.codecs.blosc.columns`), and the headers of their
    streams where the code has any.
 2. One launch copies streams that are stored, and those that must be aligned.
 3. One call for each code decompresses the others: raw LZ4 and Snappy blocks, one Zstandard frame,
@@ -20,14 +20,14 @@ import numpy as np
 
 from gpustore.codec_chain.device_streams import aligned, destinations, unfit
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers
-from gpustore.codecs._blosc_columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
     adler32s,
     read_zlib,
 )
-from gpustore.codecs._zstd_columns import read_frames
+from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
+from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
 from gpustore.device_kernels.block import (

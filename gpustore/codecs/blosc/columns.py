@@ -1,6 +1,6 @@
 """Blosc 1 frames of a whole batch, read as columns: one row for each stream of each block.
 
-What :mod:`gpustore.codecs._blosc_frame` checks of one frame is checked here of all of them with a
+What :mod:`gpustore.codecs.blosc.frame` checks of one frame is checked here of all of them with a
 number of NumPy calls that does not depend on how many there are. It is stricter: streams that
 lie in each other, which no encoder writes, are refused.
 

@@ -2,7 +2,7 @@
 
 Only what every decoder reads alike goes to a device: one frame that says how many bytes it holds,
 without dictionary, whose blocks end where the value ends, have headers that can be
-(:mod:`gpustore.codecs._zstd_blocks`), and can hold just so many bytes. A content checksum (XXH64)
+(:mod:`gpustore.codecs.zstd.blocks`), and can hold just so many bytes. A content checksum (XXH64)
 is not compared by a device, so frames that have one are left to the host, which does.
 
 Source: RFC 8878 3.1.1.
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
-from gpustore.codecs._zstd_blocks import read_blocks
+from gpustore.codecs.zstd.blocks import read_blocks
 
 __all__ = ["read_frames"]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.codecs.blosc.test_columns import CNAMES, frame_of, frames
 from tests.codecs.contract import make_payload, stage
-from tests.codecs.test__blosc_columns import CNAMES, frame_of, frames
 from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice

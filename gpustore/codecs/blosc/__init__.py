@@ -28,7 +28,7 @@ numcodecs' Blosc is built without Snappy, so frames of it are put into another c
 
 The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
 
-A device decodes frames of all compressors and shuffles; see :mod:`gpustore.codecs._blosc_device`.
+A device decodes frames of all compressors and shuffles; see :mod:`gpustore.codecs.blosc.device`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import cannot
-from gpustore.codecs import _snappy
-from gpustore.codecs._blosc_device import DEVICE_CODECS, decode_frames
-from gpustore.codecs._blosc_frame import (
+from gpustore.codecs.blosc import snappy
+from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames
+from gpustore.codecs.blosc.frame import (
     CODES,
     HEADER_NBYTES,
     BloscHeader,
@@ -119,7 +119,7 @@ class _Blosc(BytesCodec):
 
     def encode(self, decoded: Buffer) -> Buffer:
         """One frame."""
-        if self.cname == "snappy" and not _snappy.can_encode():
+        if self.cname == "snappy" and not snappy.can_encode():
             raise UnsupportedError(
                 'blosc: encoding with cname "snappy" needs cramjam: pip install gpustore[snappy]'
             )
@@ -214,7 +214,7 @@ def _from_snappy(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
     if is_stored:
         return stream
     try:
-        return _snappy.decode(stream, nbytes)
+        return snappy.decode(stream, nbytes)
     except ValueError as error:
         raise invalid(str(error)) from error
 
@@ -234,7 +234,7 @@ def _snappy_of_lz4(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
     decoded: Buffer = stream
     if not is_stored:
         decoded = numcodecs.lz4.decompress(nbytes.to_bytes(4, "little") + stream)
-    encoded = _snappy.encode(decoded)
+    encoded = snappy.encode(decoded)
     return encoded if len(encoded) < nbytes else decoded
 
 

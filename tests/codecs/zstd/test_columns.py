@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
-from gpustore.codecs._zstd_columns import read_frames
 from gpustore.codecs.zstd import walk_frames
+from gpustore.codecs.zstd.columns import read_frames
 from tests.codecs.contract import make_payload
 
 

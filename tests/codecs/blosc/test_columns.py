@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
-from gpustore.codecs._blosc_columns import read_columns
+from gpustore.codecs.blosc.columns import read_columns
 from tests.codecs.contract import make_payload, stage
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
