@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.chunk_edges import ChunkEdges
-from gpustore.shard import ResolvedCodecs
+from gpustore.sharding.shard import ResolvedCodecs
 
 __all__ = ["RectilinearGrid"]
 

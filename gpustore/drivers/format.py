@@ -29,7 +29,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains, merge_units
 from gpustore.schema.fill_value import check_broadcast, refuse_text
-from gpustore.shard import ShardLevel
+from gpustore.sharding.shard import ShardLevel
 from gpustore.strict_json.parsing import JsonValue, Members, text
 
 __all__ = [

@@ -58,7 +58,7 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.shard import resolve_codecs
+from gpustore.sharding.shard import resolve_codecs
 from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_member
 
 __all__ = ["DRIVER", "Zarr3Format"]

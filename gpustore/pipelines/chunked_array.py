@@ -16,11 +16,11 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.rectilinear_grid import RectilinearGrid
 from gpustore.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
-from gpustore.refiner import RawBytesRefiner, Refiner
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
-from gpustore.shard import ShardLevel, ShardRefiner
+from gpustore.sharding.refiner import RawBytesRefiner, Refiner
+from gpustore.sharding.shard import ShardLevel, ShardRefiner
 
 __all__ = ["ChunkedArray", "refiners_of"]
 

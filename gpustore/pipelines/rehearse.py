@@ -41,11 +41,11 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read_part
 from gpustore.pipelines.read_many import piece_parts, read_piece_part
 from gpustore.plan_window import PlanWindow
-from gpustore.refiner import Probe, Refiner
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import Cache, CacheUse
 from gpustore.runtime.statistics import STATISTICS, attributed
 from gpustore.runtime.statistics import Rehearsed as RehearsedStatistics
+from gpustore.sharding.refiner import Probe, Refiner
 
 __all__ = ["Rehearsed", "rehearse", "rehearse_pieces"]
 

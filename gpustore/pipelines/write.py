@@ -39,7 +39,7 @@ from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.write_futures import WriteFutures
-from gpustore.whole_shard import pack, unpack
+from gpustore.sharding.shard_codec import pack, unpack
 
 __all__ = ["ATTEMPTS", "write"]
 

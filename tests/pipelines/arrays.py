@@ -10,9 +10,9 @@ from gpustore.kvstores.base import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.refiner import RawBytesRefiner
 from gpustore.runtime import executor
 from gpustore.runtime.limits import DEFAULT_LIMITS
+from gpustore.sharding.refiner import RawBytesRefiner
 from tests.kvstores.faulty import FaultyKvStore
 
 BYTES = NamedConfiguration("bytes", {"endian": "little"})

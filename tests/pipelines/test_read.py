@@ -25,10 +25,10 @@ from gpustore.kvstores.base import WriteRequest
 from gpustore.pipelines.read import SMALL_ROWS, read
 from gpustore.pipelines.stored import ATTEMPTS
 from gpustore.pipelines.write import write
-from gpustore.refiner import Probe
 from gpustore.runtime.executor import CancelToken, Executor
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
+from gpustore.sharding.refiner import Probe
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, stored, whole
 

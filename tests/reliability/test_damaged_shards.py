@@ -13,7 +13,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError
-from gpustore.whole_shard import unpack
+from gpustore.sharding.shard_codec import unpack
 from tests.reliability.array_on_disk import values
 
 SHAPE = (32, 32)

@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.sharding": 3,
     "gpustore.codec_chain": 3,
     "gpustore.hierarchy": 3,
     "gpustore.data_types": 0,
@@ -38,15 +39,11 @@ LAYERS = {
     "gpustore.rectilinear_plan": 3,
     "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
-    "gpustore.refiner": 3,
     "gpustore.device": 3,
     "gpustore.device_batch": 3,
     "gpustore.device_checksum": 3,
     "gpustore.device_guard": 3,
     "gpustore.device_table": 3,
-    "gpustore.shard_index": 3,
-    "gpustore.shard": 3,
-    "gpustore.whole_shard": 3,
     "gpustore.device_kernels": 3,
     "gpustore.backends": 4,
     "gpustore.pipelines": 5,

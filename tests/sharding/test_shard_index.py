@@ -10,7 +10,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import uint64
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.named_configuration import NamedConfiguration
-from gpustore.shard_index import ShardIndex, ShardIndexFormat
+from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 
 
 def index_format(chunks=(2, 3), *, at_end=True, crc=True, endian="little"):

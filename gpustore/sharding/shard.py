@@ -3,7 +3,7 @@
 :class:`ShardLevel` says where the inner chunks of one level of sharding stand, seen from the cells
 of the innermost chunks. :class:`ShardRefiner` narrows a read down to them: it asks for the index of
 each shard once, and gives each row the bytes of its inner chunk. Shards that later codecs encode as
-a whole have no place that could be looked up: they are chunks, see :mod:`gpustore.whole_shard`.
+a whole have no place that could be looked up: they are chunks, see :mod:`gpustore.sharding.shard_codec`.
 
 Source: Zarr v3 specification, "Sharding codec".
 """
@@ -28,12 +28,12 @@ from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.plan_window import PlanWindow
-from gpustore.refiner import Probe
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
-from gpustore.shard_index import ShardIndex, ShardIndexFormat
+from gpustore.sharding.refiner import Probe
+from gpustore.sharding.shard_codec import WholeShard
+from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 from gpustore.strict_json.parsing import JsonValue, in_member
-from gpustore.whole_shard import WholeShard
 
 __all__ = [
     "ResolvedCodecs",

@@ -10,7 +10,7 @@ from gpustore.chunk_plan import plan_chunks
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
-from gpustore.refiner import RawBytesRefiner
+from gpustore.sharding.refiner import RawBytesRefiner
 
 
 @st.composite

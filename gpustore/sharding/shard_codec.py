@@ -21,7 +21,7 @@ from gpustore.codec_chain.base import BytesCodec, deliver
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
-from gpustore.shard_index import ShardIndex, ShardIndexFormat
+from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 
 __all__ = ["WholeShard", "pack", "unpack"]
 

@@ -1,0 +1,1 @@
+"""Shards: their index, their refiner, and the codec of a whole shard."""
