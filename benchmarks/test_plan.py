@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpustore.chunk_plan import plan_chunks
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.planning.chunk_plan import plan_chunks
 
 CHUNK = (32, 32, 32)
 SHAPE = (1600, 1280, 1600)

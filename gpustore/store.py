@@ -8,7 +8,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.crop_plan import crop_shape
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexTransform
@@ -18,6 +17,7 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.opened_array import OpenedArray
 from gpustore.opened_spec import opened_spec
 from gpustore.pipelines.explanation import Explanation
+from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import CURRENT, Operation, operation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends._host_memory import HostMemory
 from gpustore.codec_chain.base import ChunkBytes
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 
 __all__ = ["elements_of", "gather_points", "is_record", "of_record", "scatter_points"]

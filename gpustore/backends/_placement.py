@@ -26,8 +26,8 @@ from gpustore.device_kernels.launch import (
     repeated,
 )
 from gpustore.device_kernels.run import Rows
-from gpustore.piece_plan import PieceWindow
-from gpustore.plan_window import PlanWindow, Points
+from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.window import PlanWindow, Points
 
 __all__ = ["Part", "Places", "parts", "place", "place_fill"]
 
@@ -102,7 +102,7 @@ class Places:
     dtype : dtype
         Of the arrays.
     points : list of tuple of Points, length n, optional
-        Offsets that index arrays add to each; see :class:`~gpustore.plan_window.PlanWindow`.
+        Offsets that index arrays add to each; see :class:`~gpustore.planning.window.PlanWindow`.
     """
 
     first: Integers

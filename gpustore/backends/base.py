@@ -20,8 +20,8 @@ from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena
-from gpustore.piece_plan import PieceWindow
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 

@@ -38,8 +38,8 @@ from gpustore.device_kernels.run import Rows
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena
-from gpustore.piece_plan import PieceWindow
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS

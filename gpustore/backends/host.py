@@ -39,8 +39,8 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
-from gpustore.piece_plan import PieceWindow
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS

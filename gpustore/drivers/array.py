@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from gpustore import registry
 from gpustore.backends._host_memory import HostMemory
 from gpustore.backends.host import HostBackend
-from gpustore.chunk_plan import check_bounds
-from gpustore.crop_plan import check_starts
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.data_types.unit import Unit
@@ -45,6 +43,8 @@ from gpustore.errors import (
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.planning.chunk_plan import check_bounds
+from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor

@@ -20,7 +20,7 @@ from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import Arena, ReadRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import CacheUse, Entry
 from gpustore.runtime.executor import CancelToken

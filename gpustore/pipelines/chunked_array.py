@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.base import Backend
-from gpustore.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
+from gpustore.planning.chunk_plan import ChunkPlan, check_bounds, plan_chunks
+from gpustore.planning.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
 from gpustore.rectilinear_grid import RectilinearGrid
-from gpustore.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits

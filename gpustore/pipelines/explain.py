@@ -24,11 +24,11 @@ from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import Decoders
 from gpustore.index_space import IndexTransform
-from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import CodecPath, Explanation
 from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.rehearse import Rehearsed, rehearse
+from gpustore.planning.copy_plan import PiecePlan
 
 __all__ = ["PIPELINE", "explain", "explained", "explained_pieces"]
 

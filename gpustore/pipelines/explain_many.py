@@ -6,7 +6,6 @@ import math
 from functools import partial
 from typing import Any
 
-from gpustore.crop_plan import check_starts
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explain import explained_pieces
@@ -14,6 +13,7 @@ from gpustore.pipelines.explanation import Explanation
 from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.read_many import ELEMENTWISE, plan_many
 from gpustore.pipelines.rehearse import rehearse_pieces
+from gpustore.planning.crop_plan import check_starts
 
 __all__ = ["PIPELINE", "explain_many"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
 from gpustore.kvstores.base import Arena, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
 

@@ -1,6 +1,6 @@
 """A read, one way, from an index transform to elements in memory.
 
-1. Plan: which part of which chunk goes where (:mod:`gpustore.chunk_plan`); no I/O.
+1. Plan: which part of which chunk goes where (:mod:`gpustore.planning.chunk_plan`); no I/O.
 2. Split the plan among the threads; each task works through its part window by window.
 3. Refine the window (:mod:`gpustore.pipelines.fetch`): stages that can read parts of a chunk narrow
    its rows.
@@ -26,12 +26,12 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS

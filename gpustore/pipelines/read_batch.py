@@ -2,8 +2,8 @@
 
 1. Bounds are checked when a read is asked for.
 2. When the batch is submitted, its reads are planned together: as crops, if they differ in their
-   origin only (:mod:`gpustore.crop_plan`), else one by one and then joined
-   (:mod:`gpustore.joined_plan`).
+   origin only (:mod:`gpustore.planning.crop_plan`), else one by one and then joined
+   (:mod:`gpustore.planning.merge`).
 3. The plan is read in one pass (:func:`gpustore.pipelines.read_many.read_pieces`): a chunk is
    fetched and decoded once, and cut into the pieces of all reads that want it.
 4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
@@ -25,12 +25,8 @@ import numpy as np
 
 from gpustore import registry
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import check_bounds
-from gpustore.crop_plan import plan_crops
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexTransform
-from gpustore.joined_plan import join_plans
-from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import (
@@ -39,6 +35,10 @@ from gpustore.pipelines.read_many import (
     read_pieces,
     single_chunks,
 )
+from gpustore.planning.chunk_plan import check_bounds
+from gpustore.planning.copy_plan import PiecePlan
+from gpustore.planning.crop_plan import plan_crops
+from gpustore.planning.merge import join_plans
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed

@@ -1,7 +1,7 @@
 """Many crops of one shape, read together: each chunk is fetched and decoded once.
 
 1. Check the starts against all bounds.
-2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.crop_plan`); no I/O.
+2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.planning.crop_plan`); no I/O.
 3. Split the plan among the threads, so that no key belongs to two tasks.
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
 5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few
@@ -22,16 +22,16 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import ChunkPlan, check_row_count
-from gpustore.crop_plan import check_starts, plan_crops
 from gpustore.index_space import IndexTransform
-from gpustore.joined_plan import join_plans
-from gpustore.piece_plan import Block, Integers, PiecePlan
 from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
-from gpustore.rectilinear_crops import plan_shaped_crops
+from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
+from gpustore.planning.copy_plan import Block, Integers, PiecePlan
+from gpustore.planning.crop_plan import check_starts, plan_crops
+from gpustore.planning.merge import join_plans
+from gpustore.planning.rectilinear_crop_plan import plan_shaped_crops
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 

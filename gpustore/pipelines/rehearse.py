@@ -21,7 +21,6 @@ from gpustore.backends._files import direct_refusal
 from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
-from gpustore.chunk_plan import ChunkPlan
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device import Device, Spans
 from gpustore.device_batch import DeviceBatch
@@ -36,11 +35,12 @@ from gpustore.kvstores.base import (
     check_byte_range,
     check_nbytes,
 )
-from gpustore.piece_plan import PiecePlan
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read_part
 from gpustore.pipelines.read_many import piece_parts, read_piece_part
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.copy_plan import PiecePlan
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import Cache, CacheUse
 from gpustore.runtime.statistics import STATISTICS, attributed

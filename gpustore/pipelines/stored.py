@@ -9,7 +9,7 @@ from gpustore.errors import ConflictError, NotFoundError
 from gpustore.kvstores.base import Arena
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import Changed, fetch, refine
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS

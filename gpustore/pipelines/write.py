@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import Memory
-from gpustore.chunk_plan import ChunkPlan
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import WriteColumns, WriteRequest
@@ -33,7 +32,8 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS
 from gpustore.pipelines.stored import BATCH_NBYTES
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.future import Future, Promise

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpustore.errors import CorruptChunkError
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 
 __all__ = ["Probe", "RawBytesRefiner", "Refiner"]

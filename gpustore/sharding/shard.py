@@ -27,7 +27,7 @@ from gpustore.data_types.json_array import shape_text
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.sharding.refiner import Probe

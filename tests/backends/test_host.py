@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.backends.host import BACKEND
-from gpustore.chunk_plan import plan_chunks
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.resolve import resolve_v3
@@ -21,6 +20,7 @@ from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.planning.chunk_plan import plan_chunks
 
 DTYPES = [
     *("|u1", "|b1", ">u2", "<i2", ">f4", "<i4", ">i8", "<f8", "<c8", ">c16"),

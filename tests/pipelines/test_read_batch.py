@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore import crop_plan
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
 from gpustore.pipelines import read_batch as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
+from gpustore.planning import crop_plan
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.future import CancelledError
 from gpustore.runtime.limits import Limits

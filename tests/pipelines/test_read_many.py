@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore import crop_plan, piece_plan
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.crop_plan import check_starts
 from gpustore.errors import (
     CorruptChunkError,
     LimitError,
@@ -28,6 +26,8 @@ from gpustore.pipelines import read_many as module
 from gpustore.pipelines import stored as stored_module
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
+from gpustore.planning import copy_plan, crop_plan
+from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.planning": 3,
     "gpustore.sharding": 3,
     "gpustore.codec_chain": 3,
     "gpustore.hierarchy": 3,
@@ -30,14 +31,6 @@ LAYERS = {
     "gpustore.kvstores": 3,
     "gpustore.ocdbt": 3,
     "gpustore.codecs": 3,
-    "gpustore.plan_window": 3,
-    "gpustore.plan_table": 3,
-    "gpustore.chunk_plan": 3,
-    "gpustore.piece_plan": 3,
-    "gpustore.crop_plan": 3,
-    "gpustore.joined_plan": 3,
-    "gpustore.rectilinear_plan": 3,
-    "gpustore.rectilinear_crops": 3,
     "gpustore.rectilinear_grid": 3,
     "gpustore.device": 3,
     "gpustore.device_batch": 3,

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.backends.host import BACKEND
-from gpustore.chunk_plan import plan_chunks
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.planning.chunk_plan import plan_chunks
 from gpustore.sharding.refiner import RawBytesRefiner
 
 

@@ -1,8 +1,8 @@
 """Crops of one shape at many places of an array whose chunks differ in shape.
 
-:func:`plan_shaped_crops` does what :func:`gpustore.crop_plan.plan_crops` does, in columns over all
+:func:`plan_shaped_crops` does what :func:`gpustore.planning.crop_plan.plan_crops` does, in columns over all
 crops, and sorts the pieces by the shape of their chunk first: each chunk shape has a
-:class:`~gpustore.piece_plan.PiecePlan` of its own. See docs/design/006-rectilinear.md.
+:class:`~gpustore.planning.copy_plan.PiecePlan` of its own. See docs/design/006-rectilinear.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.crop_plan import check_pieces, rows_of, run_columns
 from gpustore.index_space import IndexTransform
 from gpustore.metadata.chunk_edges import ChunkEdges
-from gpustore.piece_plan import (
+from gpustore.planning.connected_set import StridedMap
+from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
     Integers,
@@ -24,8 +24,8 @@ from gpustore.piece_plan import (
     numbered,
     plan_pieces,
 )
-from gpustore.plan_table import StridedMap
-from gpustore.rectilinear_plan import ShapedGrid
+from gpustore.planning.crop_plan import check_pieces, rows_of, run_columns
+from gpustore.planning.rectilinear_plan import ShapedGrid
 
 __all__ = ["plan_shaped_crops"]
 
@@ -43,7 +43,7 @@ class _Located:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of all crops along one input dimension; as :class:`gpustore.crop_plan.CropRuns`."""
+    """The runs of all crops along one input dimension; as :class:`gpustore.planning.crop_plan.CropRuns`."""
 
     dimension: int
     first: Integers
@@ -157,7 +157,7 @@ def plan_shaped_crops(
     block : callable
         The single chunks of a shape; of shards, of the chunks with keys.
     transform, starts, extent, dst_stride, max_chunks
-        As for :func:`gpustore.crop_plan.plan_crops`.
+        As for :func:`gpustore.planning.crop_plan.plan_crops`.
 
     Raises
     ------

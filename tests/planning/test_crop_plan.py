@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gpustore import crop_plan, piece_plan
-from gpustore.crop_plan import plan_crops
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.piece_plan import Block
+from gpustore.planning import copy_plan, crop_plan
+from gpustore.planning.copy_plan import Block
+from gpustore.planning.crop_plan import plan_crops
 
 
 def single(shape, chunk_shape, key_ratio=None, *, itemsize=2, partial=False):

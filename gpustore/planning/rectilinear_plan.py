@@ -1,8 +1,8 @@
 """Plans of arrays whose chunks differ in shape: one plan of regular chunks a chunk shape.
 
 :func:`plan_shapes` finds the runs of each connected set of dimensions, as
-:func:`gpustore.chunk_plan.plan_chunks` does, and groups them by the sizes of their chunks. Each
-combination of groups is a :class:`~gpustore.chunk_plan.ChunkPlan` over chunks of one shape. See
+:func:`gpustore.planning.chunk_plan.plan_chunks` does, and groups them by the sizes of their chunks. Each
+combination of groups is a :class:`~gpustore.planning.chunk_plan.ChunkPlan` over chunks of one shape. See
 docs/design/006-rectilinear.md.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.chunk_plan import ChunkPlan, check_row_count
 from gpustore.index_space import IndexTransform
 from gpustore.metadata.chunk_edges import ChunkEdges
-from gpustore.plan_table import (
+from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
+from gpustore.planning.connected_set import (
     SCALAR_ROWS,
     PlanTable,
     StridedMap,
@@ -91,7 +91,7 @@ class _Rows:
     Attributes
     ----------
     dimension : int or None
-        As in :class:`~gpustore.plan_table.PlanTable`.
+        As in :class:`~gpustore.planning.connected_set.PlanTable`.
     outputs : tuple of int
     cells, sizes : list of int64 arrays, one an output dimension
         Of each row: index of the innermost chunk, and the size of the chunk with a key.
@@ -267,7 +267,7 @@ def plan_shapes(
     layout : callable
         How chunks with keys of a shape are stored.
     transform, dst_stride, key_prefix, key_separator, key_rank, max_chunks, dense
-        As for :func:`gpustore.chunk_plan.plan_chunks`.
+        As for :func:`gpustore.planning.chunk_plan.plan_chunks`.
 
     Returns
     -------

@@ -6,7 +6,7 @@
    which no cell index changes, as columns over all crops (:class:`CropRuns`).
 2. The pieces of a crop are the product of its runs. They are numbered crop by crop, and only
    their numbers are kept.
-3. :func:`gpustore.piece_plan.plan_pieces` sorts the numbers by chunk; a window turns some of them
+3. :func:`gpustore.planning.copy_plan.plan_pieces` sorts the numbers by chunk; a window turns some of them
    back into columns.
 """
 
@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.chunk_plan import check_bounds
 from gpustore.errors import LimitError, MismatchError, OutOfBoundsError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.piece_plan import (
+from gpustore.planning.chunk_plan import check_bounds
+from gpustore.planning.connected_set import StridedMap, fewest_runs
+from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
     Integers,
@@ -31,7 +32,6 @@ from gpustore.piece_plan import (
     PiecePlan,
     plan_pieces,
 )
-from gpustore.plan_table import StridedMap, fewest_runs
 
 __all__ = ["check_pieces", "check_starts", "crop_shape", "plan_crops", "rows_of", "run_columns"]
 

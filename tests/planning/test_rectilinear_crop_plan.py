@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from tests.test_rectilinear_plan import CODECS, spec
+from tests.planning.test_rectilinear_plan import CODECS, spec
 
 
 def test_each_chunk_is_fetched_once():

@@ -3,7 +3,7 @@
 :func:`plan_chunks` turns an index transform and a regular chunk grid into a :class:`ChunkPlan`:
 
 1. The input dimensions that share no output dimension are independent of each other, so each
-   makes a :class:`~gpustore.plan_table.PlanTable` of its own: the runs of its interval during
+   makes a :class:`~gpustore.planning.connected_set.PlanTable` of its own: the runs of its interval during
    which no cell index changes. A constant output dimension makes a table of one row.
 2. The rows of the plan are the product of the tables in C order. They are never all written
    down: a plan of ten million chunks is a few small tables.
@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore import plan_table
 from gpustore.errors import LimitError, OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.plan_table import (
+from gpustore.planning import connected_set
+from gpustore.planning.connected_set import (
     PlanTable,
     constant_index,
     constant_table,
@@ -44,7 +44,7 @@ from gpustore.plan_table import (
     points_table,
     strided_table,
 )
-from gpustore.plan_window import Column, PlanWindow, Points
+from gpustore.planning.window import Column, PlanWindow, Points
 
 __all__ = [
     "WINDOW_ROWS",
@@ -196,7 +196,7 @@ class ChunkPlan:
         """
         if not 0 <= lo <= hi <= len(self) or hi - lo > WINDOW_ROWS:
             raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
-        scalar = len(self) <= max(plan_table.SCALAR_ROWS, 1)
+        scalar = len(self) <= max(connected_set.SCALAR_ROWS, 1)
         index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
         return self._window(index, hi - lo, scalar=scalar)
 

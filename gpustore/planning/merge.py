@@ -1,6 +1,6 @@
 """Several plans of one array, joined so that each chunk is met once.
 
-The rows of all plans become pieces; see :mod:`gpustore.piece_plan`. Their numbers count through the
+The rows of all plans become pieces; see :mod:`gpustore.planning.copy_plan`. Their numbers count through the
 plans in order.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.chunk_plan import WINDOW_ROWS, ChunkPlan
-from gpustore.piece_plan import (
+from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkPlan
+from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
     Integers,

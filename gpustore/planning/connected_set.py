@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.output_map import OutputIndexMap
-from gpustore.plan_window import Column, Points
+from gpustore.planning.window import Column, Points
 
 __all__ = [
     "SCALAR_ROWS",

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore import plan_table
-from gpustore.chunk_plan import plan_chunks
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.planning import connected_set
+from gpustore.planning.chunk_plan import plan_chunks
 
 ITEMSIZE = 2
 

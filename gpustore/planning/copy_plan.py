@@ -1,6 +1,6 @@
 """Which chunks are decoded into which block, and which pieces are cut from it.
 
-A :class:`~gpustore.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many crops, or
+A :class:`~gpustore.planning.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many crops, or
 the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a buffer for some
 neighbouring chunks of the grid (often just one), and *pieces*, each one part of one block for one
 read, are cut from it:
@@ -9,10 +9,10 @@ read, are cut from it:
    by *unit*, the larger of a block and of what is stored under one key, so that nobody else needs
    a key once a unit is done.
 2. :meth:`PiecePlan.windows` writes down some units at a time: a
-   :class:`~gpustore.plan_window.PlanWindow` of their chunks, and their pieces.
+   :class:`~gpustore.planning.window.PlanWindow` of their chunks, and their pieces.
 
 A plan holds 8 bytes a piece: its number. A :class:`PieceSource` turns numbers into columns; see
-:mod:`gpustore.crop_plan` for crops, :mod:`gpustore.joined_plan` for a batch.
+:mod:`gpustore.planning.crop_plan` for crops, :mod:`gpustore.planning.merge` for a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.plan_window import PlanWindow
+from gpustore.planning.window import PlanWindow
 
 __all__ = [
     "Block",
