@@ -4,9 +4,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from gpustore.device.protocol.kernels import descriptor
 
-from gpustore.device import CodecBatch, Spans
-from gpustore.device_kernels import descriptor
+from gpustore.device.protocol import CodecBatch, Spans
 from tests.emulator import host_build
 from tests.kernels.execution import MUST_RUN
 

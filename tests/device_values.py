@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from gpustore.device import Spans
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of
 
 MARGIN = 64

@@ -1,4 +1,4 @@
-"""Encoded streams as other libraries make them, by the names of gpustore.device."""
+"""Encoded streams as other libraries make them, by the names of gpustore.device.protocol."""
 
 import gzip
 import zlib

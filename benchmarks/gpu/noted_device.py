@@ -29,7 +29,7 @@ class NotedDevice:
 
     Parameters
     ----------
-    device : gpustore.device.Device
+    device : gpustore.device.protocol.Device
     clock : NoClock or one like it
 
     Attributes

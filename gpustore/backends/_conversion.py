@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.data_types.conversion import Converter
-from gpustore.device import DeviceArray
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.launch import cast_launches, has_cast
-from gpustore.device_kernels.run import Rows
-from gpustore.device_kernels.value import (
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.launch import cast_launches, has_cast
+from gpustore.device.kernels.run import Rows
+from gpustore.device.kernels.value import (
     NARROW,
     Conversion,
     Side,
@@ -29,6 +28,7 @@ from gpustore.device_kernels.value import (
     steps_and_words,
     value_runs,
 )
+from gpustore.device.protocol import DeviceArray
 
 __all__ = ["conversion_of"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from gpustore.device import Device, DeviceFile
+from gpustore.device.protocol import Device, DeviceFile
 from gpustore.errors import DeviceError, UnsupportedError
 from gpustore.runtime.statistics import STATISTICS
 
@@ -64,7 +64,7 @@ def direct_refusal(
     nbytes, file_nbytes : int
         Of the part of the file that is read, and of the file.
     is_direct : bool
-        As :class:`~gpustore.device.DeviceFile` says.
+        As :class:`~gpustore.device.protocol.DeviceFile` says.
 
     >>> direct_refusal(nbytes=1 << 20, file_nbytes=1 << 30)
     >>> direct_refusal(is_direct=False)
@@ -100,7 +100,7 @@ class Handle:
     Raises
     ------
     OSError, UnsupportedError
-        As :meth:`gpustore.device.Device.open_file`.
+        As :meth:`gpustore.device.protocol.Device.open_file`.
     """
 
     __slots__ = ("_descriptor", "_identity", "file", "uses")

@@ -21,7 +21,7 @@ __all__ = ["DeviceBytes", "ForeignArray", "StreamHandle", "foreign_array"]
 
 @dataclass(frozen=True, slots=True)
 class ForeignArray:
-    """An array that somebody else made; see :class:`gpustore.device.DeviceArray`.
+    """An array that somebody else made; see :class:`gpustore.device.protocol.DeviceArray`.
 
     Attributes
     ----------

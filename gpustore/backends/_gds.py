@@ -33,7 +33,7 @@ _THREADS = 8
 
 
 class Read:
-    """A read on its way; see :class:`gpustore.device.FileRead`."""
+    """A read on its way; see :class:`gpustore.device.protocol.FileRead`."""
 
     __slots__ = ("_future", "_path")
 
@@ -51,7 +51,7 @@ class Read:
 
 
 class File:
-    """An open file; see :class:`gpustore.device.DeviceFile`."""
+    """An open file; see :class:`gpustore.device.protocol.DeviceFile`."""
 
     __slots__ = ("_file", "_nbytes", "_path", "alignment", "is_direct")
 

@@ -4,7 +4,7 @@ Two engines do the same:
 
 :class:`Library`
     nvcomp's batched C calls, by :mod:`ctypes`, in the library that the wheel ``nvidia-libnvcomp``
-    brings. They read the table of a :class:`~gpustore.device.CodecBatch` as it lies, wait for
+    brings. They read the table of a :class:`~gpustore.device.protocol.CodecBatch` as it lies, wait for
     nothing and give a status for each stream.
 :class:`Bindings`
     nvcomp's Python package, for versions whose prototypes are not known. It waits for each call,
@@ -34,7 +34,7 @@ from gpustore.backends._nvcomp_abi import (
     Properties,
     prototypes,
 )
-from gpustore.device import STATUSES, CodecBatch, DeviceCodec, Spans
+from gpustore.device.protocol import STATUSES, CodecBatch, DeviceCodec, Spans
 from gpustore.errors import DeviceError
 
 try:
@@ -162,7 +162,7 @@ class Bindings:
         self.name = f"nvcomp, Python package, because of {reason}"
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """See :meth:`gpustore.device.Device.codec`; the alignment is what suits all of nvcomp."""
+        """See :meth:`gpustore.device.protocol.Device.codec`; the alignment is what suits all of nvcomp."""
         if name not in FORMATS:
             return None
         return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)

@@ -9,7 +9,7 @@ import ctypes
 from typing import Any
 
 from gpustore.backends._nvcomp_abi import FORMATS, ROWS, Options
-from gpustore.device import CodecBatch
+from gpustore.device.protocol import CodecBatch
 
 __all__ = ["Call", "alignments", "bound", "compress", "decompress", "options", "temp_nbytes"]
 

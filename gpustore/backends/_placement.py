@@ -1,7 +1,7 @@
 """Where the elements of chunks go on a device, recorded as launches of kernels.
 
 :class:`Places` are rectangles: one a row of a plan window, or one a piece that is cut from a chunk.
-The copy of :mod:`gpustore.device_kernels.launch` does everything at once that a layout may ask
+The copy of :mod:`gpustore.device.kernels.launch` does everything at once that a layout may ask
 for: C and F order, transposes, steps, fields and byte order.
 """
 
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpustore.codec_chain.base import ChunkBytes
-from gpustore.device import DeviceArray
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.instance import WIDTHS
-from gpustore.device_kernels.launch import (
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.instance import WIDTHS
+from gpustore.device.kernels.launch import (
     Listed,
     copy_launches,
     fill_launches,
     indexed_launches,
     repeated,
 )
-from gpustore.device_kernels.run import Rows
+from gpustore.device.kernels.run import Rows
+from gpustore.device.protocol import DeviceArray
 from gpustore.planning.copy_plan import PieceWindow
 from gpustore.planning.window import PlanWindow, Points
 

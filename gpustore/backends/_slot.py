@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from gpustore.backends._files import Files, Handle
-from gpustore.device import Allocation, Device, FileRead, Pinned, Stream
+from gpustore.device.protocol import Allocation, Device, FileRead, Pinned, Stream
 from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import Arena
 from gpustore.runtime.buffer import Buffer

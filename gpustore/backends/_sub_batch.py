@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from gpustore.backends._placement import Places, place, place_fill
 from gpustore.backends._slot import Slot
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device import Allocation, Device, Event, Pinned, Spans
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans
 from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS

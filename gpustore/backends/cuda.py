@@ -1,4 +1,4 @@
-"""A CUDA GPU as a :class:`gpustore.device.Device`: CuPy, nvcomp and kvikio, and nothing else.
+"""A CUDA GPU as a :class:`gpustore.device.protocol.Device`: CuPy, nvcomp and kvikio, and nothing else.
 
 It only translates. What is asked, in what order and with which memory, is decided above and tested
 on an emulated device; so this module, ``_nvcomp`` and ``_gds`` are kept small.
@@ -24,8 +24,8 @@ import numpy as np
 
 from gpustore.backends import _gds, _nvcomp
 from gpustore.backends._foreign import ForeignArray, StreamHandle, foreign_array
-from gpustore.device import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
-from gpustore.device_kernels import instance, source
+from gpustore.device.protocol import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
+from gpustore.device.protocol.kernels import instance, source
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
 __all__ = ["CudaDevice"]
@@ -87,7 +87,7 @@ class _Kernel:
 
 
 class CudaDevice:
-    """See :class:`gpustore.device.Device`.
+    """See :class:`gpustore.device.protocol.Device`.
 
     Parameters
     ----------

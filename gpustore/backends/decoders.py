@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpustore.backends._nvcomp_abi import DETECTS_DAMAGE, FORMATS, LARGEST
 from gpustore.codec_chain.base import BytesCodec
-from gpustore.device import Decoders, DeviceCodec
+from gpustore.device.protocol import Decoders, DeviceCodec
 
 __all__ = ["GpuDecoders", "decoder_of"]
 
@@ -16,7 +16,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class GpuDecoders:
-    """What a GPU would decode; see :class:`gpustore.device.Decoders`.
+    """What a GPU would decode; see :class:`gpustore.device.protocol.Decoders`.
 
     Attributes
     ----------

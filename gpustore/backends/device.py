@@ -1,4 +1,4 @@
-"""The backend for device memory, written against :class:`gpustore.device.Device` alone.
+"""The backend for device memory, written against :class:`gpustore.device.protocol.Device` alone.
 
 What is read goes through sub-batches (:mod:`gpustore.backends._sub_batch`). A :class:`Flight` is
 what one task of a read has on its way: it fetches into the slab of one slot while the sub-batches
@@ -31,10 +31,10 @@ from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
-from gpustore.device import Device, DeviceArray, Event, Pinned, Spans, Stream
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.launch import copy_launches
-from gpustore.device_kernels.run import Rows
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.launch import copy_launches
+from gpustore.device.kernels.run import Rows
+from gpustore.device.protocol import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.base import Arena
@@ -279,7 +279,7 @@ class DeviceBackend:
     # ----------------------------------------------------------------- arrays
 
     def caller_stream(self, stream: Any) -> Stream:
-        """See :meth:`gpustore.device.Device.caller_stream`."""
+        """See :meth:`gpustore.device.protocol.Device.caller_stream`."""
         return self.driven.caller_stream(stream)
 
     def empty(

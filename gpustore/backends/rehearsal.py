@@ -18,7 +18,8 @@ from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.device import Check, DeviceBackend, Flight
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device import (
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import (
     ALIGNMENT,
     Allocation,
     Argument,
@@ -34,7 +35,6 @@ from gpustore.device import (
     Pinned,
     Stream,
 )
-from gpustore.device_batch import DeviceBatch
 from gpustore.errors import GpustoreError, UnsupportedError
 from gpustore.runtime.limits import Limits
 
@@ -161,7 +161,7 @@ class _Kernel:
 
 
 class IdleDevice:
-    """A :class:`gpustore.device.Device` that answers as another one and does nothing.
+    """A :class:`gpustore.device.protocol.Device` that answers as another one and does nothing.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3DataType
@@ -189,7 +189,7 @@ class BytesCodec(abc.ABC):
 
     @property
     def device_codec(self) -> str | None:
-        """The :class:`~gpustore.device.DeviceCodec` of the streams in a value, if there are any."""
+        """The :class:`~gpustore.device.protocol.DeviceCodec` of the streams in a value, if there are any."""
         return None
 
     @abc.abstractmethod

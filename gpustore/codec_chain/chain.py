@@ -29,8 +29,8 @@ from gpustore.codec_chain.base import (
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.codecs.bytes import checker, illegal_bits, in_records, normalizer
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import (
     CorruptChunkError,
     GpustoreError,

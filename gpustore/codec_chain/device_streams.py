@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from gpustore.codec_chain.encoded_columns import Integers, Mask
-from gpustore.device import Decoders, Device, Spans
-from gpustore.device_batch import DeviceBatch, can_decompress, checks_bounds
-from gpustore.device_guard import NO_ROW
-from gpustore.device_kernels.block import stream_launches
+from gpustore.device.command_list import DeviceBatch, can_decompress, checks_bounds
+from gpustore.device.guard import NO_ROW
+from gpustore.device.kernels.block import stream_launches
+from gpustore.device.protocol import Decoders, Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = [
@@ -48,7 +48,7 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
     Parameters
     ----------
     codec : str
-        Name of a :class:`~gpustore.device.DeviceCodec`, or ``"blosclz"``.
+        Name of a :class:`~gpustore.device.protocol.DeviceCodec`, or ``"blosclz"``.
     count : int
         Streams of a batch.
     max_nbytes : int

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.device_streams import destinations
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.value import (
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.value import (
     Conversion,
     Side,
     number_format,

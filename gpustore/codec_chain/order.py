@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import BytesCodec, too_long, too_short
 from gpustore.codec_chain.device_streams import destinations, refuse_where
 from gpustore.codec_chain.value import ValueStage, as_bytes
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.launch import copy_launches
-from gpustore.device_kernels.run import Rows
-from gpustore.device_kernels.value import Conversion
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.launch import copy_launches
+from gpustore.device.kernels.run import Rows
+from gpustore.device.kernels.value import Conversion
+from gpustore.device.protocol import Decoders, Device
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 

@@ -36,9 +36,9 @@ from gpustore.codec_chain.base import (
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codecs.bytes import checker, normalizer
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.value import Conversion, Side
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.value import Conversion, Side
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.data_type import parse_v2_dtype, v2_dtype_to_json
 from gpustore.resources.gpu_decode_trust import Distrust

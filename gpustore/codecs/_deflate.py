@@ -33,8 +33,8 @@ from gpustore.codecs._deflate_columns import (
     read_gzip,
     read_zlib,
 )
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, deliver, integer
 from gpustore.codec_chain.value import Elements, ValueFace, ValueStage
-from gpustore.device_kernels.value import Conversion
+from gpustore.device.kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, text

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
 from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, blocks
 from gpustore.data_types.dtype import dtype as DataType
-from gpustore.device_kernels.value import Conversion, number_format
+from gpustore.device.kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError
 from gpustore.metadata.data_type import parse_v3_data_type
 from gpustore.metadata.fill_value import parse_v3_fill_value

@@ -27,8 +27,8 @@ from numcodecs.checksum32 import CRC32C
 from gpustore.codec_chain.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codecs._checksum import checksum_face
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

@@ -28,9 +28,9 @@ from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
 from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, numpy_type
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.value import Side, number_format
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.value import Side, number_format
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import REQUIRED

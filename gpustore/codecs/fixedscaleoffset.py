@@ -40,7 +40,7 @@ from gpustore.codec_chain.value import (
     number,
     numpy_type,
 )
-from gpustore.device_kernels.value import Conversion
+from gpustore.device.kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import REQUIRED
 

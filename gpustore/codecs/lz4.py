@@ -36,8 +36,8 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import cannot, decompress_values, refuse_where
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

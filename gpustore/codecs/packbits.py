@@ -41,9 +41,9 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import destinations, refuse_where
 from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueFace, as_bytes
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.value import value_runs
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.value import value_runs
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, integer
 from gpustore.codec_chain.device_values import cast_conversions
 from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
-from gpustore.device_kernels.value import Conversion
+from gpustore.device.kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED
 
 __all__ = ["CODEC"]

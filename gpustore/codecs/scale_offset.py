@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, ValueFace, ValueStage, blocks
 from gpustore.data_types.dtype import dtype as DataType
-from gpustore.device_kernels.value import Conversion, number_format
+from gpustore.device.kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.fill_value import parse_v3_fill_value
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, in_member

@@ -34,9 +34,9 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import destinations, refuse_where
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.block import unshuffle_launches
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.block import unshuffle_launches
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

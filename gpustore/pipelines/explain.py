@@ -22,7 +22,7 @@ from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device import Decoders
+from gpustore.device.protocol import Decoders
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.explanation import CodecPath, Explanation

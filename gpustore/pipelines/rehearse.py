@@ -22,8 +22,8 @@ from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
 from gpustore.backends.rehearsal import Rehearsal, rehearsing
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device import Device, Spans
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Device, Spans
 from gpustore.errors import CorruptChunkError, GpustoreError
 from gpustore.kvstores.base import (
     DriverSpec,

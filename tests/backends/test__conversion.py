@@ -5,8 +5,8 @@ import pytest
 
 import gpustore
 from gpustore.data_types.conversion import converter
-from gpustore.device_kernels.launch import has_cast
-from gpustore.device_kernels.value import number_format
+from gpustore.device.kernels.launch import has_cast
+from gpustore.device.kernels.value import number_format
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 from tests.kernels.test_value import numbers

@@ -15,7 +15,7 @@ from gpustore.backends import device as backend_device
 from gpustore.backends._files import Files, direct_refusal
 from gpustore.backends._slot import Slot
 from gpustore.backends.selection import select_backend
-from gpustore.device import DeviceFile
+from gpustore.device.protocol import DeviceFile
 from gpustore.errors import UnsupportedError
 from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice

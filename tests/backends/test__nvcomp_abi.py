@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gpustore.backends import _nvcomp_abi as abi
-from gpustore.device import STATUSES
+from gpustore.device.protocol import STATUSES
 from tests.backends.wheels import nvcomp_headers
 
 CTYPES = {

@@ -8,7 +8,7 @@ import pytest
 
 from gpustore.backends import _nvcomp_abi as abi
 from gpustore.backends import _nvcomp_call as calls
-from gpustore.device import CodecBatch, Spans
+from gpustore.device.protocol import CodecBatch, Spans
 
 BATCH = CodecBatch(
     "zstd",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpustore.backends._placement import Part, Places, parts, place, place_fill
-from gpustore.device import Spans
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
 from tests.kernels.execution import needs_compiler

@@ -10,8 +10,8 @@ import pytest
 
 import gpustore
 from gpustore.codec_chain.device_streams import destinations
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.block import stream_launches
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.block import stream_launches
 from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.kernels.execution import needs_compiler

@@ -11,7 +11,7 @@ import cramjam
 import numcodecs.lz4
 import zstandard
 
-from gpustore.device import DeviceCodec
+from gpustore.device.protocol import DeviceCodec
 
 SUCCESS = 0
 CANNOT_DECOMPRESS = 12

@@ -1,4 +1,4 @@
-"""A device that is emulated by the host, to test everything above gpustore.device without a GPU.
+"""A device that is emulated by the host, to test everything above gpustore.device.protocol without a GPU.
 
 It proves the order of what is asked, descriptors, tables, addresses, and what kernels compute. It
 proves nothing about CUDA, CuPy, nvcomp, kvikio, nor about speed. Never a product path.
@@ -23,10 +23,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from gpustore.device.protocol.kernels import instance
 
 from gpustore.backends._foreign import ForeignArray, foreign_array
-from gpustore.device import CodecBatch, MemoryInfo, Spans
-from gpustore.device_kernels import instance
+from gpustore.device.protocol import CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
 from tests.emulator.memory import FRESH, PINNED, Memory
@@ -155,7 +155,7 @@ class EmulatedRead:
 
 
 class EmulatedDevice:
-    """See the module. Implements :class:`gpustore.device.Device`.
+    """See the module. Implements :class:`gpustore.device.protocol.Device`.
 
     Parameters
     ----------

@@ -19,8 +19,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
-from gpustore.device_kernels import instance, source
+from gpustore.device.protocol.kernels import instance, source
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")

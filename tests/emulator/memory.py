@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from gpustore.device import ALIGNMENT
+from gpustore.device.protocol import ALIGNMENT
 from tests.emulator import host_build
 from tests.emulator.queue import Breach
 

@@ -24,7 +24,7 @@ ORDERS = ("lazy", "early_frees", "random")
 
 
 class Breach(AssertionError):
-    """The protocol of gpustore.device was broken. No product code catches this."""
+    """The protocol of gpustore.device.protocol was broken. No product code catches this."""
 
 
 class Ranges:

@@ -15,7 +15,7 @@ pytestmark = [needs_compiler, pytest.mark.long]
 PROGRAM = """
 import sys
 import numpy as np
-from gpustore.device_kernels.block import stream_launches
+from gpustore.device.kernels.block import stream_launches
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
 

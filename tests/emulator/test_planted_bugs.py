@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from gpustore.device import CodecBatch, Spans
+from gpustore.device.protocol import CodecBatch, Spans
 from gpustore.errors import DeviceError
 from tests.device_memory import Bench, fill_runs
 from tests.emulator.device import EmulatedDevice

@@ -8,8 +8,7 @@ import re
 
 import ml_dtypes
 import numpy as np
-
-from gpustore.device_kernels import instance
+from gpustore.device.protocol.kernels import instance
 
 
 class Memory:

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gpustore.device_checksum import adler32
+from gpustore.device.checksum import adler32
 from tests.emulator import host_build
 from tests.kernels import execution
 from tests.kernels.test_crc32c import random_pieces

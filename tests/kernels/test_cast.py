@@ -5,10 +5,10 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from gpustore.device.protocol.kernels import instance
 
-from gpustore.device_kernels import instance
-from gpustore.device_kernels.launch import cast_launches
-from gpustore.device_kernels.run import Rows
+from gpustore.device.kernels.launch import cast_launches
+from gpustore.device.kernels.run import Rows
 from tests.emulator import host_build
 from tests.kernels import execution
 

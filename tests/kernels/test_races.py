@@ -8,19 +8,19 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from gpustore.device_kernels.block import (
+from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
-from gpustore.device_kernels.launch import (
+from gpustore.device.kernels.launch import (
     Listed,
     cast_launches,
     copy_launches,
     fill_launches,
     indexed_launches,
 )
-from gpustore.device_kernels.run import Rows
+from gpustore.device.kernels.run import Rows
 from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz, test_value
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]

@@ -4,7 +4,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.device_kernels.block import bit_unshuffle_launches, unshuffle_launches
+from gpustore.device.kernels.block import bit_unshuffle_launches, unshuffle_launches
 from tests.emulator import host_build
 from tests.kernels import execution, shuffled
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpustore.device_kernels.block import stream_launches
+from gpustore.device.kernels.block import stream_launches
 from tests.emulator import host_build
 from tests.kernels import execution
 

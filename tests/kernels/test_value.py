@@ -12,7 +12,7 @@ from gpustore import registry
 from gpustore.codec_chain.value import Elements
 from gpustore.data_types.conversion import converter
 from gpustore.data_types.dtype import dtype as DataType
-from gpustore.device_kernels.value import (
+from gpustore.device.kernels.value import (
     Conversion,
     Side,
     number_format,

@@ -7,8 +7,8 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 
-from gpustore.device_kernels.launch import Listed
-from gpustore.device_kernels.run import Rows
+from gpustore.device.kernels.launch import Listed
+from gpustore.device.kernels.run import Rows
 
 # Hypothesis examines a strategy each time that it is made: those of a draw are made once.
 integers = functools.cache(st.integers)

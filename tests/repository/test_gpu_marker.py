@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_gpu_run_in_which_no_test_ran_fails():
-    test = "tests/test_device.py::test_codecs_say_how_they_want_their_streams"
+    test = "tests/device/test_protocol.py::test_codecs_say_how_they_want_their_streams"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", test]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert (done.returncode == 0) == gpu.answers()

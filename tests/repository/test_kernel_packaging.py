@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRINT_FILL = (
-    "import gpustore.device_kernels.source as k; print(k.folder()); print(k.flatten('fill'))"
+    "import gpustore.device.kernels.source as k; print(k.folder()); print(k.flatten('fill'))"
 )
 
 

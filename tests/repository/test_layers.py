@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.device": 3,
     "gpustore.planning": 3,
     "gpustore.sharding": 3,
     "gpustore.codec_chain": 3,
@@ -32,12 +33,6 @@ LAYERS = {
     "gpustore.ocdbt": 3,
     "gpustore.codecs": 3,
     "gpustore.rectilinear_grid": 3,
-    "gpustore.device": 3,
-    "gpustore.device_batch": 3,
-    "gpustore.device_checksum": 3,
-    "gpustore.device_guard": 3,
-    "gpustore.device_table": 3,
-    "gpustore.device_kernels": 3,
     "gpustore.backends": 4,
     "gpustore.pipelines": 5,
     "gpustore.drivers": 6,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.device_guard import HARMLESS
+from gpustore.device.guard import HARMLESS
 from gpustore.errors import MetadataError
 from gpustore.kvstores.file import FileKvStore
 from tests.emulator import codecs

@@ -67,8 +67,8 @@ from gpustore.codecs.blosc.frame import (
     take_blocks,
     with_code,
 )
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

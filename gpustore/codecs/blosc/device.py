@@ -28,13 +28,13 @@ from gpustore.codecs._deflate_columns import (
 )
 from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs.zstd.columns import read_frames
-from gpustore.device import Device, Spans
-from gpustore.device_batch import DeviceBatch
-from gpustore.device_kernels.block import (
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
+from gpustore.device.protocol import Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
 __all__ = ["DEVICE_CODECS", "decode_frames"]

@@ -51,8 +51,8 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import cannot, decompress_values
 from gpustore.codecs.zstd.columns import read_frames
-from gpustore.device import Decoders, Device
-from gpustore.device_batch import DeviceBatch
+from gpustore.device.command_list import DeviceBatch
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer

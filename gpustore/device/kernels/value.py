@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.device_kernels.descriptor import (
+from gpustore.device.kernels.descriptor import (
     ITEMS_PER_TILE,
     VALUE_RUN,
     VALUE_STEP,

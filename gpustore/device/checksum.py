@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device_table import Result
+from gpustore.device.table import Result
 
 __all__ = ["CHECKSUMS", "Verdict", "adler32", "differing"]
 

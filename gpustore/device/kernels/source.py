@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpustore.device_kernels.descriptor import layouts
+from gpustore.device.kernels.descriptor import layouts
 
 __all__ = ["HEADER", "OPTIONS", "flatten", "folder"]
 
@@ -52,7 +52,7 @@ def flatten(family: str) -> str:
     Parameters
     ----------
     family : str
-        A key of :data:`gpustore.device_kernels.instance.INSTANCES`.
+        A key of :data:`gpustore.device.kernels.instance.INSTANCES`.
 
     Raises
     ------

@@ -434,7 +434,7 @@ class Device(Protocol):
         Parameters
         ----------
         family, expression : str
-            As listed in :data:`gpustore.device_kernels.instance.INSTANCES`.
+            As listed in :data:`gpustore.device.kernels.instance.INSTANCES`.
         """
 
     def launch(

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device import Argument
+from gpustore.device.protocol import Argument
 
 __all__ = ["Result", "Table", "TableLaunch", "aligned"]
 
@@ -37,7 +37,7 @@ class TableLaunch(Protocol):
     Attributes
     ----------
     family, expression, blocks
-        As for :meth:`gpustore.device_batch.DeviceBatch.launch`.
+        As for :meth:`gpustore.device.command_list.DeviceBatch.launch`.
     table : ndarray, shape (n,)
         Its address and n, a uint32, are the first two arguments.
     arguments : tuple

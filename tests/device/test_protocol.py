@@ -1,4 +1,4 @@
-"""What every :class:`gpustore.device.Device` does: one suite for the emulated one and for a GPU."""
+"""What every :class:`gpustore.device.protocol.Device` does: one suite for the emulated one and for a GPU."""
 
 import gc
 import inspect
@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.device import ALIGNMENT, CodecBatch, Device, Spans
-from gpustore.device_guard import HARMLESS
+from gpustore.device.guard import HARMLESS
+from gpustore.device.protocol import ALIGNMENT, CodecBatch, Device, Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
 from tests.streams import CODECS, decode, encode, smooth

@@ -4,10 +4,10 @@ import hypothesis.strategies as st
 import numcodecs
 import numpy as np
 import pytest
+from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
-from gpustore.device_kernels import instance
-from gpustore.device_kernels.block import (
+from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
     unshuffle_launches,

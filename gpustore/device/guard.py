@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device import Spans
+from gpustore.device.protocol import Spans
 
 __all__ = ["GUARD", "HARMLESS", "NO_CHECKSUM", "NO_ROW", "Guards"]
 

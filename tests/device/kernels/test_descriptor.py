@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpustore.device_kernels.descriptor import division, first_tiles, layouts
+from gpustore.device.kernels.descriptor import division, first_tiles, layouts
 from gpustore.errors import LimitError
 
 

@@ -1,6 +1,6 @@
 """Launches that copy, convert and fill rectangles of elements, for batches of any length.
 
-The rows of a whole plan window (:mod:`gpustore.device_kernels.run`) become launches whose number
+The rows of a whole plan window (:mod:`gpustore.device.kernels.run`) become launches whose number
 does not depend on the number of rows: rows that the same kernel instance can do are one launch.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.device_kernels.descriptor import (
+from gpustore.device.kernels.descriptor import (
     ITEMS_PER_TILE,
     KernelLaunch,
     division,
     first_tiles,
     run_dtype,
 )
-from gpustore.device_kernels.instance import CAST_TARGETS, CASTS, WIDTHS, rank_for
-from gpustore.device_kernels.run import (
+from gpustore.device.kernels.instance import CAST_TARGETS, CASTS, WIDTHS, rank_for
+from gpustore.device.kernels.run import (
     MAX_WIDTH,
     Integers,
     Rows,

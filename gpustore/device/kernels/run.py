@@ -1,7 +1,7 @@
 """Rectangles of elements in two memories, brought into as few strided dimensions as they need.
 
 A row is one rectangle of elements: where it starts in two memories, how many elements each
-dimension has, how far they are apart. :mod:`gpustore.device_kernels.launch` makes launches of
+dimension has, how far they are apart. :mod:`gpustore.device.kernels.launch` makes launches of
 them. All steps work on columns, one entry a row:
 
 1. :func:`ordered`: dimensions with negative strides in dst are turned round, then sorted by their
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.device_kernels.descriptor import MAX_ITEMS
+from gpustore.device.kernels.descriptor import MAX_ITEMS
 
 __all__ = [
     "MAX_WIDTH",

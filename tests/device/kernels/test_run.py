@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gpustore.device_kernels.launch import Listed, copy_launches, indexed_launches
-from gpustore.device_kernels.run import Rows, merged, ordered, packed, widths
+from gpustore.device.kernels.launch import Listed, copy_launches, indexed_launches
+from gpustore.device.kernels.run import Rows, merged, ordered, packed, widths
 from tests.kernels import views
 
 SRC, DST = 3 << 40, 5 << 40

@@ -4,10 +4,10 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
+from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
-from gpustore.device_kernels import instance
-from gpustore.device_kernels.launch import (
+from gpustore.device.kernels.launch import (
     Listed,
     cast_launches,
     copy_launches,
@@ -15,7 +15,7 @@ from gpustore.device_kernels.launch import (
     indexed_launches,
     repeated,
 )
-from gpustore.device_kernels.run import Rows
+from gpustore.device.kernels.run import Rows
 from tests.kernels import reference, views
 
 SRC, DST = 3 << 40, 5 << 40

@@ -1,7 +1,7 @@
 """Tables that kernels read: their layout, their division by multiplication, a launch of one.
 
 The NumPy dtypes here and the structs in ``kernels/`` describe the same bytes;
-:func:`gpustore.device_kernels.source.flatten` ends each compile with static asserts made from
+:func:`gpustore.device.kernels.source.flatten` ends each compile with static asserts made from
 :func:`layouts`.
 """
 
@@ -145,7 +145,7 @@ class KernelLaunch:
     Attributes
     ----------
     family, expression : str
-        As in :data:`gpustore.device_kernels.instance.INSTANCES`.
+        As in :data:`gpustore.device.kernels.instance.INSTANCES`.
     blocks : int
     table : ndarray
         Descriptors, to be uploaded to a multiple of 16 bytes. Their address and their number

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device import (
+from gpustore.device.checksum import CHECKSUMS, Verdict, differing
+from gpustore.device.guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
+from gpustore.device.protocol import (
     STATUSES,
     Allocation,
     Argument,
@@ -31,9 +33,7 @@ from gpustore.device import (
     Spans,
     Stream,
 )
-from gpustore.device_checksum import CHECKSUMS, Verdict, differing
-from gpustore.device_guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
-from gpustore.device_table import Result, Table, TableLaunch, aligned
+from gpustore.device.table import Result, Table, TableLaunch, aligned
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
@@ -238,7 +238,7 @@ class DeviceBatch:
         blocks: int,
         arguments: Sequence[Argument | Table | Result],
     ) -> None:
-        """Record a launch; see :meth:`gpustore.device.Device.launch`."""
+        """Record a launch; see :meth:`gpustore.device.protocol.Device.launch`."""
         if not blocks:
             return
         kernel = self._device.kernel(family, expression)
@@ -280,7 +280,7 @@ class DeviceBatch:
         ----------
         codec : str
             One for which :func:`can_decompress` is true; `src` and `dst` are aligned as the
-            device's :class:`~gpustore.device.DeviceCodec` says, anyhow if it has none.
+            device's :class:`~gpustore.device.protocol.DeviceCodec` says, anyhow if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.device_kernels.descriptor import (
+from gpustore.device.kernels.descriptor import (
     BYTE_RANGE,
     ITEMS_PER_TILE,
     SHUFFLED_BLOCK,

@@ -4,8 +4,8 @@ import zlib
 
 import numpy as np
 
-from gpustore.device import Spans
-from gpustore.device_guard import HARMLESS, NO_ROW, Guards
+from gpustore.device.guard import HARMLESS, NO_ROW, Guards
+from gpustore.device.protocol import Spans
 from tests.emulator import codecs
 
 

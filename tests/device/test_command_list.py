@@ -5,11 +5,11 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.device import Spans
-from gpustore.device_batch import UNWRITTEN, DeviceBatch, can_decompress
-from gpustore.device_kernels.block import stream_launches
-from gpustore.device_kernels.launch import Listed, indexed_launches
-from gpustore.device_kernels.run import Rows
+from gpustore.device.command_list import UNWRITTEN, DeviceBatch, can_decompress
+from gpustore.device.kernels.block import stream_launches
+from gpustore.device.kernels.launch import Listed, indexed_launches
+from gpustore.device.kernels.run import Rows
+from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpustore.device_kernels.value import (
+from gpustore.device.kernels.value import (
     Conversion,
     Side,
     as_words,
