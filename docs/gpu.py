@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpustore import registry
-from gpustore.backends._files import LEAST_NBYTES
 from gpustore.backends.decoders import GpuDecoders, decoder_of
+from gpustore.backends.device.direct_read import LEAST_NBYTES
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype

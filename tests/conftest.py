@@ -80,7 +80,7 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(params=[*ORDERS, pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
-    """A :class:`gpustore.device.protocol.Device`: emulated, with each order of its streams, and real."""
+    """A device: emulated, with each order of its streams, and real."""
     if request.param == "cuda":
         from gpustore.backends.cuda import CudaDevice  # CuPy need not be there.
 

@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import descriptor
 
+from gpustore.device.kernels import descriptor
 from gpustore.device.protocol import CodecBatch, Spans
 from tests.emulator import host_build
 from tests.kernels.execution import MUST_RUN

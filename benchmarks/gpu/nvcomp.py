@@ -1,6 +1,6 @@
 """nvcomp's batched C calls, by ctypes, for a table of streams in device memory.
 
-The prototypes are those of `gpustore/backends/_nvcomp_abi.py`, taken from the file itself: the
+The prototypes are those of `gpustore/backends/nvcomp/abi.py`, taken from the file itself: the
 facts must be had also where gpustore's own dependencies are not installed.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.gpu.findings import MissingError
 
-_ABI = Path(__file__).parents[2] / "gpustore/backends/_nvcomp_abi.py"
+_ABI = Path(__file__).parents[2] / "gpustore/backends/nvcomp/abi.py"
 _spec = importlib.util.spec_from_file_location("nvcomp_abi", _ABI)
 abi = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(abi)

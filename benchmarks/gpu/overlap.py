@@ -2,8 +2,8 @@
 
 The box is cut along the first dimension into slabs of whole chunks. TensorStore decodes slabs into
 pinned memory with all processors, several at a time; each is copied to its place on the device
-while the next ones are decoded. Written against :class:`gpustore.device.protocol.Device`, so that its order
-of copies and waits is tested on the emulated device.
+while the next ones are decoded. Written against :class:`gpustore.device.protocol.Device`, so that
+its order of copies and waits is tested on the emulated device.
 """
 
 import itertools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore.backends._nvcomp_abi import DETECTS_DAMAGE, FORMATS, LARGEST
+from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST
 from gpustore.codec_chain.base import BytesCodec
 from gpustore.device.protocol import Decoders, DeviceCodec
 

@@ -189,7 +189,7 @@ class BytesCodec(abc.ABC):
 
     @property
     def device_codec(self) -> str | None:
-        """The :class:`~gpustore.device.protocol.DeviceCodec` of the streams in a value, if there are any."""
+        """Name of the device codec of the streams in a value, or None."""
         return None
 
     @abc.abstractmethod

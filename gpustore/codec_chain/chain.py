@@ -2,7 +2,8 @@
 
 A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus stages: first those that
 change elements, then bytes -> bytes. Transposes are part of the layout, but those that follow a
-stage which needs the elements in order. :mod:`gpustore.codec_chain.resolve` makes one from metadata.
+stage which needs the elements in order. :mod:`gpustore.codec_chain.resolve` makes one from
+metadata.
 
 Decoding knows how many bytes must come out, so no stage is ever asked to allocate what a chunk
 merely claims. Strings and bytes of any length are the exception: a chain of those decodes to a

@@ -23,9 +23,9 @@ Zarr v3::
     }
 
 This file knows the options. Where the inner chunks are, and how they are read and written one by
-one, is the business of :mod:`gpustore.sharding.shard`. Behind it there may be codecs that encode the shard
-as a whole (:mod:`gpustore.sharding.shard_codec`): such arrays are opened, read and written, but not created,
-as TensorStore refuses them.
+one, is the business of :mod:`gpustore.sharding.shard`. Behind it there may be codecs that encode
+the shard as a whole (:mod:`gpustore.sharding.shard_codec`): such arrays are opened, read and
+written, but not created, as TensorStore refuses them.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore.backends._host_memory import HostMemory
 from gpustore.backends.host import HostBackend
+from gpustore.backends.host.memory import HostMemory
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.data_types.unit import Unit

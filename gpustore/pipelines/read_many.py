@@ -1,7 +1,8 @@
 """Many crops of one shape, read together: each chunk is fetched and decoded once.
 
 1. Check the starts against all bounds.
-2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.planning.crop_plan`); no I/O.
+2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.planning.crop_plan`); no
+I/O.
 3. Split the plan among the threads, so that no key belongs to two tasks.
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
 5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few

@@ -3,7 +3,8 @@
 1. Plan, split and refine as :mod:`gpustore.pipelines.read` does. Indices of shards are read, chunks
    are not: the store is asked whether they are there and how long they are, and memory of that
    length, with anything in it, goes the way of a value.
-2. A device that does nothing (:mod:`gpustore.backends.rehearsal`) is asked for everything. Where
+2. A device that does nothing (:mod:`gpustore.backends.device.null_device`) is asked for everything.
+Where
    codecs look at encoded bytes they see a chunk of zeros, encoded as a writer would.
 3. What is counted on the way is what the read would count.
 """
@@ -17,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.backends._files import direct_refusal
 from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
-from gpustore.backends.rehearsal import Rehearsal, rehearsing
+from gpustore.backends.device.direct_read import direct_refusal
+from gpustore.backends.device.null_device import Rehearsal, rehearsing
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Device, Spans

@@ -3,8 +3,8 @@
 :func:`plan_chunks` turns an index transform and a regular chunk grid into a :class:`ChunkPlan`:
 
 1. The input dimensions that share no output dimension are independent of each other, so each
-   makes a :class:`~gpustore.planning.connected_set.PlanTable` of its own: the runs of its interval during
-   which no cell index changes. A constant output dimension makes a table of one row.
+   makes a :class:`~gpustore.planning.connected_set.PlanTable` of its own: the runs of its interval
+   during which no cell index changes. A constant output dimension makes a table of one row.
 2. The rows of the plan are the product of the tables in C order. They are never all written
    down: a plan of ten million chunks is a few small tables.
 3. :meth:`ChunkPlan.window` writes down the rows of one task: a start in the decoded chunk, a

@@ -1,9 +1,9 @@
 """Which chunks are decoded into which block, and which pieces are cut from it.
 
-A :class:`~gpustore.planning.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many crops, or
-the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a buffer for some
-neighbouring chunks of the grid (often just one), and *pieces*, each one part of one block for one
-read, are cut from it:
+A :class:`~gpustore.planning.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many
+crops, or the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a
+buffer for some neighbouring chunks of the grid (often just one), and *pieces*, each one part of one
+block for one read, are cut from it:
 
 1. :func:`plan_pieces` sorts all pieces by block, and the chunks they touch alike. Blocks are sorted
    by *unit*, the larger of a block and of what is stored under one key, so that nobody else needs

@@ -6,7 +6,8 @@
    which no cell index changes, as columns over all crops (:class:`CropRuns`).
 2. The pieces of a crop are the product of its runs. They are numbered crop by crop, and only
    their numbers are kept.
-3. :func:`gpustore.planning.copy_plan.plan_pieces` sorts the numbers by chunk; a window turns some of them
+3. :func:`gpustore.planning.copy_plan.plan_pieces` sorts the numbers by chunk; a window turns some
+of them
    back into columns.
 """
 

@@ -1,7 +1,7 @@
 """Several plans of one array, joined so that each chunk is met once.
 
-The rows of all plans become pieces; see :mod:`gpustore.planning.copy_plan`. Their numbers count through the
-plans in order.
+The rows of all plans become pieces; see :mod:`gpustore.planning.copy_plan`. Their numbers count
+through the plans in order.
 """
 
 from __future__ import annotations

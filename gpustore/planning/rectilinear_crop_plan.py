@@ -1,7 +1,7 @@
 """Crops of one shape at many places of an array whose chunks differ in shape.
 
-:func:`plan_shaped_crops` does what :func:`gpustore.planning.crop_plan.plan_crops` does, in columns over all
-crops, and sorts the pieces by the shape of their chunk first: each chunk shape has a
+:func:`plan_shaped_crops` does what :func:`gpustore.planning.crop_plan.plan_crops` does, in columns
+over all crops, and sorts the pieces by the shape of their chunk first: each chunk shape has a
 :class:`~gpustore.planning.copy_plan.PiecePlan` of its own. See docs/design/006-rectilinear.md.
 """
 
@@ -43,7 +43,7 @@ class _Located:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of all crops along one input dimension; as :class:`gpustore.planning.crop_plan.CropRuns`."""
+    """Runs of all crops along one input dimension; see :class:`.crop_plan.CropRuns`."""
 
     dimension: int
     first: Integers

@@ -1,9 +1,9 @@
 """Plans of arrays whose chunks differ in shape: one plan of regular chunks a chunk shape.
 
 :func:`plan_shapes` finds the runs of each connected set of dimensions, as
-:func:`gpustore.planning.chunk_plan.plan_chunks` does, and groups them by the sizes of their chunks. Each
-combination of groups is a :class:`~gpustore.planning.chunk_plan.ChunkPlan` over chunks of one shape. See
-docs/design/006-rectilinear.md.
+:func:`gpustore.planning.chunk_plan.plan_chunks` does, and groups them by the sizes of their chunks.
+Each combination of groups is a :class:`~gpustore.planning.chunk_plan.ChunkPlan` over chunks of one
+shape. See docs/design/006-rectilinear.md.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ __all__ = ["DEVICES", "RESOURCE", "DeviceName", "parse_device"]
 _SYNTAX = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]{0,2}))?")
 
 DEVICES: dict[str, Callable[[int | None], Any]] = {}
-"""Further kinds of devices by name: each makes the :class:`gpustore.device.protocol.Device` of a number, or
-of none. It may make the same one again."""
+"""Further kinds of devices by name: each makes the :class:`gpustore.device.protocol.Device` of a
+number, or of none. It may make the same one again."""
 
 
 @dataclass(frozen=True, slots=True)

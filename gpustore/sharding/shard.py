@@ -3,7 +3,8 @@
 :class:`ShardLevel` says where the inner chunks of one level of sharding stand, seen from the cells
 of the innermost chunks. :class:`ShardRefiner` narrows a read down to them: it asks for the index of
 each shard once, and gives each row the bytes of its inner chunk. Shards that later codecs encode as
-a whole have no place that could be looked up: they are chunks, see :mod:`gpustore.sharding.shard_codec`.
+a whole have no place that could be looked up: they are chunks, see
+:mod:`gpustore.sharding.shard_codec`.
 
 Source: Zarr v3 specification, "Sharding codec".
 """
@@ -209,8 +210,8 @@ def resolve_codecs(
     Raises
     ------
     MetadataError, UnsupportedError, LimitError
-        As :func:`gpustore.codec_chain.resolve.resolve_v3`; also if inner chunks do not divide a shard,
-        or an index has no fixed size.
+        As :func:`gpustore.codec_chain.resolve.resolve_v3`; also if inner chunks do not divide a
+        shard, or an index has no fixed size.
     """
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     given = _Given(component, limits, missing or (lambda dtype: bytes(dtype.itemsize)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.backends import host
-from gpustore.backends._stack import stacks
+from gpustore.backends.stack import stacks
 
 
 @settings(max_examples=300)

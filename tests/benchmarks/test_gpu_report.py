@@ -14,7 +14,7 @@ from benchmarks.gpu import read_plan, summary, wheels
 from benchmarks.gpu.plan import HEALTH, PROBES
 from gpustore import registry
 from tests import gpu
-from tests.backends.wheels import skip
+from tests.backends.cuda.wheels import skip
 from tests.kernels import execution, nvrtc
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,5 @@
-"""What every :class:`gpustore.device.protocol.Device` does: one suite for the emulated one and for a GPU."""
+"""What every :class:`gpustore.device.protocol.Device` does: one suite for the emulated one and for
+a GPU."""
 
 import gc
 import inspect

@@ -1,4 +1,5 @@
-"""A device that is emulated by the host, to test everything above gpustore.device.protocol without a GPU.
+"""A device that is emulated by the host, to test everything above gpustore.device.protocol without
+a GPU.
 
 It proves the order of what is asked, descriptors, tables, addresses, and what kernels compute. It
 proves nothing about CUDA, CuPy, nvcomp, kvikio, nor about speed. Never a product path.
@@ -23,9 +24,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
-from gpustore.device.protocol.kernels import instance
 
-from gpustore.backends._foreign import ForeignArray, foreign_array
+from gpustore.backends.device.foreign import ForeignArray, foreign_array
+from gpustore.device.kernels import instance
 from gpustore.device.protocol import CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build

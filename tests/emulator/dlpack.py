@@ -4,10 +4,10 @@ import ctypes
 
 import numpy as np
 
-from gpustore.backends import _dlpack
+from gpustore.backends.device import dlpack
 
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-NARROW = {np.dtype(kind): code for (code, _), kind in _dlpack._NARROW.items()}
+NARROW = {np.dtype(kind): code for (code, _), kind in dlpack._NARROW.items()}
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -93,9 +93,9 @@ class DlpackArray:
 
     def _managed(self):
         if not self._version:
-            managed = _dlpack._Managed()
+            managed = dlpack._Managed()
         else:
-            managed = _dlpack._Versioned()
+            managed = dlpack._Versioned()
             managed.major, managed.flags = self._version, int(self._is_read_only)
         return managed, managed.tensor
 

@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from gpustore.device.protocol.kernels import instance, source
+
+from gpustore.device.kernels import instance, source
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from gpustore.device.protocol.kernels import source
 from hypothesis import Phase, settings
+
+from gpustore.device.kernels import source
 
 if os.environ.get("KERNEL_FOLDER"):
     # That a changed kernel fails is all that is asked: no simpler example is looked for.

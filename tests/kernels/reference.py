@@ -8,7 +8,8 @@ import re
 
 import ml_dtypes
 import numpy as np
-from gpustore.device.protocol.kernels import instance
+
+from gpustore.device.kernels import instance
 
 
 class Memory:

@@ -5,8 +5,8 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import instance
 
+from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import cast_launches
 from gpustore.device.kernels.run import Rows
 from tests.emulator import host_build

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import descriptor, instance, source
 
+from gpustore.device.kernels import descriptor, instance, source
 from tests.kernels import execution, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(

@@ -5,9 +5,9 @@ import dataclasses
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
+from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import Listed, copy_launches, indexed_launches
 from gpustore.device.kernels.run import Rows
 from tests.emulator import host_build

@@ -3,9 +3,9 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
+from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import fill_launches
 from tests.emulator import host_build
 from tests.kernels import execution, views

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpustore.device.protocol.kernels import source
 
+from gpustore.device.kernels import source
 from tests.emulator import host_build
 from tests.kernels import execution
 

@@ -16,7 +16,7 @@ PARTS = [SELECTIONS[name] for name in ("whole", "crop", "partly missing")]
 
 @pytest.mark.parametrize("name", ["raw", "blosc-zstd", "shards-v3-zstd-crc32c", "bz2"])
 def test_explanations_of_a_device_are_what_reads_count(tmp_path, name):
-    """A part of the table of tests/backends/test_rehearsal.py."""
+    """A part of the table of tests/backends/device/test_null_device.py."""
     spec = create(tmp_path, name)
     with emulated() as device:
         there = gpustore.open(spec, device=device.name).result()

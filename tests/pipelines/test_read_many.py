@@ -136,7 +136,7 @@ def test_crops_are_those_that_single_reads_give(data, view):
         patch.setattr(module, "BLOCK_NBYTES", data.draw(st.sampled_from([64, 1000, 10**6])))
         patch.setattr(module, "ELEMENTWISE", data.draw(st.sampled_from([0, 8, 10**6])))
         # Windows, groups of blocks and fetches of one chunk, of some, and of all; many tasks.
-        patch.setattr(piece_plan, "WINDOW_CHUNKS", data.draw(st.sampled_from([1, 3, 10**6])))
+        patch.setattr(copy_plan, "WINDOW_CHUNKS", data.draw(st.sampled_from([1, 3, 10**6])))
         patch.setattr(module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
         patch.setattr(stored_module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
         if data.draw(st.booleans()):

@@ -123,7 +123,7 @@ def test_scalar_and_vector_planner_fill_equal_columns(case):
     transform, shape, chunks = case
     scalar = elements(plan_of(transform, shape, chunks))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_table, "SCALAR_ROWS", 0)
+        patch.setattr(connected_set, "SCALAR_ROWS", 0)
         plan = plan_of(transform, shape, chunks)
         assert len(plan) < 2 or isinstance(plan.window(0, 1).src_start, np.ndarray)
         assert elements(plan) == scalar

@@ -69,7 +69,7 @@ def test_blocks_divide_shards_or_are_made_of_them(monkeypatch):
 
 
 def test_all_chunks_of_a_key_are_in_one_window(monkeypatch):
-    monkeypatch.setattr(piece_plan, "WINDOW_CHUNKS", 1)
+    monkeypatch.setattr(copy_plan, "WINDOW_CHUNKS", 1)
     block = single((64, 64), (4, 4), (4, 2))
     rng = np.random.default_rng(0)
     for extent, nbytes in (((3, 3), 0), ((30, 30), 4096)):

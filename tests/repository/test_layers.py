@@ -54,8 +54,8 @@ LAYERS = {
 # Third-party modules and the only folders or modules that may import them.
 CONFINED = {
     "cupy": "gpustore.backends.cuda",
-    "kvikio": "gpustore.backends._gds",
-    "nvidia": "gpustore.backends._nvcomp",
+    "kvikio": "gpustore.backends.cuda.gds",
+    "nvidia": "gpustore.backends.nvcomp",
     "importlib": "gpustore.registry",
     "obstore": "gpustore.kvstores.buckets.obstore",
     "rich": "gpustore.cli",

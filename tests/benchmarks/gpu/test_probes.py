@@ -12,8 +12,8 @@ from benchmarks.gpu import findings, frame, plan
 from benchmarks.gpu.nvcomp import CODECS, MORE_PROTOTYPES, abi, packed, repeated
 from benchmarks.gpu.probes import asynchrony, damage, decode_rate, health, unusual
 from benchmarks.gpu.stream import KIB
-from tests.backends.test__nvcomp_abi import prototype
-from tests.backends.wheels import nvcomp_headers
+from tests.backends.cuda.wheels import nvcomp_headers
+from tests.backends.nvcomp.test_abi import prototype
 from tests.benchmarks.gpu.host_gpu import HostGpu, HostNvcomp
 
 

@@ -4,9 +4,9 @@ import hypothesis.strategies as st
 import numcodecs
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
+from gpustore.device.kernels import instance
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,

@@ -1,8 +1,8 @@
 """The list of kernel instances."""
 
 import pytest
-from gpustore.device.protocol.kernels import instance
 
+from gpustore.device.kernels import instance
 from gpustore.errors import LimitError
 
 

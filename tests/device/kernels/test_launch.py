@@ -4,9 +4,9 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-from gpustore.device.protocol.kernels import instance
 from hypothesis import given, settings
 
+from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import (
     Listed,
     cast_launches,

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from gpustore.device.protocol.kernels import instance, source
+
+from gpustore.device.kernels import instance, source
 
 
 def test_every_kernel_file_is_listed_and_every_listed_file_exists():

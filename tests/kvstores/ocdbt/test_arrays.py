@@ -5,7 +5,7 @@ import pytest
 import tensorstore as ts
 
 import gpustore
-from gpustore.backends import _files
+from gpustore.backends.device import direct_read
 from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
@@ -63,7 +63,7 @@ def test_arrays_are_exchanged_with_tensorstore(tmp_path, name):
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_the_device_reads_the_same_bytes(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
     gpustore.open(spec(tmp_path, name), create=True).result()[...] = VALUES
     for i, order in enumerate(ORDERS):
         with emulated(order, seed=i) as device:

@@ -15,7 +15,7 @@ import tensorstore
 import zstandard
 
 import gpustore
-from gpustore.backends import _files
+from gpustore.backends.device import direct_read
 from gpustore.errors import UnsupportedError
 from gpustore.kvstores.base import ReadRequest
 from gpustore.kvstores.http.connection import POOL
@@ -134,7 +134,7 @@ def readers(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_read_by_all_and_into_a_device(tmp_path, monkeypatch, form):
-    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
     path = tmp_path / "x.zip"
     path.write_bytes(packed(MEMBERS, **FORMS[form]))
     for library in readers(form):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import _files
+from gpustore.backends.device import direct_read
 from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.zip import archive
 from tests.emulator.queue import ORDERS
@@ -41,7 +41,7 @@ CODECS = {
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Short reads go straight to the device too."""
-    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
 
 
 @pytest.fixture(params=ORDERS)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import _files
-from gpustore.backends.device import SLOTS
+from gpustore.backends.device import SLOTS, direct_read
 from gpustore.backends.selection import select_backend
 from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice
@@ -35,7 +34,7 @@ def create(path, compressor, dtype="<u4"):
 @pytest.fixture(autouse=True)
 def _small_files_are_read_directly(request, monkeypatch):
     if request.node.callspec.params["name"] == "direct":
-        monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+        monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpustore.backends import _nvcomp_abi as abi
-from gpustore.backends import _nvcomp_call as calls
+from gpustore.backends.nvcomp import abi
+from gpustore.backends.nvcomp import call as calls
 from gpustore.device.protocol import CodecBatch, Spans
 
 BATCH = CodecBatch(

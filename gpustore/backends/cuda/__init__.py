@@ -1,7 +1,8 @@
-"""A CUDA GPU as a :class:`gpustore.device.protocol.Device`: CuPy, nvcomp and kvikio, and nothing else.
+"""A CUDA GPU as a :class:`gpustore.device.protocol.Device`: CuPy, nvcomp and kvikio, and nothing
+else.
 
 It only translates. What is asked, in what order and with which memory, is decided above and tested
-on an emulated device; so this module, ``_nvcomp`` and ``_gds`` are kept small.
+on an emulated device; so this package and ``nvcomp`` are kept small.
 
 Memory is CUDA's stream-ordered pool, which gives freed memory back to the streams that ordered the
 free before them. Arrays for the user come from CuPy's own pool. Every operation makes its device
@@ -22,10 +23,11 @@ from typing import Any, TypeVar, cast
 import cupy
 import numpy as np
 
-from gpustore.backends import _gds, _nvcomp
-from gpustore.backends._foreign import ForeignArray, StreamHandle, foreign_array
+from gpustore.backends import nvcomp
+from gpustore.backends.cuda import gds
+from gpustore.backends.device.foreign import ForeignArray, StreamHandle, foreign_array
+from gpustore.device.kernels import instance, source
 from gpustore.device.protocol import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
-from gpustore.device.protocol.kernels import instance, source
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
 __all__ = ["CudaDevice"]
@@ -110,7 +112,7 @@ class CudaDevice:
         self.name = f"cuda:{self.ordinal}"
         self.pid = os.getpid()
         self.failure: str | None = None
-        self._nvcomp = _nvcomp.engine()
+        self._nvcomp = nvcomp.engine()
         self.decoder = "own kernels alone" if self._nvcomp is None else self._nvcomp.name
         self._kernels: dict[str, _Kernel] = {}
         self._keep_freed_memory()
@@ -261,7 +263,7 @@ class CudaDevice:
     @_on_device
     def decompress(self, batch: CodecBatch, stream: Any) -> None:
         engine = self._engine()
-        if isinstance(engine, _nvcomp.Library):
+        if isinstance(engine, nvcomp.Library):
             engine.decompress(batch, stream.ptr)
             return
         results = engine.results(batch, stream.ptr)
@@ -278,26 +280,26 @@ class CudaDevice:
     def compress(self, batch: CodecBatch, stream: Any) -> None:
         self._encoder().compress(batch, stream.ptr)
 
-    def _engine(self) -> _nvcomp.Library | _nvcomp.Bindings:
+    def _engine(self) -> nvcomp.Library | nvcomp.Bindings:
         if self._nvcomp is None:
             raise UnsupportedError(f"{self.name} has no codecs: nvidia-nvcomp is not installed")
         return self._nvcomp
 
-    def _encoder(self) -> _nvcomp.Library:
+    def _encoder(self) -> nvcomp.Library:
         engine = self._engine()
-        if not isinstance(engine, _nvcomp.Library):
+        if not isinstance(engine, nvcomp.Library):
             raise UnsupportedError(f"{self.name}: encoding needs nvcomp 5 or 6")
         return engine
 
     # ----------------------------------------------------------------- files
 
     @_on_device
-    def open_file(self, path: Path) -> _gds.File:
-        return _gds.File(path)
+    def open_file(self, path: Path) -> gds.File:
+        return gds.File(path)
 
     @_on_device
-    def read_file(self, file: Any, start: int, nbytes: int, dst: int) -> _gds.Read:
-        read: _gds.Read = file.read(start, nbytes, dst)
+    def read_file(self, file: Any, start: int, nbytes: int, dst: int) -> gds.Read:
+        read: gds.Read = file.read(start, nbytes, dst)
         return read
 
     @_on_device

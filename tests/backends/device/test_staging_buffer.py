@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from gpustore.backends import _files, _slot
-from gpustore.backends._slot import Slot, Slots
+from gpustore.backends.device import direct_read, staging_buffer
+from gpustore.backends.device.staging_buffer import Slot, Slots
 from gpustore.errors import DeviceError
 from tests.emulator.device import EmulatedDevice
 
@@ -21,7 +21,7 @@ def device():
 
 @pytest.fixture
 def slot(device, monkeypatch):
-    monkeypatch.setattr(_slot, "_SMALLEST_NBYTES", 1)
+    monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
     slot = Slot(device)
     yield slot
     slot.free()
@@ -188,11 +188,11 @@ def test_a_slot_that_cannot_be_made_is_still_to_be_had_later(device, slots):
 
 def test_a_slot_whose_last_read_failed_is_not_lost_itself(device, slots, tmp_path, monkeypatch):
     """Waiting for reads of files may say that the device is lost; slots are had all the same."""
-    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
     (tmp_path / "file").write_bytes(bytes(5000))
     slot = slots.take(wait=True)
     slot.resize(1 << 20)
-    slot.files = _files.Files(device)
+    slot.files = direct_read.Files(device)
     with (tmp_path / "file").open("rb") as file:
         status = os.fstat(file.fileno())
         assert slot.begin_read(0, file.fileno(), status, 10, 3000) is not None
@@ -208,7 +208,7 @@ def test_a_slot_whose_last_read_failed_is_not_lost_itself(device, slots, tmp_pat
 def test_pinned_memory_is_as_large_as_device_memory(device):
     slot = Slot(device)
     slot.resize(10)
-    assert slot.nbytes == _slot._SMALLEST_NBYTES == len(slot.pinned.view)
+    assert slot.nbytes == staging_buffer._SMALLEST_NBYTES == len(slot.pinned.view)
     (allocation,) = device._memory.live()
     assert allocation.nbytes == slot.nbytes
     assert np.frombuffer(slot.pinned.view, np.uint8).ctypes.data == slot._origin

@@ -1,8 +1,8 @@
 """The backend for device memory, written against :class:`gpustore.device.protocol.Device` alone.
 
-What is read goes through sub-batches (:mod:`gpustore.backends._sub_batch`). A :class:`Flight` is
-what one task of a read has on its way: it fetches into the slab of one slot while the sub-batches
-of others run.
+What is read goes through sub-batches (:mod:`gpustore.backends.device.submission`). A
+:class:`Flight` is what one task of a read has on its way: it fetches into the slab of one slot
+while the sub-batches of others run.
 
 Writes are those of the host: what lies on the device is copied there first, and counted.
 
@@ -22,13 +22,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._conversion import conversion_of
-from gpustore.backends._files import Files, direct_refusal, pages_nbytes
-from gpustore.backends._host_memory import HostMemory
-from gpustore.backends._placement import Places
-from gpustore.backends._slot import Slot, Slots
-from gpustore.backends._sub_batch import SubBatch
+from gpustore.backends.device.conversion import conversion_of
+from gpustore.backends.device.direct_read import Files, direct_refusal, pages_nbytes
+from gpustore.backends.device.placement import Places
+from gpustore.backends.device.staging_buffer import Slot, Slots
+from gpustore.backends.device.submission import SubBatch
 from gpustore.backends.host import BACKEND as HOST
+from gpustore.backends.host.memory import HostMemory
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import DeviceBatch

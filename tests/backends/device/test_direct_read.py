@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import _files, _slot
 from gpustore.backends import device as backend_device
-from gpustore.backends._files import Files, direct_refusal
-from gpustore.backends._slot import Slot
+from gpustore.backends.device import direct_read, staging_buffer
+from gpustore.backends.device.direct_read import Files, direct_refusal
+from gpustore.backends.device.staging_buffer import Slot
 from gpustore.backends.selection import select_backend
 from gpustore.device.protocol import DeviceFile
 from gpustore.errors import UnsupportedError
@@ -29,7 +29,7 @@ COUNTERS = ("direct_reads", "bytes_direct", "direct_fallbacks", "direct_unavaila
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Short reads go straight to the device too."""
-    monkeypatch.setattr(_files, "LEAST_NBYTES", {"read": 16, "file": 16})
+    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
 
 
 @pytest.fixture(params=ORDERS)
@@ -47,9 +47,9 @@ def lazy():
 @pytest.fixture
 def tight(monkeypatch):
     """Slabs have room for values, hardly for tables, and none for pages."""
-    monkeypatch.setattr(_slot, "_SMALLEST_NBYTES", 1)
+    monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
     monkeypatch.setattr(backend_device, "_ROW_NBYTES", 0)
-    monkeypatch.setattr(_files, "_PAGES_NBYTES", 512)
+    monkeypatch.setattr(direct_read, "_PAGES_NBYTES", 512)
 
 
 CRC32C = {"name": "crc32c"}
@@ -281,7 +281,7 @@ def test_what_goes_straight_to_the_device(monkeypatch):
         ({"is_direct": False}, "files cannot be read straight into device memory here"),
     ):
         assert direct_refusal(**{**good, **change}) == direct_refusal(**change) == reason
-    assert min(_files.LEAST_NBYTES.values()) >= 16 << 10
+    assert min(direct_read.LEAST_NBYTES.values()) >= 16 << 10
 
 
 def test_short_values_pass_the_host(tmp_path, monkeypatch, lazy):
@@ -418,7 +418,7 @@ def test_values_replaced_meanwhile_are_the_old_or_the_new_ones(tmp_path, device,
 @pytest.mark.parametrize("name", ["crc32c", "sharded-crc32c"])
 def test_chunks_are_whole_while_a_writer_replaces_them(tmp_path, device, name, monkeypatch):
     """Each chunk, or shard, always is of one value; few handles, so that they come and go."""
-    monkeypatch.setattr(_files, "HANDLES", 3)
+    monkeypatch.setattr(direct_read, "HANDLES", 3)
     host = create(tmp_path, ARRAYS[name])
     host[:60] = 1
     there = opened(tmp_path, device)
@@ -588,7 +588,7 @@ def test_a_device_that_is_lost_says_so(tmp_path, lazy):
 
 
 def test_few_handles_are_open_at_once(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(_files, "HANDLES", 3)
+    monkeypatch.setattr(direct_read, "HANDLES", 3)
     host = create(tmp_path, ARRAYS["raw"])
     most = []
     open_file = device.open_file
@@ -644,7 +644,7 @@ def test_handles_are_shared_and_kept_until_they_are_idle(driven, tmp_path):
 
 
 def test_the_oldest_idle_handle_is_closed_first(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "HANDLES", 2)
+    monkeypatch.setattr(direct_read, "HANDLES", 2)
     files = Files(driven)
     a, b, c = (write(tmp_path / name) for name in "abc")
     kept = taken(files, a)
@@ -694,7 +694,7 @@ def test_handles_of_the_parent_process_are_left_alone(driven, tmp_path, monkeypa
     parent = taken(files, path)
     files.put(parent)
     pid = os.getpid()
-    monkeypatch.setattr(_files.os, "getpid", lambda: pid + 1)
+    monkeypatch.setattr(direct_read.os, "getpid", lambda: pid + 1)
     child = taken(files, path)
     assert child is not parent
     files.put(child)
@@ -702,7 +702,7 @@ def test_handles_of_the_parent_process_are_left_alone(driven, tmp_path, monkeypa
     assert [file.path for file in driven.files] == [parent.file.path]
     del files
     gc.collect()
-    assert _files._INHERITED.pop().popitem()[1] is parent
+    assert direct_read._INHERITED.pop().popitem()[1] is parent
     parent.close(driven)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.backends import _dlpack
+from gpustore.backends.device import dlpack
 from gpustore.codec_chain.base import ChunkBytes
 
 __all__ = ["DeviceBytes", "ForeignArray", "StreamHandle", "foreign_array"]
@@ -55,9 +55,9 @@ def foreign_array(array: Any, stream: int) -> ForeignArray | None:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None or (hasattr(array, "__dlpack__") and not isinstance(dtype, np.dtype)):
         # The interface has no text for types like bfloat16, which PyTorch and JAX have.
-        if not _dlpack.is_on_cuda(array):
+        if not dlpack.is_on_cuda(array):
             return None
-        tensor, capsule = _dlpack.tensor_of(array, stream)
+        tensor, capsule = dlpack.tensor_of(array, stream)
         return ForeignArray(array, *tensor, capsule=capsule)
     address, is_read_only = interface["data"]
     shape = tuple(interface["shape"])

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.backends._sub_batch import SubBatch
 from gpustore.backends.device import Check, DeviceBackend, Flight
+from gpustore.backends.device.submission import SubBatch
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch

@@ -1,9 +1,9 @@
 """Files whose bytes go straight into device memory: which values do, and the handles for it.
 
 A kvstore opens a file as for any read, with its rules about links and its condition on the
-generation, and asks the slab of a slot (:mod:`gpustore.backends._slot`) to read from that
-descriptor. The device opens files by path, so it gets the path that the system has for an open
-descriptor: that names the file itself, whatever has been renamed or linked meanwhile.
+generation, and asks the slab of a slot (:mod:`gpustore.backends.device.staging_buffer`) to read
+from that descriptor. The device opens files by path, so it gets the path that the system has for an
+open descriptor: that names the file itself, whatever has been renamed or linked meanwhile.
 
 Handles are slow to make and kept. One is found by what makes a generation: file system, inode, time
 of last change and size. As long as a handle is open its inode is no other file's, so a file that

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._placement import Places, place, place_fill
-from gpustore.backends._slot import Slot
+from gpustore.backends.device.placement import Places, place, place_fill
+from gpustore.backends.device.staging_buffer import Slot
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._host_memory import (
+from gpustore.backends.host.memory import (
     PHYSICAL_NBYTES,
     HostMemory,
     broadcast,
@@ -26,14 +26,14 @@ from gpustore.backends._host_memory import (
     too_large,
     viewed,
 )
-from gpustore.backends._host_points import (
+from gpustore.backends.host.points import (
     elements_of,
     gather_points,
     is_record,
     of_record,
     scatter_points,
 )
-from gpustore.backends._stack import STACK_NBYTES, stacks
+from gpustore.backends.stack import STACK_NBYTES, stacks
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter

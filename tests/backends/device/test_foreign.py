@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.backends._foreign import DeviceBytes, ForeignArray, StreamHandle, foreign_array
+from gpustore.backends.device.foreign import DeviceBytes, ForeignArray, StreamHandle, foreign_array
 from tests.emulator.dlpack import DlpackArray, TorchLikeArray
 
 VIEW = ForeignArray(None, 4096, (16, -4), (3, 2), np.dtype("<f4"))

@@ -4,8 +4,8 @@ Two engines do the same:
 
 :class:`Library`
     nvcomp's batched C calls, by :mod:`ctypes`, in the library that the wheel ``nvidia-libnvcomp``
-    brings. They read the table of a :class:`~gpustore.device.protocol.CodecBatch` as it lies, wait for
-    nothing and give a status for each stream.
+    brings. They read the table of a :class:`~gpustore.device.protocol.CodecBatch` as it lies, wait
+    for nothing and give a status for each stream.
 :class:`Bindings`
     nvcomp's Python package, for versions whose prototypes are not known. It waits for each call,
     and a failure counts for all streams of it.
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends import _nvcomp_call
-from gpustore.backends._foreign import DeviceBytes
-from gpustore.backends._nvcomp_abi import (
+from gpustore.backends.device.foreign import DeviceBytes
+from gpustore.backends.nvcomp import call
+from gpustore.backends.nvcomp.abi import (
     DETECTS_DAMAGE,
     FORMATS,
     LARGEST,
@@ -99,7 +99,7 @@ class Library:
             raise DeviceError(f"nvcomp: {found} cannot be used: {error}") from error
         self._codecs = {name: self._describe(name) for name in FORMATS}
 
-    def _call(self, call: _nvcomp_call.Call) -> None:
+    def _call(self, call: call.Call) -> None:
         function, arguments = call
         order = self._prototypes[function]
         status = self._functions[function](*[arguments[name] for name in order])
@@ -109,7 +109,7 @@ class Library:
 
     def _describe(self, codec: str) -> DeviceCodec:
         found = Alignments()
-        self._call(_nvcomp_call.alignments(self._major, codec, ctypes.addressof(found)))
+        self._call(call.alignments(self._major, codec, ctypes.addressof(found)))
         decoded_max, encodes_max = LARGEST[codec]
         return DeviceCodec(
             name=codec,
@@ -127,7 +127,7 @@ class Library:
     def _temp_nbytes(self, verb: str, codec: str, count: int, longest: int, total: int) -> int:
         found = ctypes.c_size_t()
         where = ctypes.addressof(found)
-        self._call(_nvcomp_call.temp_nbytes(self._major, verb, codec, count, longest, total, where))
+        self._call(call.temp_nbytes(self._major, verb, codec, count, longest, total, where))
         return found.value
 
     def decompress_temp_nbytes(
@@ -136,17 +136,17 @@ class Library:
         return self._temp_nbytes("decompress", codec, count, max_nbytes, total_nbytes)
 
     def decompress(self, batch: CodecBatch, stream: int) -> None:
-        self._call(_nvcomp_call.decompress(self._major, batch, stream))
+        self._call(call.decompress(self._major, batch, stream))
 
     def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
         bound = ctypes.c_size_t()
         where = ctypes.addressof(bound)
-        self._call(_nvcomp_call.bound(self._major, codec, max_nbytes, where))
+        self._call(call.bound(self._major, codec, max_nbytes, where))
         temp = self._temp_nbytes("compress", codec, count, max_nbytes, count * max_nbytes)
         return bound.value, temp
 
     def compress(self, batch: CodecBatch, stream: int) -> None:
-        self._call(_nvcomp_call.compress(self._major, batch, stream))
+        self._call(call.compress(self._major, batch, stream))
 
 
 class Bindings:
@@ -162,7 +162,7 @@ class Bindings:
         self.name = f"nvcomp, Python package, because of {reason}"
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """See :meth:`gpustore.device.protocol.Device.codec`; the alignment is what suits all of nvcomp."""
+        """As :meth:`gpustore.device.protocol.Device.codec`, with an alignment for all of nvcomp."""
         if name not in FORMATS:
             return None
         return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)

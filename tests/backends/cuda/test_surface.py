@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpustore import registry
-from tests.backends.wheels import skip
+from tests.backends.cuda.wheels import skip
 
 BACKENDS = Path(__file__).parents[2] / "gpustore/backends"
 MODULES = ("cuda", "_nvcomp", "_gds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from gpustore.backends._nvcomp_abi import FORMATS, ROWS, Options
+from gpustore.backends.nvcomp.abi import FORMATS, ROWS, Options
 from gpustore.device.protocol import CodecBatch
 
 __all__ = ["Call", "alignments", "bound", "compress", "decompress", "options", "temp_nbytes"]

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.backends import _dlpack
-from gpustore.backends._foreign import ForeignArray
+from gpustore.backends.device import dlpack
+from gpustore.backends.device.foreign import ForeignArray
 from tests.emulator.dlpack import NARROW, DlpackArray
 
 VIEW = ForeignArray(None, 4096, (16, -4), (3, 2), np.dtype("<f4"))
@@ -33,7 +33,7 @@ class OfNumpy:
 def test_tensors_of_numpy_are_where_numpy_says(dtype, has_versions):
     whole = np.zeros((5, 6, 7), dtype)
     for array in (whole, whole[1:, ::-2, 3], whole.T, whole[2, 3, 4, ...], whole[:0]):
-        tensor, capsule = _dlpack.tensor_of(OfNumpy(array, has_versions=has_versions), 7)
+        tensor, capsule = dlpack.tensor_of(OfNumpy(array, has_versions=has_versions), 7)
         if array.size:
             assert tensor.address == array.ctypes.data
             assert tensor.strides == array.strides
@@ -45,14 +45,14 @@ def test_tensors_of_numpy_are_where_numpy_says(dtype, has_versions):
 def test_memory_that_is_read_only_is_said_so():
     array = np.zeros(3)
     array.flags.writeable = False
-    assert _dlpack.tensor_of(OfNumpy(array, has_versions=True), 7)[0].is_read_only
+    assert dlpack.tensor_of(OfNumpy(array, has_versions=True), 7)[0].is_read_only
 
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_types_of_ml_dtypes_are_known(dtype, version):
     view = replace(VIEW, dtype=dtype, strides=(8, -dtype.itemsize))
-    tensor, _ = _dlpack.tensor_of(DlpackArray(view, version=version), 0)
+    tensor, _ = dlpack.tensor_of(DlpackArray(view, version=version), 0)
     assert tensor == (view.address, view.strides, view.shape, dtype, False)
     assert tensor.dtype == dtype
 
@@ -60,12 +60,12 @@ def test_types_of_ml_dtypes_are_known(dtype, version):
 def test_without_strides_elements_are_in_c_order():
     for shape, strides in (((3, 4, 2), (32, 8, 4)), ((5,), (4,)), ((), ())):
         view = replace(VIEW, shape=shape, strides=strides)
-        assert _dlpack.tensor_of(DlpackArray(view, dense=True), 0)[0].strides == strides
+        assert dlpack.tensor_of(DlpackArray(view, dense=True), 0)[0].strides == strides
 
 
 def test_a_capsule_is_given_back_when_it_goes_and_not_before():
     array = DlpackArray(VIEW)
-    tensor, capsule = _dlpack.tensor_of(array, 0)
+    tensor, capsule = dlpack.tensor_of(array, 0)
     gc.collect()
     assert array.held == 1
     assert tensor.address == VIEW.address
@@ -75,33 +75,33 @@ def test_a_capsule_is_given_back_when_it_goes_and_not_before():
 
 def test_the_default_stream_is_named_as_dlpack_wants():
     array = DlpackArray(VIEW)
-    _dlpack.tensor_of(array, 0)
-    _dlpack.tensor_of(array, 77)
+    dlpack.tensor_of(array, 0)
+    dlpack.tensor_of(array, 77)
     assert array.streams == [1, 77]
 
 
 def test_only_memory_of_cuda_counts():
-    assert _dlpack.is_on_cuda(DlpackArray(VIEW))
-    assert _dlpack.is_on_cuda(DlpackArray(VIEW, device_type=13))
-    assert not _dlpack.is_on_cuda(DlpackArray(VIEW, device_type=3))  # Pinned.
-    assert not _dlpack.is_on_cuda(np.zeros(3))
-    assert not _dlpack.is_on_cuda([1])
+    assert dlpack.is_on_cuda(DlpackArray(VIEW))
+    assert dlpack.is_on_cuda(DlpackArray(VIEW, device_type=13))
+    assert not dlpack.is_on_cuda(DlpackArray(VIEW, device_type=3))  # Pinned.
+    assert not dlpack.is_on_cuda(np.zeros(3))
+    assert not dlpack.is_on_cuda([1])
 
 
 def test_what_is_not_understood_is_refused():
     with pytest.raises(TypeError, match=r"DLPack 2\.0, expected version 1"):
-        _dlpack.tensor_of(DlpackArray(VIEW, version=2), 0)
+        dlpack.tensor_of(DlpackArray(VIEW, version=2), 0)
     with pytest.raises(TypeError, match="no type has code 2, 32 bits and 4 lanes"):
-        _dlpack.tensor_of(DlpackArray(VIEW, lanes=4), 0)
+        dlpack.tensor_of(DlpackArray(VIEW, lanes=4), 0)
     with pytest.raises(TypeError, match="no type has code 2, 8 bits"):
-        _dlpack.tensor_of(DlpackArray(replace(VIEW, dtype=OddType())), 0)
+        dlpack.tensor_of(DlpackArray(replace(VIEW, dtype=OddType())), 0)
 
     class Strange:
         def __dlpack__(self, **_):
             return None
 
     with pytest.raises(TypeError, match="expected a capsule with a tensor, got None"):
-        _dlpack.tensor_of(Strange(), 0)
+        dlpack.tensor_of(Strange(), 0)
 
 
 class OddType:
@@ -111,6 +111,6 @@ class OddType:
 
 
 def test_all_narrow_types_are_those_of_ml_dtypes():
-    assert {np.dtype(kind) for kind in _dlpack._NARROW.values()} >= {
+    assert {np.dtype(kind) for kind in dlpack._NARROW.values()} >= {
         np.dtype(getattr(ml_dtypes, name)) for name in dir(ml_dtypes) if name.startswith("float8_")
     }

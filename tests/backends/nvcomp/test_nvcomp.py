@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.backends import _nvcomp
+from gpustore.backends import nvcomp
 from gpustore.errors import DeviceError
-from tests.backends.wheels import installed_nvcomp, skip
+from tests.backends.cuda.wheels import installed_nvcomp, skip
 from tests.emulator import codecs
 
 
@@ -16,7 +16,7 @@ from tests.emulator import codecs
 def library():
     if installed_nvcomp() is None:
         skip("nvidia-nvcomp is not installed")
-    return _nvcomp.Library()
+    return nvcomp.Library()
 
 
 def test_alignments_and_limits_of_the_emulated_device_are_the_librarys(library):
@@ -45,22 +45,22 @@ def test_room_to_compress_is_larger_than_the_stream(library, codec):
 
 
 def test_engine_is_the_library_where_its_version_is_known(library):
-    engine = _nvcomp.engine()
-    assert isinstance(engine, _nvcomp.Library)
+    engine = nvcomp.engine()
+    assert isinstance(engine, nvcomp.Library)
     assert re.fullmatch(r"nvcomp [56]\.\d, C library", engine.name)
     assert engine.version == library.version
 
 
 def test_another_library_than_nvcomp_is_refused():
     with pytest.raises(DeviceError, match=r"libc\.so\.6 cannot be used: .*nvcompGetProperties"):
-        _nvcomp.Library(Path("libc.so.6"))
+        nvcomp.Library(Path("libc.so.6"))
 
 
 def test_a_library_that_is_none_is_said_so(tmp_path):
     path = tmp_path / "libnvcomp.so.9"
     path.write_bytes(b"no library")
     with pytest.raises(DeviceError, match=r"libnvcomp\.so\.9 cannot be used"):
-        _nvcomp.Library(path)
+        nvcomp.Library(path)
     path = Path(os.__file__).parent / "nothing.so"
     with pytest.raises(DeviceError, match=r"nothing\.so cannot be used"):
-        _nvcomp.Library(path)
+        nvcomp.Library(path)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gpustore.backends._placement import Part, Places, parts, place, place_fill
+from gpustore.backends.device.placement import Part, Places, parts, place, place_fill
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends._host_memory import HostMemory
+from gpustore.backends.host.memory import HostMemory
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer

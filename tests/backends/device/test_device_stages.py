@@ -11,7 +11,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError
-from tests.backends.test_device_matrix import SELECTIONS, TOGETHER
+from tests.backends.device.test_device_matrix import SELECTIONS, TOGETHER
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host

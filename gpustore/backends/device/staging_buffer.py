@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gpustore.backends._files import Files, Handle
+from gpustore.backends.device.direct_read import Files, Handle
 from gpustore.device.protocol import Allocation, Device, FileRead, Pinned, Stream
 from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import Arena

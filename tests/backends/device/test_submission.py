@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from gpustore.backends import _slot, _sub_batch
-from gpustore.backends._placement import Places
-from gpustore.backends._slot import Slot
-from gpustore.backends._sub_batch import SubBatch
+from gpustore.backends.device import staging_buffer, submission
+from gpustore.backends.device.placement import Places
+from gpustore.backends.device.staging_buffer import Slot
+from gpustore.backends.device.submission import SubBatch
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, DeviceError, LimitError
@@ -79,7 +79,7 @@ class Setting:
 
 @pytest.fixture(params=ORDERS)
 def setting(request, monkeypatch):
-    monkeypatch.setattr(_slot, "_SMALLEST_NBYTES", 1)
+    monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
     device = EmulatedDevice(request.param, seed=2)
     with bench_of(device) as bench:
         setting = Setting(device, bench)
@@ -183,7 +183,7 @@ def test_more_values_for_the_host_than_a_slab_holds_decoded(setting):
 
 
 def test_tables_without_room_behind_the_values_get_memory_of_their_own(setting, monkeypatch):
-    monkeypatch.setattr(_sub_batch, "_TABLES_PER_ROW_NBYTES", 0)
+    monkeypatch.setattr(submission, "_TABLES_PER_ROW_NBYTES", 0)
     values = [chain_of("gzip").encode(chunk(i)) for i in range(8)]
     batch = setting.sub_batch("gzip", values)
     before = setting.device.counts.copy()

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpustore.backends._foreign import DeviceBytes
+from gpustore.backends.device.foreign import DeviceBytes
 from gpustore.errors import UnsupportedError
 
 try:

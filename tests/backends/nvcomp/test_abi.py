@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from gpustore.backends import _nvcomp_abi as abi
+from gpustore.backends.nvcomp import abi
 from gpustore.device.protocol import STATUSES
-from tests.backends.wheels import nvcomp_headers
+from tests.backends.cuda.wheels import nvcomp_headers
 
 CTYPES = {
     "size_t": ctypes.c_size_t,
