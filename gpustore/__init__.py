@@ -34,6 +34,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
+from gpustore.explain.explanation import Explanation
 from gpustore.group import Group
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import (
@@ -50,7 +51,6 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.open import open
 from gpustore.open_group import open_group
-from gpustore.pipelines.explanation import Explanation
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, Promise

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.explain.explanation import Explanation
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.opened_array import OpenedArray
 from gpustore.opened_spec import opened_spec
-from gpustore.pipelines.explanation import Explanation
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future

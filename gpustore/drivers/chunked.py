@@ -27,6 +27,7 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
+from gpustore.explain.explanation import Explanation
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -37,7 +38,6 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.explanation import Explanation
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
@@ -219,13 +219,13 @@ class ChunkedDriver:
         return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """Explain through :mod:`gpustore.pipelines.explain`."""
+        """Explain through :mod:`gpustore.explain.explain`."""
         return self._explain("explain", transform)
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """Explain through :mod:`gpustore.pipelines.explain_many`."""
+        """Explain through :mod:`gpustore.explain.explain_many`."""
         return self._explain("explain_many", transform, starts, shape)
 
     def _explain(self, pipeline: str, transform: IndexTransform, *what: Any) -> Explanation:

@@ -22,7 +22,7 @@ from gpustore.index_space.domain import make_domain
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.object_type import is_object
-from gpustore.rectilinear_grid import RectilinearGrid
+from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout

@@ -52,7 +52,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.object_type import empty_object, object_type
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.metadata.zarr3_member import STORAGE_TRANSFORMERS
-from gpustore.rectilinear_grid import RectilinearGrid
+from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout

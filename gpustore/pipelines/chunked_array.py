@@ -13,9 +13,9 @@ from gpustore.backends.base import Backend
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
+from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.planning.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
-from gpustore.rectilinear_grid import RectilinearGrid
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits

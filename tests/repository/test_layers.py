@@ -14,6 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
 # Longest prefix wins; a module that matches none fails the test and gets its place here.
 LAYERS = {
+    "gpustore.explain": 5,
     "gpustore.device": 3,
     "gpustore.planning": 3,
     "gpustore.sharding": 3,
@@ -32,7 +33,7 @@ LAYERS = {
     "gpustore.kvstores": 3,
     "gpustore.ocdbt": 3,
     "gpustore.codecs": 3,
-    "gpustore.rectilinear_grid": 3,
+    "gpustore.pipelines.rectilinear_grid": 3,
     "gpustore.backends": 4,
     "gpustore.pipelines": 5,
     "gpustore.drivers": 6,

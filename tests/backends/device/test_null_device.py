@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from tests.on_device import emulated
-from tests.pipelines.explained import (
+from tests.explain.explained import (
     CODECS,
     SELECTIONS,
     SHAPE,
@@ -20,9 +19,10 @@ from tests.pipelines.explained import (
     opened,
     path_of,
 )
+from tests.on_device import emulated
 
 pytestmark = pytest.mark.long
-"""A stage of its own in .ci/run; tests/pipelines/test_explain.py has a part of it."""
+"""A stage of its own in .ci/run; tests/explain/test_explain.py has a part of it."""
 
 FIXED = ("v3-raw", "v3-crc32c", "shards-v3-raw", "shards-v3-crc32c")
 """What a device is asked for does not depend on the stored bytes."""

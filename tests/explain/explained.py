@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 import gpustore
-from gpustore.pipelines.explanation import CodecPath
+from gpustore.explain.explanation import CodecPath
 from gpustore.runtime.statistics import COUNTERS
 
 SHAPE = (37, 41)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from tests.explain.explained import SHAPE, check_many, create, opened
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated
-from tests.pipelines.explained import SHAPE, check_many, create, opened
 
 STARTS = [[0, 0], [3, 5], [3, 5], [20, 28], [24, 0], [8, 9]]
 CROPS = {"crops": (STARTS, (9, 13)), "small": (STARTS, (2, 3)), "one": (STARTS[:1], (9, 13))}

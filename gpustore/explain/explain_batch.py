@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from gpustore.pipelines.explain import explain, explained_pieces
-from gpustore.pipelines.explanation import Explanation
+from gpustore.explain.dry_run import rehearse_pieces
+from gpustore.explain.explain import explain, explained_pieces
+from gpustore.explain.explanation import Explanation
 from gpustore.pipelines.read_batch import BatchedRead, together
-from gpustore.pipelines.rehearse import rehearse_pieces
 
 __all__ = ["PIPELINE", "explain_batch"]
 

@@ -1,4 +1,4 @@
-"""What a read of many crops will do, said beforehand; see :mod:`gpustore.pipelines.explain`."""
+"""What a read of many crops will do, said beforehand; see :mod:`gpustore.explain.explain`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from functools import partial
 from typing import Any
 
+from gpustore.explain.dry_run import rehearse_pieces
+from gpustore.explain.explain import explained_pieces
+from gpustore.explain.explanation import Explanation
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.explain import explained_pieces
-from gpustore.pipelines.explanation import Explanation
 from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.read_many import ELEMENTWISE, plan_many
-from gpustore.pipelines.rehearse import rehearse_pieces
 from gpustore.planning.crop_plan import check_starts
 
 __all__ = ["PIPELINE", "explain_many"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import gpustore
+from tests.explain.explained import check_batch, compare, create
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated
-from tests.pipelines.explained import check_batch, compare, create
 
 NAMES = ["raw", "zstd", "shards-v3-zstd-crc32c", "bz2"]
 

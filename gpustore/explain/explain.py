@@ -2,7 +2,7 @@
 
 1. Plan the read: chunks and stored values it touches, bytes it returns.
 2. Ask each codec who decodes it, and why not the device.
-3. Rehearse it (:mod:`gpustore.pipelines.rehearse`), unless it touches very many chunks: what is
+3. Rehearse it (:mod:`gpustore.explain.dry_run`), unless it touches very many chunks: what is
    stored of them, and launches, copies and waits.
 
 No chunk is read; indices of shards are, and each value is asked for its size.
@@ -23,11 +23,11 @@ from gpustore.backends.device import DeviceBackend
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Decoders
+from gpustore.explain.dry_run import Rehearsed, rehearse
+from gpustore.explain.explanation import CodecPath, Explanation
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.explanation import CodecPath, Explanation
 from gpustore.pipelines.read import contiguous
-from gpustore.pipelines.rehearse import Rehearsed, rehearse
 from gpustore.planning.copy_plan import PiecePlan
 
 __all__ = ["PIPELINE", "explain", "explained", "explained_pieces"]

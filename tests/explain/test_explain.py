@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from tests.explain.explained import SELECTIONS, SHAPE, V2, check, create, crop_of, opened, path_of
 from tests.on_device import emulated
-from tests.pipelines.explained import SELECTIONS, SHAPE, V2, check, create, crop_of, opened, path_of
 
 PARTS = [SELECTIONS[name] for name in ("whole", "crop", "partly missing")]
 

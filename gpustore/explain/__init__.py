@@ -1,0 +1,1 @@
+"""What a read will do, said beforehand."""
