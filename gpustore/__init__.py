@@ -12,8 +12,6 @@
 from __future__ import annotations
 
 from gpustore import ocdbt
-from gpustore.array import array
-from gpustore.cast import cast
 from gpustore.data_types.dtype import DTYPES as _DTYPES
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.unit import Unit
@@ -35,7 +33,13 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.explain.explanation import Explanation
-from gpustore.group import Group
+from gpustore.front.array import array
+from gpustore.front.cast import cast
+from gpustore.front.group import Group
+from gpustore.front.open import open
+from gpustore.front.open_group import open_group
+from gpustore.front.spec import Spec
+from gpustore.front.store import TensorStore
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import (
     Dim,
@@ -49,8 +53,6 @@ from gpustore.index_space import (
 )
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
-from gpustore.open import open
-from gpustore.open_group import open_group
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, Promise
@@ -59,8 +61,6 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.spec import Spec
-from gpustore.store import TensorStore
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,7 @@ import pytest
 import gpustore
 from gpustore.drivers.json import JsonDriver
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, StoreIOError
-from gpustore.store import TensorStore
+from gpustore.front.store import TensorStore
 from tests.drivers.parity import LIBRARIES, agree, description, outcome
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 

@@ -8,11 +8,11 @@ import pytest
 import tensorstore as ts
 
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.front.spec import Spec
 from gpustore.kvstores import kvstore
 from gpustore.kvstores.base import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
-from gpustore.spec import Spec
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -9,14 +9,14 @@ from typing import Any
 from gpustore import registry
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.group_access import GroupAccess
+from gpustore.front.group_access import GroupAccess
+from gpustore.front.spec import Spec
+from gpustore.front.store import TensorStore
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.hierarchy.nodes import Hierarchy, exists_error
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
-from gpustore.spec import Spec
-from gpustore.store import TensorStore
 
 __all__ = ["MemberArray"]
 

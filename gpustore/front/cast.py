@@ -6,8 +6,8 @@ from typing import Any, overload
 
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.cast import CastSpec, cast_driver
-from gpustore.spec import Spec
-from gpustore.store import TensorStore
+from gpustore.front.spec import Spec
+from gpustore.front.store import TensorStore
 
 __all__ = ["cast"]
 

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.explain.explanation import Explanation
+from gpustore.front.opened_array import OpenedArray
+from gpustore.front.opened_spec import opened_spec
+from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.opened_array import OpenedArray
-from gpustore.opened_spec import opened_spec
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import CURRENT, Operation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
-from gpustore.spec import Spec
 from gpustore.strict_json.repr import pretty
 
 __all__ = ["TensorStore"]

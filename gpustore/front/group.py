@@ -17,8 +17,9 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.group_access import GroupAccess, hierarchy_at
-from gpustore.group_array import MemberArray
+from gpustore.front.group_access import GroupAccess, hierarchy_at
+from gpustore.front.group_array import MemberArray
+from gpustore.front.store import TensorStore
 from gpustore.hierarchy.attributes import Attributes, json_attributes
 from gpustore.hierarchy.nodes import Hierarchy, exists_error
 from gpustore.hierarchy.tree import tree_text
@@ -27,7 +28,6 @@ from gpustore.metadata.logical_path import ancestors, check_node_names, join, lo
 from gpustore.metadata.node import Node
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
-from gpustore.store import TensorStore
 from gpustore.strict_json.parsing import JsonValue
 from gpustore.strict_json.repr import pretty
 

@@ -9,15 +9,15 @@ from typing import Any, Final
 from gpustore.drivers._detection import through_adapters
 from gpustore.drivers.base import OpenMode, open_kvstore
 from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
-from gpustore.group import Group, create_node, open_node
-from gpustore.group_access import GroupAccess, hierarchy_at
+from gpustore.front.group import Group, create_node, open_node
+from gpustore.front.group_access import GroupAccess, hierarchy_at
+from gpustore.front.spec import Spec
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.kvstores.base import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
-from gpustore.spec import Spec
 from gpustore.strict_json.parsing import Members, from_python
 
 __all__ = ["open_group"]

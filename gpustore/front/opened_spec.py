@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
+from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
-from gpustore.spec import Spec
 from gpustore.strict_json.parsing import JsonValue
 
 __all__ = ["opened_spec"]

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.drivers.array import wrap
+from gpustore.front.store import TensorStore
 from gpustore.index_space import IndexTransform
 from gpustore.runtime.context import Context
-from gpustore.store import TensorStore
 
 __all__ = ["array"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError
+from gpustore.front.spec import Spec, SpecLike
+from gpustore.front.store import TensorStore
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
-from gpustore.spec import Spec, SpecLike
-from gpustore.store import TensorStore
 
 __all__ = ["open"]
 

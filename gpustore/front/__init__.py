@@ -1,0 +1,1 @@
+"""What the user holds: open, stores, specs and groups."""
