@@ -14,7 +14,7 @@ folder         object        what it is
 ``kvstores``   ``DRIVER``    a kvstore driver, file name = its identifier
 ``codecs``     ``CODEC``     a codec, file name = its name
 ``backends``   ``BACKEND``   how bytes move and decode
-``pipelines``  ``PIPELINE``  a pipeline that few programs need, and that loads much
+``explain``    ``EXPLAIN``   what one kind of read will do, said beforehand
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 =============  ============  =================================================
 """
@@ -35,7 +35,7 @@ _OBJECT = {
     "kvstores": "DRIVER",
     "codecs": "CODEC",
     "backends": "BACKEND",
-    "pipelines": "PIPELINE",
+    "explain": "EXPLAIN",
     "drivers": "DRIVER",
 }
 

@@ -27,9 +27,9 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
-from gpustore.codecs.bytes import checker, illegal_bits, in_records, normalizer
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import (

@@ -35,7 +35,7 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import Table, component, convert
-from gpustore.codecs.bytes import checker, normalizer
+from gpustore.codec_chain.legal_elements import checker, normalizer
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.kernels.value import Conversion, Side
 from gpustore.device.protocol import Decoders, Device

@@ -229,7 +229,7 @@ class ChunkedDriver:
         return self._explain("explain_many", transform, starts, shape)
 
     def _explain(self, pipeline: str, transform: IndexTransform, *what: Any) -> Explanation:
-        explain: Callable[..., Explanation] = registry.find("pipelines", pipeline)
+        explain: Callable[..., Explanation] = registry.find("explain", pipeline)
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
             return explain(driver.reader, IndexTransform(driver.domain)[transform], *what)

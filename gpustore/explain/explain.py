@@ -30,7 +30,7 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import contiguous
 from gpustore.planning.copy_plan import PiecePlan
 
-__all__ = ["PIPELINE", "explain", "explained", "explained_pieces"]
+__all__ = ["EXPLAIN", "explain", "explained", "explained_pieces"]
 
 MOST_CHUNKS = 16_384
 MOST_NBYTES = 8 << 30
@@ -195,4 +195,4 @@ def _left_to_host(rehearsed: Rehearsed | None) -> tuple[tuple[str, int], ...]:
     return () if rehearsed is None else tuple(sorted(rehearsed.rehearsal.refused.items()))
 
 
-PIPELINE = explain
+EXPLAIN = explain

@@ -14,7 +14,7 @@ from gpustore.explain.explain import explain, explained_pieces
 from gpustore.explain.explanation import Explanation
 from gpustore.pipelines.read_batch import BatchedRead, together
 
-__all__ = ["PIPELINE", "explain_batch"]
+__all__ = ["EXPLAIN", "explain_batch"]
 
 
 def explain_batch(reads: Sequence[BatchedRead]) -> list[Explanation]:
@@ -36,4 +36,4 @@ def explain_batch(reads: Sequence[BatchedRead]) -> list[Explanation]:
     return found + [explain(one.array, one.transform, one.memory) for one in alone]
 
 
-PIPELINE = explain_batch
+EXPLAIN = explain_batch

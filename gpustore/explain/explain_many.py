@@ -15,7 +15,7 @@ from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.read_many import ELEMENTWISE, plan_many
 from gpustore.planning.crop_plan import check_starts
 
-__all__ = ["PIPELINE", "explain_many"]
+__all__ = ["EXPLAIN", "explain_many"]
 
 
 def explain_many(
@@ -46,4 +46,4 @@ def explain_many(
     return explained_pieces(array, plans, [shape], rehearsal, together=len(checked))
 
 
-PIPELINE = explain_many
+EXPLAIN = explain_many

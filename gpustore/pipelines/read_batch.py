@@ -126,7 +126,7 @@ def together(
 
 
 def _explain(reads: list[BatchedRead]) -> list[Any]:
-    found: list[Any] = registry.find("pipelines", "explain_batch")(reads)
+    found: list[Any] = registry.find("explain", "explain_batch")(reads)
     return found
 
 

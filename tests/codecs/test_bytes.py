@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.base import ChunkBytes
-from gpustore.codecs.bytes import CODEC, checker, normalizer
+from gpustore.codec_chain.legal_elements import checker, normalizer
+from gpustore.codecs.bytes import CODEC
 from gpustore.data_types.dtype import DTYPES, float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component

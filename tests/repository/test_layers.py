@@ -12,35 +12,34 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "gpustore"
 PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
-# Longest prefix wins; a module that matches none fails the test and gets its place here.
-LAYERS = {
-    "gpustore.front": 7,
-    "gpustore.explain": 5,
-    "gpustore.device": 3,
-    "gpustore.planning": 3,
-    "gpustore.sharding": 3,
-    "gpustore.codec_chain": 3,
-    "gpustore.hierarchy": 3,
-    "gpustore.data_types": 0,
-    "gpustore.runtime": 0,
-    "gpustore.strict_json": 0,
-    "gpustore.errors": 0,
-    "gpustore.registry": 0,
-    "gpustore.url": 0,
-    "gpustore.resources": 0,
-    "gpustore.index_space": 1,
-    "gpustore.metadata": 2,
-    "gpustore.schema": 2,
-    "gpustore.kvstores": 3,
-    "gpustore.ocdbt": 3,
-    "gpustore.codecs": 3,
-    "gpustore.pipelines.rectilinear_grid": 3,
-    "gpustore.backends": 4,
-    "gpustore.pipelines": 5,
-    "gpustore.drivers": 6,
-    "gpustore": 7,
-    "gpustore.cli": 8,
-}
+# From the bottom to the top: a room imports from itself and from the rooms before it.
+ROOMS = (
+    "errors",
+    "registry",
+    "strict_json",
+    "url",
+    "runtime",
+    "data_types",
+    "resources",
+    "index_space",
+    "metadata",
+    "schema",
+    "device",
+    "planning",
+    "codec_chain",
+    "codecs",
+    "kvstores",
+    "sharding",
+    "hierarchy",
+    "backends",
+    "pipelines",
+    "explain",
+    "drivers",
+    "front",
+    "ocdbt",
+    "__init__",
+    "cli",
+)
 
 # Third-party modules and the only folders or modules that may import them.
 CONFINED = {
@@ -105,37 +104,37 @@ def imports_by_module():
     }
 
 
-def layer(module):
-    parts = module.split(".")
-    for length in range(len(parts), 0, -1):
-        prefix = ".".join(parts[:length])
-        if prefix in LAYERS and (prefix != "gpustore" or module == "gpustore"):
-            return LAYERS[prefix]
-    return None
+def room(module):
+    """The folder or module directly below the package that `module` is in."""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
 def ours(imports):
     return [i for i in imports if i.module.split(".")[0] == "gpustore"]
 
 
-def test_every_module_has_a_layer():
+def test_every_module_is_in_a_room():
     assert len(imports_by_module()) > 20
-    assert [name for name in imports_by_module() if layer(name) is None] == []
+    assert {room(name) for name in imports_by_module()} == set(ROOMS)
 
 
-def test_the_page_says_in_which_layer_each_module_is():
-    rows = re.findall(r"^\| (\d) [^|]*\| `([^`]*)`", PAGE.read_text(), re.MULTILINE)
-    told = {name.rstrip("/"): int(layer) for layer, names in rows for name in names.split()}
-    assert told.pop("__init__") == LAYERS["gpustore"]
-    assert told == {name[9:]: layer for name, layer in LAYERS.items() if name != "gpustore"}
+def test_the_page_lists_the_rooms_in_order():
+    rows = re.findall(r"^\| `([^`]*)` \|", PAGE.read_text(), re.MULTILINE)
+    assert [name.rstrip("/") for row in rows for name in row.split()] == list(ROOMS)
+
+
+def test_few_modules_lie_outside_of_rooms():
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
+    assert len(list((PACKAGE / "kvstores").glob("*.py"))) <= 12
 
 
 def test_imports_only_go_down():
+    height = {name: i for i, name in enumerate(ROOMS)}
     wrong = [
-        f"{name}:{i.line} (layer {layer(name)}) imports {i.module} (layer {layer(i.module)})"
+        f"{name}:{i.line} imports {i.module}, whose room is above"
         for name, imports in imports_by_module().items()
         for i in ours(imports)
-        if (layer(i.module) or 0) > (layer(name) or 0)
+        if height[room(i.module)] > height[room(name)]
     ]
     assert wrong == []
 
@@ -205,18 +204,18 @@ def test_no_module_is_named_after_nothing():
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import gpustore.front.store", [("gpustore.front.store", False)]),
-        ("from gpustore import store", [("gpustore.front.store", False)]),
-        ("from gpustore.front.store import TensorStore", [("gpustore.front.store", False)]),
+        ("import gpustore.store", [("gpustore.store", False)]),
+        ("from gpustore import store", [("gpustore.store", False)]),
+        ("from gpustore.store import TensorStore", [("gpustore.store", False)]),
         ("from . import base", [("gpustore.kvstores.base", False)]),
-        ("from ..store import X", [("gpustore.front.store", False)]),
-        ("def f():\n    from gpustore import store", [("gpustore.front.store", True)]),
-        ("if TYPE_CHECKING:\n    import gpustore.front.store", [("gpustore.front.store", False)]),
+        ("from ..store import X", [("gpustore.store", False)]),
+        ("def f():\n    from gpustore import store", [("gpustore.store", True)]),
+        ("if TYPE_CHECKING:\n    import gpustore.store", [("gpustore.store", False)]),
         ("class C:\n    def f(self): import cupy", [("cupy", True)]),
     ],
 )
 def test_the_import_reader_sees(source, expected):
-    modules = {"gpustore", "gpustore.front.store", "gpustore.kvstores", "gpustore.kvstores.base"}
+    modules = {"gpustore", "gpustore.store", "gpustore.kvstores", "gpustore.kvstores.base"}
     found = imports_of(
         ast.parse(source), "gpustore.kvstores.file", is_package=False, modules=modules
     )

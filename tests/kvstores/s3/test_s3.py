@@ -34,7 +34,7 @@ from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.kvstores.s3 import address
+from gpustore.kvstores.s3 import address as s3_address
 from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
 from tests.kvstores.http.http_server import Fault, HttpServer, head
@@ -536,8 +536,8 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
         connection.sendall(head(403, fields))
 
     server.faults = [Fault(answer)]
-    monkeypatch.setattr(address, "AMAZON", Origin("http", "127.0.0.1", server.port))
-    monkeypatch.setattr(address, "_REGIONS", {})
+    monkeypatch.setattr(s3_address, "AMAZON", Origin("http", "127.0.0.1", server.port))
+    monkeypatch.setattr(s3_address, "_REGIONS", {})
     monkeypatch.setenv("AWS_REGION", "ap-south-1")
     for _ in range(2):
         store = KvStore.open({"driver": "s3", "bucket": bucket, **members}).result()
@@ -553,7 +553,7 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
 def test_amazon_that_cannot_be_reached_is_no_error(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    monkeypatch.setattr(address, "AMAZON", Origin("http", "127.0.0.1", port))
+    monkeypatch.setattr(s3_address, "AMAZON", Origin("http", "127.0.0.1", port))
     assert address.region_of_bucket("bucket") == ""
 
 
