@@ -554,7 +554,7 @@ def test_amazon_that_cannot_be_reached_is_no_error(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     monkeypatch.setattr(s3_address, "AMAZON", Origin("http", "127.0.0.1", port))
-    assert address.region_of_bucket("bucket") == ""
+    assert s3_address.region_of_bucket("bucket") == ""
 
 
 def test_other_region_is_an_error_that_says_so(server):
