@@ -15,7 +15,7 @@ import pytest
 from benchmarks.conftest import random_boxes
 from benchmarks.formats import READ_FORMATS
 from benchmarks.test_batch import read_crops
-from gpustore.kvstores.kvstore import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 
 KEYS, RANGES, RANGE_NBYTES = 100, 40, 4096
 APART = {"far": 4, "near": 2}

@@ -28,24 +28,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-__all__ = [
-    "AlreadyExistsError",
-    "ConflictError",
-    "CorruptChunkError",
-    "DeviceError",
-    "ForkError",
-    "GpustoreError",
-    "InvalidKeyError",
-    "LimitError",
-    "MetadataError",
-    "MismatchError",
-    "NotFoundError",
-    "OutOfBoundsError",
-    "StoreIOError",
-    "UnsupportedError",
-    "prefixing",
-]
-
 
 class GpustoreError(Exception):
     """Base of all errors raised by gpustore.

@@ -28,8 +28,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "find_scheme", "ids", "is_installed", "is_kvstore", "schemes"]
-
 _OBJECT = {
     "resources": "RESOURCE",
     "kvstores": "DRIVER",

@@ -20,8 +20,6 @@ from urllib.parse import unquote, unquote_to_bytes
 from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["UrlComponent", "about_url", "check_segments", "encode_path", "parse_pipeline"]
-
 # Never encoded by TensorStore, besides letters, digits and -._~ .
 _UNENCODED = "!$&'()*+,/:;="
 

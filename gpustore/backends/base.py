@@ -19,13 +19,11 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
-from gpustore.kvstores.base import Arena
+from gpustore.kvstores.arena import Arena
 from gpustore.planning.copy_plan import PieceWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
-
-__all__ = ["AtOnce", "Backend", "Check", "Flight", "Memory"]
 
 
 class Memory(Protocol):

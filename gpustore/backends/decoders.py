@@ -8,8 +8,6 @@ from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST
 from gpustore.codec_chain.base import BytesCodec
 from gpustore.device.protocol import Decoders, DeviceCodec
 
-__all__ = ["GpuDecoders", "decoder_of"]
-
 _ALIGNMENT = 16
 """Suits all codecs of nvcomp; a GPU asks the library."""
 

@@ -19,8 +19,6 @@ from gpustore import registry
 from gpustore.errors import DeviceError
 from gpustore.resources.device import DEVICES
 
-__all__ = ["for_objects", "missing_for_cuda", "select_backend"]
-
 
 def select_backend(device: Any) -> Any:
     """The registered backend of a device.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["STACK_NBYTES", "stacks"]
-
 STACK_NBYTES = 1 << 20
 """Most decoded bytes of a stack: they should stay in a second-level cache."""
 

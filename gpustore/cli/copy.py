@@ -32,8 +32,6 @@ from gpustore.cli.screen import Screen, format_nbytes
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["run"]
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from gpustore.cli.copy_target import Target
 
-__all__ = ["ArrayCopy", "check_place", "check_source", "journal_at"]
-
 
 @dataclass(frozen=True)
 class ArrayCopy:

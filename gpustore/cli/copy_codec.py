@@ -12,16 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "CODEC_WORDS",
-    "COMPRESSORS",
-    "NOT_BYTES",
-    "NUMCODECS",
-    "VLEN",
-    "codecs_named",
-    "codecs_of",
-    "compressor_of",
-]
 
 CODEC_WORDS = "none, zstd, gzip, blosc or blosc-CNAME, with :LEVEL if wanted, e.g. zstd:9"
 

@@ -18,7 +18,6 @@ from gpustore.cli.copy_codec import COMPRESSORS, NOT_BYTES, NUMCODECS, compresso
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Parts", "codecs_of_filters", "parts_of_codecs"]
 
 _OF_ELEMENTS = (
     "astype",

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from gpustore.cli.copy_target import Options
     from gpustore.cli.screen import Screen
 
-__all__ = ["run"]
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
 

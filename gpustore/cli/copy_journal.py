@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpustore.cli.copy_plan import Plan
     from gpustore.cli.copy_target import Target
 
-__all__ = ["Journal", "digest_of"]
 
 _NAME = ".gpustore-copy.json"
 _EVERY_S = 1.0

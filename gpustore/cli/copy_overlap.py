@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["overlap"]
-
 _IDENTIFYING: Final = ("driver", "bucket", "endpoint", "base_url", "version")
 """What tells one kvstore from another, besides its base; not its options."""
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Plan", "plan_regions"]
 
 _ENOUGH_NBYTES = 32 << 20
 """Larger regions gain nothing by their size alone, and take longer to finish after Ctrl-C."""

@@ -33,7 +33,6 @@ from gpustore.cli.info import chunk_extents, format_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Options", "Target", "chosen_format", "make_target"]
 
 _FORMATS = {"zarr": 2, "zarr2": 2, "zarr3": 3}
 _DRIVERS = {2: "zarr", 3: "zarr3"}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import gpustore
     from gpustore.cli.copy_plan import Plan
 
-__all__ = ["first_interrupt", "transfer"]
 
 _LOOK_S = 0.1
 

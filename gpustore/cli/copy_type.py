@@ -16,8 +16,6 @@ import gpustore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["converted_type", "endian_of_records", "field_metadata"]
-
 
 def field_metadata(metadata: Mapping[str, Any], field: str) -> dict[str, Any]:
     """Metadata of an array of one field of the records that `metadata` describe.

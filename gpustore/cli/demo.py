@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["FORMATS", "Format", "run"]
 
 CHUNK = (32, 128, 128)
 CROP = (32, 96, 96)

@@ -16,8 +16,6 @@ from gpustore.cli.failure import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Elements", "Field", "fields_of", "open_whole"]
-
 
 @dataclass(frozen=True, slots=True)
 class Field:

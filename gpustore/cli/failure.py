@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CommandError"]
-
 
 class CommandError(Exception):
     """The command cannot go on; the text tells the user why and what to do."""

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-__all__ = ["describe", "find_group", "run"]
-
-
 def find_group(
     place: str, failure: gpustore.GpustoreError, *, context: gpustore.Context | None = None
 ) -> gpustore.Group:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-__all__ = ["FORMATS", "chunk_extents", "describe", "format_codecs", "format_shape", "run"]
 
 FORMATS = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
 _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["cat", "du", "ls"]
 
 _PART_NBYTES = 64 << 20
 """Longer values are printed in parts of so many bytes."""

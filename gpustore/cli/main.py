@@ -18,7 +18,6 @@ from gpustore.cli.failure import CommandError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
 
 _LARGEST_MB = 100_000
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gpustore
 
-__all__ = ["looking"]
-
 _MAX_RETRIES = 4
 """About seven seconds of pauses. A copy goes on for as long as the library does."""
 

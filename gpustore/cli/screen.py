@@ -15,7 +15,6 @@ from gpustore.cli.failure import CommandError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Screen", "format_nbytes", "missing_library"]
 
 _LINE_EVERY_S = 10.0
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["SLAB", "make_volume", "volume_shape"]
 
 SLAB = 8
 """Slices drawn by one generator."""

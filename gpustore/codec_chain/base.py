@@ -42,28 +42,6 @@ from gpustore.strict_json.parsing import (
     expect_str,
 )
 
-__all__ = [
-    "ABSENT",
-    "ArrayCodec",
-    "BytesCodec",
-    "ChunkBytes",
-    "Codec",
-    "Face",
-    "LayoutCodec",
-    "Option",
-    "Options",
-    "ShardCodec",
-    "boolean",
-    "choice",
-    "deliver",
-    "fill_defaults",
-    "integer",
-    "merge_equal",
-    "parse_options",
-    "too_long",
-    "too_short",
-]
-
 Options = Mapping[str, JsonValue]
 """Validated options of one codec, by name; those not given are not in it."""
 

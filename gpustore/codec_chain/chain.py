@@ -42,9 +42,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, text
 
-__all__ = ["CodecChain"]
-
-
 _PARTED_NBYTES = 96 << 10
 """Chunks below are one block for most encoders."""
 

@@ -34,24 +34,6 @@ from gpustore.errors import (
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import Members, at_position, in_member, text
 
-__all__ = [
-    "ArrayChoice",
-    "ChainSpec",
-    "Choice",
-    "LayoutChoice",
-    "StageChoice",
-    "ValueChoice",
-    "composed_order",
-    "face_v2",
-    "of_codec",
-    "parse_chain",
-    "parse_codecs",
-    "parse_v3",
-    "passed_over",
-    "resolving",
-    "unknown_codec",
-]
-
 _V3_SHARDING: Final = "sharding_indexed"
 _NUMCODECS: Final = "numcodecs."
 """What zarr-python puts before the ids of Zarr v2 for which Zarr v3 has no name."""

@@ -26,8 +26,6 @@ from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 
-__all__ = ["choose_v2", "complete_v2", "merge_v2", "parse_v2"]
-
 Compressor: TypeAlias = Mapping[str, JsonValue]
 
 _V2_DEFAULT: Final = "blosc"

@@ -16,16 +16,6 @@ from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Decoders, Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
-__all__ = [
-    "aligned",
-    "cannot",
-    "decompress_values",
-    "destinations",
-    "prefers_host",
-    "refuse_where",
-    "unfit",
-]
-
 _ALIGNMENT: Final = 16
 # Bytes before, between and behind outputs, at the least.
 _PADDING: Final = 32

@@ -22,8 +22,6 @@ from gpustore.device.kernels.value import (
     value_runs,
 )
 
-__all__ = ["Table", "cast_conversions", "component", "convert", "sum_values"]
-
 Table = tuple[NDArray[Any], NDArray[np.bool_]]
 """What each byte becomes, and which bytes are legal."""
 

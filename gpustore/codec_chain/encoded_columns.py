@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["EncodedColumns", "Integers", "Mask"]
-
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

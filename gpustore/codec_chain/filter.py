@@ -27,8 +27,6 @@ from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
 from gpustore.strict_json.parsing import JsonValue, Members, at_position, in_member, text
 
-__all__ = ["Filters", "choose_filters", "merge_filters", "parse_filters"]
-
 Filters: TypeAlias = Sequence[Mapping[str, JsonValue]]
 
 

@@ -15,8 +15,6 @@ from gpustore.data_types.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["checker", "illegal_bits", "in_records", "normalizer"]
-
 # The bits that count. ml_dtypes holds the value there and zeros above, also for negative ones.
 _MASKS: Final = {
     int2.numpy_dtype: 0x03,

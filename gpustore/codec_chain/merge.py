@@ -44,14 +44,6 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object
 from gpustore.strict_json.parsing import JsonValue, text
 
-__all__ = [
-    "complete_v3",
-    "inner_order_v3",
-    "merge_v3",
-    "read_chunk_shape_v3",
-    "shard_v3",
-]
-
 _V3_DEFAULT: Final = "bytes"
 _V3_TRANSPOSE: Final = "transpose"
 _V3_SHARDING: Final = "sharding_indexed"

@@ -25,8 +25,6 @@ from gpustore.device.protocol import Decoders, Device
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["PermuteStage", "SwapStage"]
-
 
 @dataclass(frozen=True, slots=True)
 class SwapStage(ValueStage):

@@ -46,8 +46,6 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, at_position, in_member, text
 
-__all__ = ["resolve_chain", "resolve_v2", "resolve_v3", "v2_inner_order"]
-
 
 def resolve_v3(
     codecs: Sequence[NamedConfiguration],

@@ -45,20 +45,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, Members, expect_float, expect_str, text
 
-__all__ = [
-    "BLOCK",
-    "ElementStages",
-    "Elements",
-    "Types",
-    "ValueFace",
-    "ValueStage",
-    "as_bytes",
-    "blocks",
-    "cast",
-    "number",
-    "numpy_type",
-]
-
 BLOCK: Final = 1 << 16
 """Elements at a time where a result goes through a temporary: these stay in a CPU's cache, and are
 enough for threads not to wait for each other between calls of NumPy."""

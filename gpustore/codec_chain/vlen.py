@@ -24,8 +24,6 @@ from gpustore.errors import CorruptChunkError, MismatchError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import Members
 
-__all__ = ["VlenCodec"]
-
 _U32: Final = struct.Struct("<I")
 _MOST_ELEMENTS: Final = 2**32 - 2
 

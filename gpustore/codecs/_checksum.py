@@ -20,8 +20,6 @@ from gpustore.codec_chain.base import (
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["Checksum", "checksum_codec", "checksum_face"]
-
 _NBYTES = 4
 
 

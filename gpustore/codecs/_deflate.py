@@ -40,8 +40,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["Deflate", "stored_level"]
-
 _libdeflate: ModuleType | None
 try:
     import deflate

@@ -13,15 +13,6 @@ from numpy.typing import NDArray
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 
-__all__ = [
-    "ZLIB_CHECKSUM_NBYTES",
-    "ZLIB_HEADER_NBYTES",
-    "adler32s",
-    "crc32s",
-    "read_gzip",
-    "read_zlib",
-]
-
 ZLIB_HEADER_NBYTES: Final = 2
 ZLIB_CHECKSUM_NBYTES: Final = 4
 _ZLIB_MIN_NBYTES: Final = ZLIB_HEADER_NBYTES + 2 + ZLIB_CHECKSUM_NBYTES

@@ -8,8 +8,6 @@ from typing import Protocol
 from gpustore.codec_chain.base import too_long
 from gpustore.errors import CorruptChunkError
 
-__all__ = ["Decompressor", "decode_streams"]
-
 # Input handed over at once. What a stream leaves of it is copied, so a value of very many tiny
 # streams costs time in proportion to this.
 _PIECE_NBYTES = 4 << 10

@@ -39,7 +39,6 @@ except ImportError:
 else:
     _library = zfpy
 
-__all__ = ["Zfp", "field_shape", "require_library"]
 
 _TYPES: Final = {"int32": 1, "int64": 2, "float32": 3, "float64": 4}
 """zfp's numbers of its types."""

@@ -30,8 +30,6 @@ from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, c
 from gpustore.device.kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED
 
-__all__ = ["CODEC"]
-
 _TYPE = numpy_type("biufc")
 
 

@@ -31,8 +31,6 @@ from gpustore.codec_chain.base import (
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["CODEC"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Base64(BytesCodec):

@@ -33,8 +33,6 @@ from gpustore.errors import MetadataError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, text
 
-__all__ = ["CODEC"]
-
 _MANTISSA: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 
 

@@ -25,8 +25,6 @@ from gpustore.errors import MetadataError
 from gpustore.metadata.component import Component
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["CODEC"]
-
 
 def _complete(options: Options, itemsize: int) -> dict[str, JsonValue]:
     if itemsize == 1:

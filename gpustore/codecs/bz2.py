@@ -35,8 +35,6 @@ from gpustore.codecs._streams import decode_streams
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["CODEC"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Bz2(BytesCodec):

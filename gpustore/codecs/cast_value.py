@@ -60,8 +60,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC"]
-
 _MODES: Final = (
     "nearest-even",
     "towards-zero",

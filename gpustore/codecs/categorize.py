@@ -36,8 +36,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC"]
-
 _STRINGS = re.compile(r"[<>]U[1-9][0-9]{0,5}", re.ASCII)
 
 

@@ -20,6 +20,4 @@ from numcodecs.checksum32 import CRC32
 
 from gpustore.codecs._checksum import checksum_codec
 
-__all__ = ["CODEC"]
-
 CODEC = checksum_codec("crc32", CRC32)

@@ -33,8 +33,6 @@ from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["CODEC"]
-
 _NBYTES = 4
 
 # CRC-32C of any bytes followed by their own CRC-32C: checking needs no slice of the value.

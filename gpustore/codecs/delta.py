@@ -35,8 +35,6 @@ from gpustore.errors import MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.strict_json.parsing import REQUIRED
 
-__all__ = ["CODEC"]
-
 _TYPE = numpy_type("iufc")
 
 

@@ -44,8 +44,6 @@ from gpustore.device.kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import REQUIRED
 
-__all__ = ["CODEC"]
-
 _TYPE = numpy_type("iuf")
 
 _EXACT = 1 << 53

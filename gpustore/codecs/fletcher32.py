@@ -21,8 +21,6 @@ from numcodecs.fletcher32 import Fletcher32
 from gpustore.codec_chain.base import Codec, Face, Options
 from gpustore.codecs._checksum import Checksum
 
-__all__ = ["CODEC"]
-
 
 def _prepare(options: Options, itemsize: int | None) -> Checksum:
     del options, itemsize

@@ -24,8 +24,6 @@ from gpustore.codecs._checksum import Checksum
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text
 
-__all__ = ["CODEC"]
-
 
 def _prefix(value: JsonValue) -> None:
     if value is not None:

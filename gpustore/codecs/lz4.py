@@ -43,8 +43,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["CODEC"]
-
 _SIZE_NBYTES: Final = 4
 _MAX_NBYTES: Final = 0x7E000000
 

@@ -51,8 +51,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC"]
-
 # The dictionary of the highest preset, and what decoding with it takes.
 _MAX_DICTIONARY_NBYTES: Final = 64 << 20
 _MEMORY_NBYTES: Final = 80 << 20

@@ -47,8 +47,6 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_list, text
 
-__all__ = ["CODEC"]
-
 _START: Final = struct.Struct(">HH")
 """Mode and rank; as many sizes follow, of 4 bytes each."""
 

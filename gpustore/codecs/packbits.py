@@ -49,8 +49,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int
 
-__all__ = ["CODEC"]
-
 _BITS: Final = {
     **{"bool": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4},
     **{"float6_e2m3fn": 6, "float6_e3m2fn": 6},

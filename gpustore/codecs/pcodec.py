@@ -52,7 +52,6 @@ except ImportError:
 else:
     _library, _files = pcodec, standalone
 
-__all__ = ["CODEC"]
 
 _TYPES: Final = frozenset(
     {"uint16", "uint32", "uint64", "int16", "int32", "int64", "float16", "float32", "float64"}

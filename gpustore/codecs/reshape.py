@@ -32,8 +32,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC"]
-
 _MAX_RANK = 32
 _MAX_SIZE = 2**63 - 1
 

@@ -34,8 +34,6 @@ from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.fill_value import parse_v3_fill_value
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, in_member
 
-__all__ = ["CODEC"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ScaleOffset(ValueStage):

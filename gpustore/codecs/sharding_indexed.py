@@ -40,8 +40,6 @@ from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
-__all__ = ["CODEC"]
-
 _INDEX_CODECS: Final = (
     NamedConfiguration("bytes", {"endian": "little"}),
     NamedConfiguration("crc32c"),

@@ -41,8 +41,6 @@ from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["CODEC"]
-
 _MAX_ELEMENT_NBYTES = 2**31 - 1
 
 # Up to so many bytes NumPy copies one place of all elements after the other, 2 to 6 times as fast.

@@ -34,8 +34,6 @@ from gpustore.strict_json.parsing import (
     expect_str,
 )
 
-__all__ = ["CODEC"]
-
 _MAX_RANK: Final = 32
 _WORDS: Final = ("C", "F")
 

@@ -25,8 +25,6 @@ from numcodecs.vlen import VLenBytes
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import string
 
-__all__ = ["CODEC"]
-
 _LIBRARY = VLenBytes()
 
 CODEC = VlenCodec(

@@ -25,8 +25,6 @@ from numcodecs.vlen import VLenUTF8
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import ustring
 
-__all__ = ["CODEC"]
-
 _LIBRARY = VLenUTF8()
 
 CODEC = VlenCodec(

@@ -40,8 +40,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC"]
-
 _PARAMETERS: Final = {
     "reversible": (),
     "fixed_accuracy": ("tolerance",),

@@ -32,8 +32,6 @@ from gpustore.codecs._zfp import Zfp
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import JsonValue, expect_float, expect_object, text
 
-__all__ = ["CODEC"]
-
 _PARAMETERS: Final = {2: "rate", 3: "precision", 4: "tolerance"}
 
 

@@ -20,8 +20,6 @@ from __future__ import annotations
 from gpustore.codec_chain.base import Codec, Face, Option, Options, integer
 from gpustore.codecs._deflate import Deflate, stored_level
 
-__all__ = ["CODEC"]
-
 
 def _prepare(options: Options, itemsize: int | None) -> Deflate:
     del itemsize

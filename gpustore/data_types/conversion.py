@@ -36,8 +36,6 @@ from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.json_array import array_to_json, element_parser
 from gpustore.errors import MetadataError
 
-__all__ = ["Converter", "converter"]
-
 Converter: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 """Takes an array and returns one of the same shape."""
 

@@ -29,8 +29,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["array_from_json", "array_to_json", "element_parser", "object_array", "shape_text"]
-
 _NO_JSON = {"char", "byte"}
 
 _MAX_RANK = 32

@@ -21,8 +21,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["Unit", "UnitLike"]
-
 _Number: TypeAlias = SupportsFloat | SupportsIndex
 
 # C's idea of whitespace before and behind; a vertical tab behind the number is part of the unit.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from gpustore.device.table import Result
 
-__all__ = ["CHECKSUMS", "Verdict", "adler32", "differing"]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

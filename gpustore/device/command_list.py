@@ -37,14 +37,6 @@ from gpustore.device.table import Result, Table, TableLaunch, aligned
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
-__all__ = [
-    "UNWRITTEN",
-    "Check",
-    "DeviceBatch",
-    "can_decompress",
-    "checks_bounds",
-]
-
 UNWRITTEN = 0xFF
 """Every byte of the results before the steps run: no status, no likely size or checksum."""
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from gpustore.device.protocol import Spans
 
-__all__ = ["GUARD", "HARMLESS", "NO_CHECKSUM", "NO_ROW", "Guards"]
-
 GUARD: Final = 0xC3
 """Every byte of a guard."""
 

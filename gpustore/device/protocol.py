@@ -33,26 +33,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ALIGNMENT",
-    "STATUSES",
-    "Allocation",
-    "Argument",
-    "CodecBatch",
-    "Decoders",
-    "Device",
-    "DeviceArray",
-    "DeviceCodec",
-    "DeviceFile",
-    "Event",
-    "FileRead",
-    "Kernel",
-    "MemoryInfo",
-    "Pinned",
-    "Spans",
-    "Stream",
-]
-
 ALIGNMENT = 256
 """Every allocation begins at a multiple of this many bytes."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from gpustore.device.protocol import Argument
 
-__all__ = ["Result", "Table", "TableLaunch", "aligned"]
-
 _PART_ALIGNMENT: Final = 16
 """Tables and results begin at multiples of this."""
 

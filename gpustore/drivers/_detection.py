@@ -26,14 +26,12 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import adapted
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent
-
-__all__ = ["Found", "detect", "one_of", "through_adapters"]
 
 _PREFIX_NBYTES: Final = 32
 _END_RECORD: Final = struct.Struct("<4s16xH")

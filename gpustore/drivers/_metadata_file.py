@@ -18,12 +18,11 @@ from typing import Any
 
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.metadata.node import Node
 from gpustore.runtime.cache import Cache, Entry, Space
 from gpustore.runtime.limits import Limits
-
-__all__ = ["MetadataFile", "described"]
 
 _REMEMBERED_NBYTES = 16 << 10
 """Longest document whose parsed form is remembered."""

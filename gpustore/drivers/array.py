@@ -54,8 +54,6 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
-__all__ = ["DRIVER", "ArrayDriver", "ArraySpec"]
-
 
 @dataclass(frozen=True)
 class ArrayDriver(Unexplained):

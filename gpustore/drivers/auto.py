@@ -39,8 +39,6 @@ from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
-__all__ = ["DRIVER", "AutoSpec"]
-
 _NAME_THE_FORMAT = 'name the format after the path, e.g. "x.zarr|zarr3:" or "x.zarr|zarr2:"'
 _MODES = frozenset(field.name for field in fields(OpenMode))
 

@@ -31,21 +31,6 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = [
-    "METADATA_POOL",
-    "AdapterKind",
-    "Driver",
-    "DriverKind",
-    "DriverSpec",
-    "FoundMetadata",
-    "OpenMode",
-    "OpenRequest",
-    "Opening",
-    "Unexplained",
-    "schema_members",
-]
-
-
 METADATA_POOL = "metadata_cache_pool"
 """Member and driver resource: another resource of the type ``cache_pool``, for the metadata."""
 

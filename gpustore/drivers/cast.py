@@ -53,8 +53,6 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
-__all__ = ["DRIVER", "CastDriver", "CastSpec", "cast_driver"]
-
 
 @dataclass(frozen=True)
 class CastDriver(Unexplained):

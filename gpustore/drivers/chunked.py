@@ -32,7 +32,8 @@ from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.kvstores.base import WriteRequest, prefix_end
+from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.kvstores.json_file import JsonFile
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
@@ -50,8 +51,6 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, quote
-
-__all__ = ["ChunkedDriver"]
 
 _ATTEMPTS = 100
 

@@ -44,7 +44,8 @@ from gpustore.errors import (
 )
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import ABSENT, prefix_end
+from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, logical_path
 from gpustore.metadata.node import Node
@@ -57,8 +58,6 @@ from gpustore.runtime.context import resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
-
-__all__ = ["ChunkedKind", "ChunkedSpec"]
 
 _RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "gpu_decode_trust", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""

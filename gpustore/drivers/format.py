@@ -32,24 +32,6 @@ from gpustore.schema.fill_value import check_broadcast, refuse_text
 from gpustore.sharding.shard import ShardLevel
 from gpustore.strict_json.parsing import JsonValue, Members, text
 
-__all__ = [
-    "NO_SELECTION",
-    "ArrayDescription",
-    "Format",
-    "SchemaWords",
-    "Selection",
-    "check_codec_chunk",
-    "check_dtype",
-    "check_rank",
-    "created_domain",
-    "fill_of_component",
-    "fill_to_element",
-    "is_shown",
-    "merge_codec",
-    "stored_element",
-    "with_zarr_domain",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SchemaWords:

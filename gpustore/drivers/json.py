@@ -36,7 +36,7 @@ from gpustore.drivers.base import (
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.kvstores.base import ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
@@ -49,8 +49,6 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, dump, parse
 from gpustore.strict_json.pointer import MISSING, dereference, parse_pointer, replaced
 from gpustore.url import encode_path
-
-__all__ = ["DRIVER", "JsonDriver", "JsonSpec"]
 
 _ATTEMPTS = 1000
 

@@ -40,22 +40,14 @@ from gpustore.index_space import IndexDomain
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object, object_dtype
-from gpustore.metadata.zarr2 import (
-    UNSET,
-    Unset,
-    Zarr2Constraints,
-    Zarr2Metadata,
-    chunk_key_encoding,
-    validate,
-)
+from gpustore.metadata.zarr2 import Zarr2Constraints, Zarr2Metadata, chunk_key_encoding, validate
+from gpustore.metadata.zarr2_member import UNSET, Unset
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members
-
-__all__ = ["DRIVER", "Zarr2Format"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,6 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.sharding.shard import resolve_codecs
 from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_member
 
-__all__ = ["DRIVER", "Zarr3Format"]
-
 
 @dataclass(frozen=True, slots=True)
 class Zarr3Format:

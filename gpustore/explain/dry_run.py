@@ -26,16 +26,8 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Device, Spans
 from gpustore.errors import CorruptChunkError, GpustoreError
-from gpustore.kvstores.base import (
-    DriverSpec,
-    KvStoreDriver,
-    LocateColumns,
-    ReadColumns,
-    ReadRequest,
-    ReadState,
-    check_byte_range,
-    check_nbytes,
-)
+from gpustore.kvstores.base import DriverSpec, KvStoreDriver, check_byte_range, check_nbytes
+from gpustore.kvstores.columns import LocateColumns, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read_part
 from gpustore.pipelines.read_many import piece_parts, read_piece_part
@@ -47,8 +39,6 @@ from gpustore.runtime.cache import Cache, CacheUse
 from gpustore.runtime.statistics import STATISTICS, attributed
 from gpustore.runtime.statistics import Rehearsed as RehearsedStatistics
 from gpustore.sharding.refiner import Probe, Refiner
-
-__all__ = ["Rehearsed", "rehearse", "rehearse_pieces"]
 
 
 @dataclass(slots=True)

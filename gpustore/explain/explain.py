@@ -30,8 +30,6 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import contiguous
 from gpustore.planning.copy_plan import PiecePlan
 
-__all__ = ["EXPLAIN", "explain", "explained", "explained_pieces"]
-
 MOST_CHUNKS = 16_384
 MOST_NBYTES = 8 << 30
 """Reads of more chunks or decoded bytes are not rehearsed: that would take seconds."""

@@ -14,8 +14,6 @@ from gpustore.explain.explain import explain, explained_pieces
 from gpustore.explain.explanation import Explanation
 from gpustore.pipelines.read_batch import BatchedRead, together
 
-__all__ = ["EXPLAIN", "explain_batch"]
-
 
 def explain_batch(reads: Sequence[BatchedRead]) -> list[Explanation]:
     """Explain reads of one array.

@@ -15,8 +15,6 @@ from gpustore.pipelines.read import contiguous
 from gpustore.pipelines.read_many import ELEMENTWISE, plan_many
 from gpustore.planning.crop_plan import check_starts
 
-__all__ = ["EXPLAIN", "explain_many"]
-
 
 def explain_many(
     array: ChunkedArray, transform: IndexTransform, starts: Any, extent: tuple[int, ...]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["CodecPath", "Explanation"]
-
 AMPLIFIED = 4.0
 """From so many decoded bytes per byte returned on there is advice."""
 

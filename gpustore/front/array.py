@@ -14,8 +14,6 @@ from gpustore.front.store import TensorStore
 from gpustore.index_space import IndexTransform
 from gpustore.runtime.context import Context
 
-__all__ = ["array"]
-
 
 def array(
     array: ArrayLike,

@@ -9,8 +9,6 @@ from gpustore.drivers.cast import CastSpec, cast_driver
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
 
-__all__ = ["cast"]
-
 
 @overload
 def cast(base: TensorStore, dtype: Any) -> TensorStore: ...

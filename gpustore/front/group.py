@@ -31,8 +31,6 @@ from gpustore.runtime.future import Future, failed
 from gpustore.strict_json.parsing import JsonValue
 from gpustore.strict_json.repr import pretty
 
-__all__ = ["Group", "create_node", "open_node"]
-
 T = TypeVar("T")
 
 

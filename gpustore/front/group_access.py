@@ -13,8 +13,6 @@ from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 
-__all__ = ["GroupAccess", "hierarchy_at"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupAccess:

@@ -18,8 +18,6 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
 
-__all__ = ["MemberArray"]
-
 
 @dataclass(frozen=True, slots=True)
 class MemberArray:

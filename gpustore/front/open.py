@@ -13,8 +13,6 @@ from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
 
-__all__ = ["open"]
-
 
 def open(
     spec: SpecLike,

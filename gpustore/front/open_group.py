@@ -13,14 +13,12 @@ from gpustore.front.group import Group, create_node, open_node
 from gpustore.front.group_access import GroupAccess, hierarchy_at
 from gpustore.front.spec import Spec
 from gpustore.hierarchy.attributes import json_attributes
-from gpustore.kvstores.base import ReadRequest, ReadState
+from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
 from gpustore.strict_json.parsing import Members, from_python
-
-__all__ = ["open_group"]
 
 _FORMATS: Final = {"zarr": 2, "zarr2": 2, "zarr3": 3, "auto": None}
 """Driver -> format of its hierarchies; None for what is there."""

@@ -19,8 +19,6 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 
-__all__ = ["OpenedArray"]
-
 
 class OpenedArray(IndexedView):
     """A driver seen through an index transform, described. Nothing here is read or written."""

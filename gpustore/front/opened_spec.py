@@ -12,8 +12,6 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["opened_spec"]
-
 
 def opened_spec(
     driver: Driver,

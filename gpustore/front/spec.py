@@ -47,8 +47,6 @@ from gpustore.strict_json.parsing import (
 from gpustore.strict_json.repr import pretty
 from gpustore.url import about_url, parse_pipeline
 
-__all__ = ["Spec", "SpecLike"]
-
 SpecLike = Any
 """A Spec, a JSON object, a URL or a path."""
 

@@ -25,8 +25,6 @@ from gpustore.runtime.statistics import CURRENT, Operation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
 from gpustore.strict_json.repr import pretty
 
-__all__ = ["TensorStore"]
-
 _S = TypeVar("_S", bound="TensorStore")
 
 _ORDERS = ("C", "F")

@@ -23,8 +23,6 @@ from gpustore.strict_json.parsing import (
     quote,
 )
 
-__all__ = ["Attributes"]
-
 
 class Attributes(Mapping[str, JsonValue]):
     """What the user noted about an array or a group, by name.

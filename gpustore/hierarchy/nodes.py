@@ -21,14 +21,8 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.hierarchy.attributes import Attributes
-from gpustore.kvstores.base import (
-    ABSENT,
-    KvStoreDriver,
-    ReadRequest,
-    ReadState,
-    WriteRequest,
-    prefix_end,
-)
+from gpustore.kvstores.base import KvStoreDriver, prefix_end
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.json_file import JsonFile
 from gpustore.metadata.consolidated import (
     V2_KEY,
@@ -48,8 +42,6 @@ from gpustore.runtime.cache import Cache
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue
-
-__all__ = ["Hierarchy", "exists_error"]
 
 _BATCH = 512
 """Nodes read in one request; their documents are in memory together."""

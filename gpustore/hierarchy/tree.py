@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from gpustore.metadata.logical_path import join
 from gpustore.metadata.node import Node, describe
 
-__all__ = ["tree_text"]
-
 
 def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:
     """A line for each node, drawn below the group it is in; arrays with their shape and type.

@@ -10,7 +10,6 @@ from gpustore.index_space.interval import INT64_MIN, index_argument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Accessor", "implicit_argument", "labels_argument", "offsets_argument"]
 
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ from gpustore.errors import MetadataError
 from gpustore.index_space.domain import IndexDomain
 from gpustore.index_space.interval import format_interval, quote
 
-__all__ = ["align", "arrangement"]
-
 
 def align(source: IndexDomain, target: IndexDomain) -> tuple[int | None, ...]:
     """The target dimension of each source dimension, None for those of size one without any.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space.output_map import OutputIndexMap
 
-__all__ = ["Box", "build_box", "check_labels", "explicitly_empty", "propagate"]
-
 
 class Box(NamedTuple):
     """Bounds of a domain without its labels; one entry per dimension."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space.output_map import IndexArray
 
-__all__ = ["compose_maps", "crop_arrays"]
-
 
 def compose_maps(
     b_to_c: Sequence[OutputIndexMap], b: Box, a_to_b: Sequence[OutputIndexMap], a: Box

@@ -7,8 +7,6 @@ from gpustore.index_space.bounds import Box
 from gpustore.index_space.interval import INF, INF_STOP, contains, format_interval, quote
 from gpustore.index_space.selection import dimension_by_label
 
-__all__ = ["crop_box"]
-
 
 def crop_box(
     target: Box, labels: tuple[str, ...], crop: Box, crop_labels: tuple[str, ...]

@@ -11,7 +11,6 @@ from gpustore.index_space.interval import INF, INF_SIZE, INF_STOP, INT64_MIN, in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Dim"]
 
 _BOUNDS = {"size", "inclusive_min", "exclusive_max", "inclusive_max"}
 _OTHERS = {"label", "implicit_lower", "implicit_upper"}

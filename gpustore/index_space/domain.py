@@ -32,7 +32,6 @@ from gpustore.index_space.translation import translate_box
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["IndexDomain", "make_domain"]
 
 _NAMES = {
     name: name

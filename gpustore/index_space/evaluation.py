@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from gpustore.index_space.bounds import Box
     from gpustore.index_space.output_map import OutputIndexMap
 
-__all__ = ["evaluate"]
-
 
 def evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -> int:
     """Output dimension `dim` of the input index `at`, which is within `box`."""

@@ -15,29 +15,6 @@ from typing import Any
 
 from gpustore.errors import MetadataError, OutOfBoundsError
 
-__all__ = [
-    "INF",
-    "INF_SIZE",
-    "INF_STOP",
-    "INT64_MIN",
-    "MAX_RANK",
-    "affine_domain",
-    "check_rank",
-    "closed",
-    "contains",
-    "fits_int64",
-    "format_interval",
-    "half_open",
-    "hull",
-    "index_argument",
-    "intersect",
-    "quote",
-    "shift",
-    "shift_to",
-    "sized",
-    "strided_slice",
-]
-
 INF = 2**62 - 1
 INF_STOP = INF + 1
 INF_SIZE = 2**63 - 1

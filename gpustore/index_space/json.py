@@ -34,8 +34,6 @@ from gpustore.index_space.output_map import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["box_from_json", "box_to_json", "maps_from_json", "maps_to_json"]
-
 
 def box_to_json(box: Box, labels: Sequence[str], prefix: str = "") -> dict[str, Any]:
     """Members of a domain, or with `prefix` ``"input_"`` of a transform, sorted."""

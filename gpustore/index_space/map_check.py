@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space.output_map import IndexArray
 
-__all__ = ["checked_maps"]
-
 
 def checked_maps(box: Box, output: Iterable[OutputIndexMap] | None) -> OutputIndexMaps:
     """The maps of a transform; the identity for None, index arrays over no elements constant."""

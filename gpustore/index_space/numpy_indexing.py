@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space.output_map import IndexArray
 
-__all__ = ["index_maps"]
 
 Slice = tuple[int | None, int | None, int]
 

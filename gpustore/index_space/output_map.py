@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     IndexArray = npt.NDArray[np.int64]
 
-__all__ = [
-    "OutputIndexMap",
-    "OutputIndexMaps",
-    "OutputIndexMethod",
-    "array_map",
-    "constant_map",
-    "identity_maps",
-    "input_map",
-]
-
 
 class OutputIndexMethod(enum.Enum):
     """Which of the three methods an :class:`OutputIndexMap` uses."""

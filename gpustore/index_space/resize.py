@@ -20,8 +20,6 @@ from gpustore.index_space.interval import INF, format_interval
 from gpustore.index_space.output_map import OutputIndexMap
 from gpustore.index_space.transform import IndexTransform
 
-__all__ = ["OutputResize", "ResizeRequest"]
-
 Interval: TypeAlias = tuple[int | None, int | None]
 """Bounds, None where nothing is said."""
 

@@ -12,8 +12,6 @@ from gpustore.index_space.interval import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["dimension_by_index", "dimension_by_label", "permutation", "select_dimensions"]
-
 
 def dimension_by_index(index: int, rank: int) -> int:
     """The dimension a Python index means, MetadataError if there is none."""

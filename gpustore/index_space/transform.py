@@ -35,8 +35,6 @@ from gpustore.index_space.output_map import (
 from gpustore.index_space.selection import permutation
 from gpustore.index_space.translation import translate_box, translated_map
 
-__all__ = ["IndexTransform", "make_transform"]
-
 _NAMES = {
     name: f"input_{name}"
     for name in ("rank", "inclusive_min", "exclusive_max", "inclusive_max", "shape", "labels")

@@ -13,8 +13,6 @@ from gpustore.index_space.output_map import OutputIndexMap, input_map
 if TYPE_CHECKING:
     from gpustore.index_space.bounds import Box
 
-__all__ = ["translate_box", "translated_map"]
-
 
 def translate_box(box: Box, name: str, index: Any) -> tuple[Box, tuple[int, ...]]:
     """The moved box, and by how much each dimension moved."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space.transform import IndexTransform
 
-__all__ = ["IndexedView"]
-
 
 class IndexedView:
     """A base class; the class itself says which transform, and what another transform gives."""

@@ -21,14 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores.base import (
-    Base,
-    KvStoreDriver,
-    LocateColumns,
-    ReadRequest,
-    ReadState,
-    take_references,
-)
+from gpustore.kvstores.base import Base, KvStoreDriver, take_references
+from gpustore.kvstores.columns import LocateColumns, ReadRequest, ReadState
 from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import quote
@@ -37,11 +31,9 @@ from gpustore.url import encode_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from gpustore.kvstores.base import ReadColumns
+    from gpustore.kvstores.columns import ReadColumns
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
-
-__all__ = ["AdapterKvStore", "AdapterSpec", "Part"]
 
 
 class Part(NamedTuple):

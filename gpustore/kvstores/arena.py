@@ -12,8 +12,6 @@ from gpustore.errors import GpustoreError
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Arena"]
-
 
 class Arena:
     """Memory that is handed out in pieces and taken back all at once.

@@ -30,13 +30,10 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
-from gpustore.kvstores.arena import Arena
 from gpustore.kvstores.columns import (
-    ABSENT,
     LocateColumns,
     ReadColumns,
     ReadRequest,
-    ReadState,
     WriteColumns,
     WriteRequest,
 )
@@ -52,31 +49,6 @@ if TYPE_CHECKING:
     from gpustore.runtime.executor import Executor
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
-
-__all__ = [
-    "ABSENT",
-    "Arena",
-    "Base",
-    "DriverKind",
-    "DriverSpec",
-    "KvStoreDriver",
-    "LocateColumns",
-    "ReadColumns",
-    "ReadRequest",
-    "ReadState",
-    "Replacement",
-    "WriteColumns",
-    "WriteRequest",
-    "check_byte_range",
-    "check_nbytes",
-    "condition_holds",
-    "invalid_key",
-    "prefix_end",
-    "references_json",
-    "require_no_slashes",
-    "require_slashes",
-    "take_references",
-]
 
 
 _REPLACE_ATTEMPTS: Final = 1000

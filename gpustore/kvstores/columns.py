@@ -11,16 +11,6 @@ from gpustore.errors import GpustoreError
 from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
 
-__all__ = [
-    "ABSENT",
-    "LocateColumns",
-    "ReadColumns",
-    "ReadRequest",
-    "ReadState",
-    "WriteColumns",
-    "WriteRequest",
-]
-
 ABSENT = b"\x02"
 """Generation of a key that has no value; as a write condition: create only."""
 

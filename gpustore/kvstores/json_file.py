@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpustore.errors import ConflictError
-from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.metadata.node import parse_document
 from gpustore.runtime.cache import Cache, Space
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue, dump
-
-__all__ = ["JsonFile"]
 
 _ATTEMPTS = 1000
 """Each loser of a round lets a winner through: so many writers may meet at one document."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores import result
-from gpustore.kvstores.base import (
+from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import (
     LocateColumns,
     ReadColumns,
     ReadRequest,
     ReadState,
     WriteColumns,
     WriteRequest,
-    prefix_end,
 )
 from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores.result import as_bytes
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.executor import Executor
     from gpustore.strict_json.parsing import JsonValue
-
-__all__ = ["KvStore"]
 
 
 _COPY_NBYTES: Final = 32 << 20

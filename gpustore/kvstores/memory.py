@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Literal
 
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import (
-    ABSENT,
     KvStoreDriver,
-    ReadColumns,
-    ReadRequest,
-    ReadState,
-    WriteColumns,
-    WriteRequest,
     check_byte_range,
     check_nbytes,
     condition_holds,
     require_slashes,
     take_references,
+)
+from gpustore.kvstores.columns import (
+    ABSENT,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
 )
 from gpustore.url import encode_path
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "MemoryKvStore", "MemorySpec"]
 
 _RESOURCE = "memory_key_value_store"
 

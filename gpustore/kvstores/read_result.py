@@ -10,11 +10,10 @@ from typing import cast
 
 from gpustore.errors import MetadataError
 from gpustore.kvstores import result
-from gpustore.kvstores.base import KvStoreDriver, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Promise
-
-__all__ = ["parse_byte_range", "read_result", "read_together"]
 
 _STATE_NAMES: dict[ReadState, result.ReadResultState] = {
     ReadState.UNSPECIFIED: "unspecified",

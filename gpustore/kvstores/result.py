@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["KeyRange", "ReadResult", "ReadResultState", "TimestampedStorageGeneration", "as_bytes"]
-
 ReadResultState: TypeAlias = Literal["unspecified", "missing", "value"]
 
 _STATES = ("unspecified", "missing", "value")

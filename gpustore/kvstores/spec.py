@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.base import DriverSpec, KvStoreDriver
     from gpustore.strict_json.parsing import JsonValue
 
-__all__ = [
-    "KVSTORE_ADAPTER",
-    "KVSTORE_BASED",
-    "ROOT",
-    "TENSORSTORE_ADAPTER",
-    "AdapterKind",
-    "KvStoreSpec",
-    "RootKind",
-    "adapted",
-    "append_component",
-    "as_text",
-    "find_scheme",
-    "path_spec",
-    "refuse_password",
-    "root_spec",
-    "unknown_scheme",
-]
 
 # What the scheme of a URL component can be, in TensorStore's words.
 ROOT: Final = "root kvstore"

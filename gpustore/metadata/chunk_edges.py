@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
-__all__ = ["ChunkEdges"]
-
 _LONGEST: Final = 2**62
 """Largest extent of a dimension."""
 

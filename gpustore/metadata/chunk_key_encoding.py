@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["ChunkKeyEncoding"]
-
 _DEFAULT_SEPARATOR = {"default": "/", "v2": "."}
 # At most 19 digits: a cell is an int64, and int() of a long key would take quadratic time.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)

@@ -23,8 +23,6 @@ from gpustore.errors import MismatchError, UnsupportedError
 from gpustore.metadata.object_type import is_object, object_dtype, object_type
 from gpustore.strict_json.parsing import quote, text
 
-__all__ = ["Component", "is_opaque", "select"]
-
 _STATUS = "FAILED_PRECONDITION"
 
 

@@ -24,8 +24,6 @@ from gpustore.metadata.node import NODE_DOCUMENTS, Node, parse_node
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_object, in_member, quote, text
 
-__all__ = ["V2_KEY", "V3_MEMBER", "ConsolidatedMetadata", "consolidated_document"]
-
 V2_KEY: Final = ".zmetadata"
 V3_MEMBER: Final = "consolidated_metadata"
 

@@ -44,17 +44,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = [
-    "V3_DATA_TYPES",
-    "V3DataType",
-    "data_type_to_json",
-    "native_dtype",
-    "parse_v2_dtype",
-    "parse_v3_data_type",
-    "record",
-    "v2_dtype_to_json",
-]
-
 # In the order of TensorStore's message.
 V3_DATA_TYPES: Final = (
     *("bool", "int2", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),

@@ -24,18 +24,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = [
-    "check_chunk_nbytes",
-    "check_length",
-    "expect_equal",
-    "expect_subset",
-    "merge_mappings",
-    "merge_values",
-    "parse_shape",
-    "read_document",
-    "without_zeros",
-]
-
 T = TypeVar("T")
 
 _MAX_INT: Final = INT64_MAX - 1

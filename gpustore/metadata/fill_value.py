@@ -46,15 +46,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = [
-    "FillValue",
-    "fill_value_array",
-    "parse_v2_fill_value",
-    "parse_v3_fill_value",
-    "v2_fill_value_to_json",
-    "v3_fill_value_to_json",
-]
-
 FillValue: TypeAlias = np.ndarray[Any, Any]
 
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)

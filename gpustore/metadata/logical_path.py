@@ -10,8 +10,6 @@ import re
 from gpustore.errors import InvalidKeyError
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["ancestors", "check_node_names", "join", "logical_path", "split"]
-
 _SLASHES = re.compile(r"[/\\]+")
 
 # Documents of a node: a member of that name would be in their place.

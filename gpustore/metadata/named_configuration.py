@@ -22,8 +22,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["NamedConfiguration", "json_equal"]
-
 
 def json_equal(a: JsonValue, b: JsonValue) -> bool:
     """Whether two JSON values are the same; ``1`` and ``1.0`` are, ``1`` and ``true`` are not.

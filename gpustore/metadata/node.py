@@ -35,8 +35,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["NODE_DOCUMENTS", "Node", "NodeType", "group_document", "parse_document", "parse_node"]
-
 NodeType: TypeAlias = Literal["array", "group"]
 
 NODE_DOCUMENTS: Mapping[int, tuple[str, ...]] = {

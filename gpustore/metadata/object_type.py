@@ -26,18 +26,6 @@ from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, expect_int, expect_list, expect_str, text
 
-__all__ = [
-    "OBJECT_CODECS",
-    "V3_NAMES",
-    "V3_OBJECTS",
-    "empty_object",
-    "is_object",
-    "object_dtype",
-    "object_fill_to_json",
-    "object_type",
-    "parse_object_fill",
-]
-
 _NUMPY: Final = {
     name: np.dtype(object, metadata={"vlen": DTYPES[name].type}) for name in ("ustring", "string")
 }

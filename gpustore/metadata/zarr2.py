@@ -39,16 +39,6 @@ from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, Members, dump, in_member
 
-__all__ = [
-    "UNSET",
-    "Unset",
-    "Zarr2Constraints",
-    "Zarr2Metadata",
-    "chunk_key_encoding",
-    "decode",
-    "validate",
-]
-
 Order: TypeAlias = Literal["C", "F"]
 Separator: TypeAlias = Literal[".", "/"]
 

@@ -35,8 +35,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["UNSET", "Codec", "Unset", "parse_members"]
-
 Codec: TypeAlias = Mapping[str, JsonValue]
 
 

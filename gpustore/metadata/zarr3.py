@@ -36,8 +36,6 @@ from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, dump, in_member
 
-__all__ = ["Zarr3Constraints", "Zarr3Metadata", "decode", "validate"]
-
 Codecs: TypeAlias = tuple[NamedConfiguration, ...]
 DimensionNames: TypeAlias = tuple[str | None, ...]
 DimensionUnits: TypeAlias = tuple[Unit | None, ...]

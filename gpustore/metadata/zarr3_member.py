@@ -37,8 +37,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["STORAGE_TRANSFORMERS", "parse_dimension_units", "parse_members"]
-
 STORAGE_TRANSFORMERS: Final = "storage_transformers"
 """Name among the extensions under which storage transformers are kept that are passed over."""
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import Arena, ReadRequest
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
 from gpustore.planning.window import PlanWindow
@@ -25,8 +26,6 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import CacheUse, Entry
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
-
-__all__ = ["batches"]
 
 
 def batches(

@@ -22,8 +22,6 @@ from gpustore.runtime.limits import Limits
 from gpustore.sharding.refiner import RawBytesRefiner, Refiner
 from gpustore.sharding.shard import ShardLevel, ShardRefiner
 
-__all__ = ["ChunkedArray", "refiners_of"]
-
 SPLIT_S = 100e-6
 """Shortest decoding that is worth a task of its own: handing one over costs 50 us."""
 

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
-from gpustore.kvstores.base import Arena, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
-
-__all__ = ["Changed", "fetch", "fetch_whole", "refine"]
 
 GAP_NBYTES = 4096
 """Ranges of one value with at most this much between them are read as one."""

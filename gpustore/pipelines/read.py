@@ -37,17 +37,6 @@ from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.strict_json.parsing import text
 
-__all__ = [
-    "PLANNED_ROWS",
-    "SMALL_ROWS",
-    "SMALL_S",
-    "check_rows",
-    "contiguous",
-    "most_keys",
-    "read",
-    "read_part",
-]
-
 SMALL_ROWS = 32
 SMALL_S = 300e-6
 """A local read of at most this many chunks and this much decoding runs on whoever asks for it."""

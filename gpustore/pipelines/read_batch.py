@@ -43,8 +43,6 @@ from gpustore.runtime.batch import Batch
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
-__all__ = ["BatchedRead", "read_in_batch", "together"]
-
 MOST_ROWS = 1 << 20
 """Reads that touch chunks more often than this together are not joined, to bound the plan."""
 

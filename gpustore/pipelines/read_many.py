@@ -36,17 +36,6 @@ from gpustore.planning.rectilinear_crop_plan import plan_shaped_crops
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = [
-    "ELEMENTWISE",
-    "join_shapes",
-    "piece_parts",
-    "plan_many",
-    "read_many",
-    "read_piece_part",
-    "read_pieces",
-    "single_chunks",
-]
-
 BLOCK_NBYTES = 4 << 20
 """Largest block of several chunks, so that it stays in cache while it is cut."""
 

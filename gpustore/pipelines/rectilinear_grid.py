@@ -12,8 +12,6 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.sharding.shard import ResolvedCodecs
 
-__all__ = ["RectilinearGrid"]
-
 _REMEMBERED = 4096
 """Most chunk shapes whose codecs are kept."""
 

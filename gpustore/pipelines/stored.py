@@ -6,15 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 from gpustore.errors import ConflictError, NotFoundError
-from gpustore.kvstores.base import Arena
+from gpustore.kvstores.arena import Arena
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import Changed, fetch, refine
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
-
-__all__ = ["ATTEMPTS", "BATCH_NBYTES", "refuse_missing", "stored_batches"]
 
 ATTEMPTS = 5
 """How often a window is refined anew because a writer replaced its values meanwhile."""

@@ -27,7 +27,7 @@ from typing import Any
 from gpustore.backends.base import Memory
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import WriteColumns, WriteRequest
+from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS
@@ -40,8 +40,6 @@ from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.sharding.shard_codec import pack, unpack
-
-__all__ = ["ATTEMPTS", "write"]
 
 ATTEMPTS = 1000
 """How often a partial write of a chunk is repeated because another writer was faster."""

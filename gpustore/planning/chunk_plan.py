@@ -46,14 +46,6 @@ from gpustore.planning.connected_set import (
 )
 from gpustore.planning.window import Column, PlanWindow, Points
 
-__all__ = [
-    "WINDOW_ROWS",
-    "ChunkPlan",
-    "check_bounds",
-    "check_row_count",
-    "plan_chunks",
-]
-
 WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
 

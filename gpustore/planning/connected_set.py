@@ -18,19 +18,6 @@ from gpustore.index_space import IndexTransform
 from gpustore.index_space.output_map import OutputIndexMap
 from gpustore.planning.window import Column, Points
 
-__all__ = [
-    "SCALAR_ROWS",
-    "PlanTable",
-    "StridedMap",
-    "constant_index",
-    "constant_table",
-    "fewest_runs",
-    "maps_by_input",
-    "pointed_sets",
-    "points_table",
-    "strided_table",
-]
-
 SCALAR_ROWS = 500
 """Largest number of rows whose columns are made by the scalar loop."""
 

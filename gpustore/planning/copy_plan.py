@@ -27,18 +27,6 @@ from numpy.typing import NDArray
 
 from gpustore.planning.window import PlanWindow
 
-__all__ = [
-    "Block",
-    "CellColumn",
-    "Integers",
-    "PieceColumns",
-    "PiecePlan",
-    "PieceSource",
-    "PieceWindow",
-    "numbered",
-    "plan_pieces",
-]
-
 WINDOW_CHUNKS = 4096
 WINDOW_PIECES = 65_536
 """Most chunks and pieces in a window, unless one unit alone has more."""

@@ -34,8 +34,6 @@ from gpustore.planning.copy_plan import (
     plan_pieces,
 )
 
-__all__ = ["check_pieces", "check_starts", "crop_shape", "plan_crops", "rows_of", "run_columns"]
-
 PIECE_NS = 5000
 """What it takes to cut a piece, apart from its bytes: Python, short rows, and threads that meet."""
 

@@ -21,8 +21,6 @@ from gpustore.planning.copy_plan import (
     plan_pieces,
 )
 
-__all__ = ["join_plans"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Rows:

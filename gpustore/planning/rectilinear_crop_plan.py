@@ -27,8 +27,6 @@ from gpustore.planning.copy_plan import (
 from gpustore.planning.crop_plan import check_pieces, rows_of, run_columns
 from gpustore.planning.rectilinear_plan import ShapedGrid
 
-__all__ = ["plan_shaped_crops"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Located:

@@ -29,8 +29,6 @@ from gpustore.planning.connected_set import (
     pointed_sets,
 )
 
-__all__ = ["ShapeLayout", "ShapedGrid", "plan_shapes"]
-
 Integers = NDArray[np.int64]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Column", "PlanWindow", "Points"]
-
 Column = Sequence[int] | NDArray[np.int64]
 
 Points = tuple[NDArray[np.int64], NDArray[np.int64]]

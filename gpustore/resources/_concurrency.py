@@ -6,8 +6,6 @@ from gpustore.runtime.context import ResourceType
 from gpustore.runtime.executor import Executor, shared
 from gpustore.strict_json.parsing import JsonValue, Members, expect_int
 
-__all__ = ["ConcurrencyType", "limit_json", "parse_limit"]
-
 
 class ConcurrencyType(ResourceType[int | None, Executor]):
     """``{"limit": "shared"}`` is the pool of the process, ``{"limit": 4}`` one of its own."""

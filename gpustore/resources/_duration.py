@@ -13,8 +13,6 @@ from fractions import Fraction
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text
 
-__all__ = ["Duration", "format_duration", "parse_duration", "seconds"]
-
 # Quarters of a nanosecond, or plus or minus infinity.
 Duration = int | float
 

@@ -9,8 +9,6 @@ from gpustore.runtime.context import ResourceType
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["Permits", "RequestConcurrencyType"]
-
 _SHARED_LIMIT = 32
 """As many as TensorStore."""
 

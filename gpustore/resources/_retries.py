@@ -12,8 +12,6 @@ from gpustore.resources._duration import Duration, format_duration, parse_durati
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import INT64_MAX, JsonValue, Members
 
-__all__ = ["Retries", "RetriesType"]
-
 
 @dataclass(frozen=True, slots=True)
 class Retries:

@@ -22,8 +22,6 @@ from gpustore.errors import MetadataError, prefixing
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, expect_str
 
-__all__ = ["RESOURCE", "AwsCredentialsSource"]
-
 _TYPES = ("default", "anonymous", "environment", "imds", "profile", "ecs")
 _MEMBERS = {
     "default": ("profile",),

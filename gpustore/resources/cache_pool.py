@@ -13,8 +13,6 @@ from gpustore.runtime.cache import Cache
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE", "CachePool", "cache_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CachePool:

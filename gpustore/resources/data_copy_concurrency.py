@@ -8,6 +8,4 @@ from __future__ import annotations
 
 from gpustore.resources._concurrency import ConcurrencyType
 
-__all__ = ["RESOURCE"]
-
 RESOURCE = ConcurrencyType("data_copy_concurrency")

@@ -18,8 +18,6 @@ from gpustore.errors import MetadataError
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, text
 
-__all__ = ["DEVICES", "RESOURCE", "DeviceName", "parse_device"]
-
 _SYNTAX = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]{0,2}))?")
 
 DEVICES: dict[str, Callable[[int | None], Any]] = {}

@@ -26,8 +26,6 @@ from gpustore.resources._duration import Duration, format_duration, parse_durati
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE", "FileIoLocking", "LockMode"]
-
 LockMode = Literal["os", "lockfile", "none", "non_atomic"]
 
 _MODES = ("os", "lockfile", "none", "non_atomic")

@@ -20,8 +20,6 @@ from typing import Literal, cast
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE", "FileIoMode"]
-
 FileIoMode = Literal["default", "memmap", "direct"]
 
 _MODES = ("default", "memmap", "direct")

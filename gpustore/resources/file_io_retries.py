@@ -6,8 +6,6 @@ doubles with each retry.
 
 from __future__ import annotations
 
-from gpustore.resources._retries import Retries, RetriesType
-
-__all__ = ["RESOURCE", "Retries"]
+from gpustore.resources._retries import RetriesType
 
 RESOURCE = RetriesType("file_io_retries", max_retries=0)

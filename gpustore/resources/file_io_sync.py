@@ -20,8 +20,6 @@ from gpustore.errors import MetadataError
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, expect_bool, text
 
-__all__ = ["RESOURCE", "FileIoSync"]
-
 FileIoSync = Literal["full", "file", "none"]
 
 _STRINGS = ("full", "file", "none")

@@ -8,6 +8,4 @@ from __future__ import annotations
 
 from gpustore.resources._request_concurrency import RequestConcurrencyType
 
-__all__ = ["RESOURCE"]
-
 RESOURCE = RequestConcurrencyType("gcs_request_concurrency")

@@ -8,6 +8,4 @@ from __future__ import annotations
 
 from gpustore.resources._retries import RetriesType
 
-__all__ = ["RESOURCE"]
-
 RESOURCE = RetriesType("gcs_request_retries", max_retries=32)

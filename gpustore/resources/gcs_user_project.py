@@ -8,8 +8,6 @@ from __future__ import annotations
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE"]
-
 
 class _GcsUserProjectType(ResourceType[str | None, str | None]):
     id = "gcs_user_project"

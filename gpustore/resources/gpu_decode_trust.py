@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, expect_str
 
-__all__ = ["RESOURCE", "Distrust", "distrust_of"]
-
 _CHOICES = ("auto", "verified", "never")
 
 

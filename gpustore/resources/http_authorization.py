@@ -18,8 +18,6 @@ from gpustore.errors import MetadataError, NotFoundError
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
-__all__ = ["RESOURCE", "AuthorizationSource"]
-
 _MAX_NBYTES = 16384
 _NAME = re.compile("[!-<>-~]*")
 _USUAL = "Authorization"

@@ -8,6 +8,4 @@ from __future__ import annotations
 
 from gpustore.resources._request_concurrency import RequestConcurrencyType
 
-__all__ = ["RESOURCE"]
-
 RESOURCE = RequestConcurrencyType("http_request_concurrency")

@@ -22,8 +22,6 @@ from gpustore.resources._duration import Duration, format_duration, parse_durati
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, text
 
-__all__ = ["RESOURCE", "Timeouts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:

@@ -13,8 +13,6 @@ from gpustore.runtime.context import ResourceType
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["RESOURCE"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Config:

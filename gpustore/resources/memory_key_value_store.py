@@ -13,8 +13,6 @@ from gpustore.runtime.context import ResourceType
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue, Members
 
-__all__ = ["RESOURCE", "MemoryState"]
-
 
 class MemoryState:
     """Values by key.

@@ -17,8 +17,6 @@ from gpustore.errors import MetadataError
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import attributed
 
-__all__ = ["Batch", "already_submitted", "check_batch"]
-
 T = TypeVar("T")
 
 

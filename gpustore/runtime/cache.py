@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 
 from gpustore.runtime.executor import reset_after_fork
 
-__all__ = ["OVERHEAD_NBYTES", "Cache", "CacheUse", "Entry", "Space"]
-
 OVERHEAD_NBYTES: Final = 512
 """Counted for an entry beside its value: an entry without a value takes memory, too."""
 

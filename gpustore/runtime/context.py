@@ -25,8 +25,6 @@ from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, expect_object, from_python, quote, text
 from gpustore.strict_json.repr import pretty
 
-__all__ = ["Context", "ResourceType", "resource_json"]
-
 C = TypeVar("C")
 V = TypeVar("V")
 

@@ -37,8 +37,6 @@ from gpustore.runtime.future import (
 )
 from gpustore.runtime.statistics import CURRENT
 
-__all__ = ["CancelToken", "Executor", "reset_after_fork", "shared"]
-
 T = TypeVar("T")
 
 # A fan-out gives way to other work that is queued after this time, in seconds.

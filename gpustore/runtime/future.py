@@ -35,15 +35,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from gpustore.errors import ForkError
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
-__all__ = [
-    "CancelledError",
-    "Future",
-    "Promise",
-    "Runner",
-    "failed",
-    "ready",
-]
-
 T = TypeVar("T")
 
 # What TensorStore raises. It derives from BaseException, so `except Exception` lets it pass.

@@ -13,16 +13,6 @@ from typing import Any, TypeVar
 
 from gpustore.errors import GpustoreError
 
-__all__ = [
-    "as_float",
-    "as_floats",
-    "as_int",
-    "as_ints",
-    "expect_type",
-    "set_keywords",
-    "when_known",
-]
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from gpustore.errors import LimitError
 from gpustore.strict_json import parsing
 from gpustore.strict_json.parsing import INT64_MAX, JsonValue, Members
 
-__all__ = ["DEFAULT_LIMITS", "ENVIRONMENT_VARIABLE", "Limits"]
-
 ENVIRONMENT_VARIABLE = "GPUSTORE_LIMITS"
 
 _MAX_RANK = 32

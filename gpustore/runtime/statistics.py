@@ -16,17 +16,6 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
-__all__ = [
-    "COUNTERS",
-    "CURRENT",
-    "STATISTICS",
-    "Operation",
-    "Rehearsed",
-    "Statistics",
-    "attributed",
-    "operation",
-]
-
 T = TypeVar("T")
 
 COUNTERS: Final = MappingProxyType(

@@ -8,8 +8,6 @@ from typing import Any
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import CURRENT, Statistics, attributed
 
-__all__ = ["WriteFutures", "write_after"]
-
 
 class WriteFutures:
     """Handle for a write; it also behaves as its :attr:`commit` Future.

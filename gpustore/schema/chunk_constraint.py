@@ -15,20 +15,6 @@ from typing import Generic, TypeVar
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
-__all__ = [
-    "MAX_INDEX",
-    "MAX_RANK",
-    "SOFT",
-    "ConstraintVector",
-    "aspect_ratio_vector",
-    "check_rank",
-    "origin_vector",
-    "parse_int",
-    "parse_vector",
-    "shape_vector",
-    "vector_to_json",
-]
-
 MAX_RANK = 32
 SOFT = "_soft_constraint"
 

@@ -31,8 +31,6 @@ from gpustore.strict_json.repr import pretty
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["ChunkGrid"]
-
 
 class ChunkGridKeywords(TypedDict, total=False):
     """Keywords of :class:`ChunkGrid`."""

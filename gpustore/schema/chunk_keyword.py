@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from gpustore.schema.chunk_grid import ChunkGrid
 
-__all__ = ["ChunkLayoutKeywords"]
-
 
 class ChunkLayoutKeywords(TypedDict, total=False):
     """Keywords of :class:`ChunkLayout`."""

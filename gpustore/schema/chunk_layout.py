@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from gpustore.index_space import IndexDomain
 
-__all__ = ["ChunkLayout"]
 
 _USAGES = ("write", "read", "codec")
 

@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
     Snap = Callable[[int, int], int]
 
-__all__ = [
-    "DEFAULT_CHUNK_ELEMENTS",
-    "choose_chunk_shape",
-    "choose_read_write_chunk_shapes",
-    "choose_single_chunk_shape",
-    "nearest_divisor",
-    "nearest_multiple",
-]
 
 DEFAULT_CHUNK_ELEMENTS = 1024 * 1024
 

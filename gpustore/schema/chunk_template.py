@@ -12,8 +12,6 @@ from gpustore.schema.chunk_constraint import MAX_INDEX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["chunk_template", "precise_shapes"]
-
 
 def chunk_template(origin: Sequence[int | None], shape: Sequence[int | None]) -> IndexDomain:
     """The chunk at the origin of the grid; unbounded where origin or size are not known.

@@ -18,8 +18,6 @@ from gpustore.strict_json.parsing import (
 )
 from gpustore.strict_json.repr import pretty
 
-__all__ = ["CodecSpec"]
-
 
 class CodecSpec:
     """Codec constraints of one driver.

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from gpustore.schema.chunk_constraint import N
     from gpustore.schema.chunk_layout import ChunkLayout
 
-__all__ = [
-    "DimensionMap",
-    "affine_maps",
-    "layout_to_input",
-    "layout_to_output",
-    "one_to_one_maps",
-    "units_to_input",
-    "units_to_output",
-]
-
 
 class DimensionMap(NamedTuple):
     """Output dimension ``output_dim`` is ``offset + stride * input[input_dim]``."""

@@ -10,7 +10,6 @@ from gpustore.index_space import Dim, IndexDomain
 if TYPE_CHECKING:
     from gpustore.data_types.unit import Unit
 
-__all__ = ["merge_domains", "merge_units", "units_text"]
 
 _INF = 2**62 - 1
 

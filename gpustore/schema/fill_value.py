@@ -20,7 +20,6 @@ from gpustore.strict_json.parsing import JsonValue, from_python, text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FillValue", "check_broadcast", "refuse_text"]
 
 _NO_JSON = {"char", "byte"}
 _OBJECTS = {"string", "ustring", "json"}

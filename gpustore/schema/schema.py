@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from gpustore.data_types.dtype import DTypeLike
 
-__all__ = ["Schema", "SchemaKeywords"]
-
 
 class SchemaKeywords(TypedDict, total=False):
     """Keywords of :class:`Schema`."""

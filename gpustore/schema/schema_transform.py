@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpustore.data_types.unit import Unit
     from gpustore.schema.chunk_layout import ChunkLayout
 
-__all__ = ["SchemaParts", "parts_to_input", "parts_to_output"]
 
 _INF = 2**62 - 1
 

@@ -16,8 +16,6 @@ from gpustore.errors import CorruptChunkError
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["Probe", "RawBytesRefiner", "Refiner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:

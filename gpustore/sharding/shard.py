@@ -36,13 +36,6 @@ from gpustore.sharding.shard_codec import WholeShard
 from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 from gpustore.strict_json.parsing import JsonValue, in_member
 
-__all__ = [
-    "ResolvedCodecs",
-    "ShardLevel",
-    "ShardRefiner",
-    "resolve_codecs",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardLevel:

@@ -23,8 +23,6 @@ from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 
-__all__ = ["WholeShard", "pack", "unpack"]
-
 
 def unpack(shard: Buffer, form: ShardIndexFormat, inner_bound: int) -> list[Buffer | None]:
     """The encoded inner chunks of a whole shard in C order, None where there is none.

@@ -23,8 +23,6 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["ShardIndex", "ShardIndexFormat"]
-
 _MISSING = 2**64 - 1
 
 

@@ -13,8 +13,6 @@ from typing import Any, Final
 from gpustore.errors import MetadataError, MismatchError, NotFoundError
 from gpustore.strict_json.parsing import JsonValue, quote, text
 
-__all__ = ["MISSING", "dereference", "parse_pointer", "replaced"]
-
 MISSING: Final[Any] = object()
 """A document, or a part of one, that does not exist; null does."""
 

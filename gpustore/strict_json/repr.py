@@ -6,8 +6,6 @@ from typing import Final
 
 from gpustore.strict_json.parsing import JsonValue, escape
 
-__all__ = ["pretty"]
-
 _WIDTH: Final = 80
 _INDENT: Final = 2
 

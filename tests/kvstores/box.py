@@ -16,6 +16,12 @@ from gpustore import registry
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    require_no_slashes,
+)
+from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
     ReadColumns,
@@ -23,10 +29,6 @@ from gpustore.kvstores.base import (
     ReadState,
     WriteColumns,
     WriteRequest,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    require_no_slashes,
 )
 
 __all__ = ["DRIVER", "BoxKvStore", "BoxSpec", "registered"]

@@ -23,13 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gpustore.kvstores.base import (
-    ABSENT,
-    ReadRequest,
-    ReadState,
-    WriteRequest,
-    prefix_end,
-)
+from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores import read_contract
 from tests.kvstores.read_contract import *

@@ -5,7 +5,8 @@ import threading
 from dataclasses import dataclass, field
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores.base import KvStoreDriver, ReadRequest, WriteRequest
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 
 __all__ = ["Fault", "FaultyKvStore", "Rule"]
 

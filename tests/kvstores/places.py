@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpustore.kvstores.base import Base, WriteRequest
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.kvstores.zip import ZipKvStore

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from gpustore.errors import LimitError, MismatchError, UnsupportedError
-from gpustore.kvstores.base import ABSENT, Arena, ReadRequest, ReadState
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 
 __all__ = [

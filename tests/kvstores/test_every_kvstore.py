@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import gpustore
 from gpustore import registry
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.buckets.kvstore import BucketKvStore
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from tests.emulator.queue import ORDERS
 from tests.kvstores import contract, read_contract
 from tests.kvstores.places import PLACES

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

@@ -10,7 +10,7 @@ import tensorstore as ts
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.front.spec import Spec
 from gpustore.kvstores import kvstore
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 

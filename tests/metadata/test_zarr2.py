@@ -9,13 +9,13 @@ import zarr
 
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.zarr2 import (
-    UNSET,
     Zarr2Constraints,
     Zarr2Metadata,
     chunk_key_encoding,
     decode,
     validate,
 )
+from gpustore.metadata.zarr2_member import UNSET
 from gpustore.runtime.limits import Limits
 
 DOCUMENT = {

@@ -6,7 +6,7 @@ from gpustore.backends.host import BACKEND
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines.chunked_array import ChunkedArray

@@ -21,7 +21,7 @@ from gpustore.errors import (
     StoreIOError,
 )
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.kvstores.base import WriteRequest
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.pipelines.read import SMALL_ROWS, read
 from gpustore.pipelines.stored import ATTEMPTS
 from gpustore.pipelines.write import write

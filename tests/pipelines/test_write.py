@@ -17,7 +17,7 @@ from gpustore.errors import (
     StoreIOError,
 )
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.kvstores.base import WriteRequest
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.pipelines import write as write_module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write

@@ -30,8 +30,6 @@ from gpustore.device.kernels import instance, source
 from gpustore.device.protocol import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
-__all__ = ["CudaDevice"]
-
 _OUT_OF_MEMORY = 2
 
 # Errors after which a context is of no use: ECC, illegal address and what follows it in the list

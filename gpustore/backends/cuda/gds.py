@@ -23,7 +23,6 @@ try:
 except ImportError:
     kvikio = None
 
-__all__ = ["File", "Read"]
 
 _PAGE_NBYTES = 4096
 """What direct reads want offsets, lengths and addresses to be multiples of."""

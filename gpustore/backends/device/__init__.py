@@ -37,14 +37,12 @@ from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Device, DeviceArray, Event, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
-from gpustore.kvstores.base import Arena
+from gpustore.kvstores.arena import Arena
 from gpustore.planning.copy_plan import PieceWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
-
-__all__ = ["DeviceBackend", "DeviceMemory", "Flight"]
 
 SLOTS = 4
 """Sub-batches on their way to one device."""

@@ -30,8 +30,6 @@ from gpustore.device.kernels.value import (
 )
 from gpustore.device.protocol import DeviceArray
 
-__all__ = ["conversion_of"]
-
 _WORD_NBYTES: Final = 8
 """Longest elements that are looked up."""
 

@@ -27,8 +27,6 @@ from gpustore.device.protocol import Device, DeviceFile
 from gpustore.errors import DeviceError, UnsupportedError
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = ["HANDLES", "LEAST_NBYTES", "Files", "Handle", "direct_refusal", "pages_nbytes"]
-
 HANDLES = 64
 """Most handles that are kept; each is about three descriptors of the process."""
 

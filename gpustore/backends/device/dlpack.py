@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Tensor", "is_on_cuda", "tensor_of"]
-
 _CUDA, _CUDA_MANAGED = 2, 13
 _DEFAULT_STREAM = 1
 """CUDA's legacy default stream; 0, its address, is not allowed."""

@@ -16,8 +16,6 @@ import numpy as np
 from gpustore.backends.device import dlpack
 from gpustore.codec_chain.base import ChunkBytes
 
-__all__ = ["DeviceBytes", "ForeignArray", "StreamHandle", "foreign_array"]
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignArray:

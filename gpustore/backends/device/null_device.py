@@ -38,8 +38,6 @@ from gpustore.device.protocol import (
 from gpustore.errors import GpustoreError, UnsupportedError
 from gpustore.runtime.limits import Limits
 
-__all__ = ["Rehearsal", "rehearsing"]
-
 
 @dataclass(slots=True)
 class Rehearsal:

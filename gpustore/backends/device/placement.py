@@ -29,8 +29,6 @@ from gpustore.device.protocol import DeviceArray
 from gpustore.planning.copy_plan import PieceWindow
 from gpustore.planning.window import PlanWindow, Points
 
-__all__ = ["Part", "Places", "parts", "place", "place_fill"]
-
 Integers = NDArray[np.int64]
 
 

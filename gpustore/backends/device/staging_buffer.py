@@ -23,11 +23,9 @@ import numpy as np
 from gpustore.backends.device.direct_read import Files, Handle
 from gpustore.device.protocol import Allocation, Device, FileRead, Pinned, Stream
 from gpustore.errors import DeviceError, GpustoreError
-from gpustore.kvstores.base import Arena
+from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
-
-__all__ = ["Expected", "Slot", "Slots"]
 
 _PART_ALIGNMENT = 16
 _SMALLEST_NBYTES = 1 << 20

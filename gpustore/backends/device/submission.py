@@ -32,8 +32,6 @@ from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = ["SubBatch"]
-
 _TABLES_PER_ROW_NBYTES = 256
 
 

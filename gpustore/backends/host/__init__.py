@@ -45,9 +45,6 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = ["BACKEND", "HostBackend"]
-
-
 _PIECES_LISTED = 4096
 """Pieces of a block turned into Python numbers at once."""
 

@@ -18,17 +18,6 @@ from numpy.typing import NDArray
 from gpustore.errors import LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 
-__all__ = [
-    "PHYSICAL_NBYTES",
-    "HostMemory",
-    "broadcast",
-    "converted",
-    "memory_of",
-    "object_view",
-    "too_large",
-    "viewed",
-]
-
 
 def _physical_nbytes() -> int:
     """Memory of this machine, or no limit where the system does not say."""

@@ -14,8 +14,6 @@ from gpustore.codec_chain.base import ChunkBytes
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["elements_of", "gather_points", "is_record", "of_record", "scatter_points"]
-
 
 def _offsets(
     start: int, strides: tuple[int, ...], shape: tuple[int, ...], points: list[NDArray[np.int64]]

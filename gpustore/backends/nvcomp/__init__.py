@@ -43,7 +43,6 @@ try:
 except ImportError:
     libnvcomp = nvcomp = None
 
-__all__ = ["Bindings", "Library", "engine"]
 
 _CANNOT_DECOMPRESS = 12
 

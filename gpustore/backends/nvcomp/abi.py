@@ -11,18 +11,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = [
-    "DETECTS_DAMAGE",
-    "FORMATS",
-    "LARGEST",
-    "ROWS",
-    "Alignments",
-    "Options",
-    "Properties",
-    "Prototype",
-    "prototypes",
-]
-
 
 class Options(ctypes.Structure):
     """Options of any codec: all zero but the first word."""

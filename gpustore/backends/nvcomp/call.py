@@ -11,8 +11,6 @@ from typing import Any
 from gpustore.backends.nvcomp.abi import FORMATS, ROWS, Options
 from gpustore.device.protocol import CodecBatch
 
-__all__ = ["Call", "alignments", "bound", "compress", "decompress", "options", "temp_nbytes"]
-
 _BACKEND_CUDA = 2
 """Decode by CUDA also where there is a decompression engine, which checks nothing."""
 

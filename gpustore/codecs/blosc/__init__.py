@@ -81,8 +81,6 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-__all__ = ["CODEC", "BloscHeader", "read_header"]
-
 # numcodecs' default is Blosc's own threads when called from the main thread, behind one global
 # lock. Chunks are what this library runs in parallel. zarr-python sets the same.
 numcodecs.blosc.use_threads = False

@@ -16,8 +16,6 @@ import numpy as np
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 
-__all__ = ["BloscBlocks", "BloscColumns", "BloscStreams", "read_columns"]
-
 _HEADER_NBYTES: Final = 16
 _STORED: Final = 0x02
 _BYTE_SHUFFLE: Final = 0x01

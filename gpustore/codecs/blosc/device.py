@@ -37,8 +37,6 @@ from gpustore.device.kernels.block import (
 from gpustore.device.protocol import Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
-__all__ = ["DEVICE_CODECS", "decode_frames"]
-
 _CODECS: Final = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 """What decodes the streams, by the number of their code."""
 

@@ -22,17 +22,6 @@ from typing import Final
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 
-__all__ = [
-    "CODES",
-    "HEADER_NBYTES",
-    "BloscHeader",
-    "invalid",
-    "read_header",
-    "recode",
-    "take_blocks",
-    "with_code",
-]
-
 CODES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 _HEADER: Final = struct.Struct("<BBBBiii")

@@ -21,7 +21,6 @@ except ModuleNotFoundError:
 else:
     _library = cramjam
 
-__all__ = ["can_encode", "decode", "encode"]
 
 _MAX_VARINT_NBYTES: Final = 5
 

@@ -57,8 +57,6 @@ from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["CODEC", "Frame", "walk_frames"]
-
 # Up to here zstandard, whose contexts are reused, beats numcodecs, which makes one a call (9 us);
 # above, numcodecs is a few percent faster. Measured in docs/design/002-dependencies.md.
 _SMALL_NBYTES: Final = 256 << 10

@@ -16,8 +16,6 @@ import numpy as np
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 
-__all__ = ["Blocks", "read_blocks"]
-
 _RAW, _RUN, _TREELESS = 0, 1, 3  # Kinds of literals; 2 has a tree of its own.
 _RUN_TABLE, _FSE_TABLE, _REPEATED_TABLE = 1, 2, 3  # How tables of sequences are stored.
 

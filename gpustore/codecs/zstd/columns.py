@@ -17,8 +17,6 @@ import numpy as np
 from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
 from gpustore.codecs.zstd.blocks import read_blocks
 
-__all__ = ["read_frames"]
-
 _MAGIC: Final = 0xFD2FB528
 _BLOCK_NBYTES: Final = 128 << 10
 _RUN, _COMPRESSED, _RESERVED = 1, 2, 3  # Kinds of blocks; 0 is raw.

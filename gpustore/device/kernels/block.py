@@ -17,8 +17,6 @@ from gpustore.device.kernels.descriptor import (
     first_tiles,
 )
 
-__all__ = ["bit_unshuffle_launches", "stream_launches", "unshuffle_launches"]
-
 _STREAM_TILE_NBYTES = 16 * ITEMS_PER_TILE
 _UNSHUFFLED = {"unshuffle": (2, 4, 8, 16), "bit_unshuffle": (1, 2, 4, 8, 16)}
 _TILE_ELEMENTS = {

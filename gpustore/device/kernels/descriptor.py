@@ -16,22 +16,6 @@ from numpy.typing import NDArray
 
 from gpustore.errors import LimitError
 
-__all__ = [
-    "BYTE_RANGE",
-    "DIM",
-    "ITEMS_PER_TILE",
-    "MAX_ITEMS",
-    "NUMBER_FORMAT",
-    "SHUFFLED_BLOCK",
-    "VALUE_RUN",
-    "VALUE_STEP",
-    "KernelLaunch",
-    "division",
-    "first_tiles",
-    "layouts",
-    "run_dtype",
-]
-
 ITEMS_PER_TILE = 1024
 """Items that one block handles, in kernels that go item by item."""
 

@@ -7,15 +7,6 @@ from __future__ import annotations
 
 from gpustore.errors import LimitError
 
-__all__ = [
-    "CASTS",
-    "CAST_TARGETS",
-    "INSTANCES",
-    "THREADS_PER_BLOCK",
-    "WIDTHS",
-    "rank_for",
-]
-
 THREADS_PER_BLOCK = 256
 """Of every launch."""
 

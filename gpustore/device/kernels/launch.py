@@ -35,16 +35,6 @@ from gpustore.device.kernels.run import (
     widths,
 )
 
-__all__ = [
-    "Listed",
-    "cast_launches",
-    "copy_launches",
-    "fill_launches",
-    "has_cast",
-    "indexed_launches",
-    "repeated",
-]
-
 _LEAST_ALIKE = 64
 """Fewer rows are planned one by one."""
 

@@ -28,20 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpustore.device.kernels.descriptor import MAX_ITEMS
 
-__all__ = [
-    "MAX_WIDTH",
-    "Integers",
-    "Rows",
-    "Runs",
-    "cut",
-    "inserted",
-    "merged",
-    "ordered",
-    "packed",
-    "reversed_bytes",
-    "widths",
-]
-
 Integers = NDArray[np.int64]
 
 MAX_WIDTH = 16

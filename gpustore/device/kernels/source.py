@@ -19,8 +19,6 @@ from pathlib import Path
 
 from gpustore.device.kernels.descriptor import layouts
 
-__all__ = ["HEADER", "OPTIONS", "flatten", "folder"]
-
 HEADER = "gs_common.cuh"
 
 OPTIONS = ("--std=c++17",)

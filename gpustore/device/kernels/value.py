@@ -20,18 +20,6 @@ from gpustore.device.kernels.descriptor import (
     first_tiles,
 )
 
-__all__ = [
-    "BEYOND",
-    "NARROW",
-    "ROUNDING",
-    "Conversion",
-    "Side",
-    "as_words",
-    "number_format",
-    "steps_and_words",
-    "value_runs",
-]
-
 Integers = NDArray[np.int64]
 
 ROUNDING: Final = {

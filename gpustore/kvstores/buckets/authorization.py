@@ -16,8 +16,6 @@ from gpustore.kvstores.buckets.obstore import ObstoreBucket
 from gpustore.kvstores.http.message import HttpRequest
 from gpustore.url import encode_path
 
-__all__ = ["Anonymous", "Authorization", "BearerToken", "SignedUrls"]
-
 _USED_S: Final = 60.0
 _MOST: Final = 1 << 14
 

@@ -15,8 +15,6 @@ from gpustore.errors import NotFoundError
 from gpustore.resources.aws_credentials import AwsCredentialsSource
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["profile_keys", "profile_name", "region_of"]
-
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
 
 

@@ -27,14 +27,6 @@ from gpustore.kvstores.http.range_reader import RemoteReader
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
 
-__all__ = [
-    "CONFLICT_PASSES",
-    "Bucket",
-    "check_object_key",
-    "check_object_path",
-    "code_of",
-]
-
 CONFLICT_PASSES: Final = PASSING | {409}
 """Another writer at the same moment is no reason to give up."""
 

@@ -23,8 +23,6 @@ from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["GoogleAccount"]
-
 TOKENS: Final = Origin("https", "oauth2.googleapis.com", 443)
 _NBYTES: Final = 1 << 20
 _ERROR: Final = re.compile(rb'"error"\s*:\s*"([a-z_]{1,64})"')

@@ -5,15 +5,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpustore.kvstores.base import (
-    DriverSpec,
-    KvStoreDriver,
-    ReadColumns,
-    ReadRequest,
-    WriteColumns,
-    WriteRequest,
-)
+from gpustore.kvstores.base import DriverSpec, KvStoreDriver
 from gpustore.kvstores.buckets.bucket import Bucket, check_object_key
+from gpustore.kvstores.columns import ReadColumns, ReadRequest, WriteColumns, WriteRequest
 
 if TYPE_CHECKING:
     import builtins
@@ -22,7 +16,6 @@ if TYPE_CHECKING:
     from gpustore.errors import GpustoreError
     from gpustore.runtime.context import Context
 
-__all__ = ["BucketKvStore"]
 
 S = TypeVar("S", bound=DriverSpec)
 

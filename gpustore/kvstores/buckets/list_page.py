@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, urlencode
 from gpustore.errors import StoreIOError
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["ListPages"]
-
 _MOST_IDLE: Final = 100
 """So many pages in succession may have nothing new: each may be empty, but not all."""
 _MOST_LISTS: Final = 1024

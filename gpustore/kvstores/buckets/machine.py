@@ -11,8 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_made_by"]
-
 FIRMWARE: Final = Path("/sys/class/dmi/id")
 _NAMES: Final = ("sys_vendor", "bios_vendor", "board_vendor", "product_name")
 

@@ -30,8 +30,6 @@ from gpustore.kvstores.buckets.relay import RELAY, Route, shows_who
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import Origin
 
-__all__ = ["ObstoreBucket", "require_obstore"]
-
 _STATUS: Final = re.compile(r"status code: ([0-9]{3})")
 _RETRIES: Final = re.compile(r"after ([0-9]{1,9}) retries")
 _SERVICES: Final = ("container_credentials_full_uri", "metadata_endpoint")

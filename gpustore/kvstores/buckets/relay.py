@@ -42,8 +42,6 @@ from gpustore.resources._request_concurrency import Permits
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.runtime.executor import reset_after_fork
 
-__all__ = ["RELAY", "Route", "shows_who"]
-
 _HEAD_NBYTES: Final = 1 << 16
 _BODY_NBYTES: Final = 64 << 20
 """More than a part of a value has."""

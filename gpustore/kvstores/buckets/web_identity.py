@@ -25,8 +25,6 @@ from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["WebIdentity"]
-
 _NBYTES = 1 << 16
 
 

@@ -20,19 +20,21 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstores.base import (
-    ABSENT,
     KvStoreDriver,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    prefix_end,
+    take_references,
+)
+from gpustore.kvstores.columns import (
+    ABSENT,
     LocateColumns,
     ReadColumns,
     ReadRequest,
     ReadState,
     WriteColumns,
     WriteRequest,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    prefix_end,
-    take_references,
 )
 from gpustore.kvstores.file.atomic_file import generation_of
 from gpustore.kvstores.file.batch import WriteBatch
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from gpustore.kvstores.base import Arena, Replacement
+    from gpustore.kvstores.arena import Arena
+    from gpustore.kvstores.base import Replacement
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
@@ -60,7 +63,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["DRIVER", "FileKvStore", "FileSpec"]
 
 # Errors that may be gone a moment later.
 _PASSING: Final = frozenset(

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["TemporaryFile", "clean_up", "generation_of", "temporary_name", "write_all"]
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY: Final = re.compile(r".*\.(\d{1,10})-([0-9a-f]{8})[0-9a-f]{8}\.__lock", re.DOTALL)

@@ -14,7 +14,8 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
-from gpustore.kvstores.base import ABSENT, condition_holds
+from gpustore.kvstores.base import condition_holds
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.file.atomic_file import TemporaryFile, generation_of, temporary_name
 from gpustore.kvstores.file.directory import Directories, parent_of
 from gpustore.kvstores.file.in_place_file import write_in_place
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.file.root import Root
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["WriteBatch"]
 
 # How often a write is begun anew because its directory was removed meanwhile.
 _ATTEMPTS: Final = 20

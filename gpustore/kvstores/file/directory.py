@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gpustore.errors import StoreIOError
     from gpustore.kvstores.file.root import Root
 
-__all__ = ["Directories", "parent_of"]
 
 _MAX_OPEN: Final = 64
 _ATTEMPTS: Final = 10

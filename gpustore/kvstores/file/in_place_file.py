@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.file.root import Root
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["write_in_place"]
-
 
 def write_in_place(
     root: Root, key: str, value: Buffer, *, create: bool, sync: bool

@@ -13,8 +13,6 @@ from gpustore.strict_json.parsing import quote
 if TYPE_CHECKING:
     from gpustore.url import UrlComponent
 
-__all__ = ["check_path", "check_tail", "path_from_url"]
-
 
 def path_from_url(component: UrlComponent) -> str:
     """Path of ``file:///absolute``, ``file://relative`` or a path as people type it."""

@@ -19,8 +19,6 @@ import os
 import struct
 from typing import Final
 
-__all__ = ["WHOLE_FILE", "LinkedLock"]
-
 # struct flock: type, whence, start, length, pid (0, as open file description locks require).
 WHOLE_FILE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _UNLOCKED: Final = struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)

@@ -34,7 +34,6 @@ from gpustore.strict_json.parsing import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LOCK_SUFFIX", "hold", "remove_abandoned", "thread_lock"]
 
 LOCK_SUFFIX: Final = ".__lock"
 

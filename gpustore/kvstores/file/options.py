@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpustore.resources._retries import Retries
     from gpustore.resources.file_io_locking import FileIoLocking
     from gpustore.resources.file_io_mode import FileIoMode
-    from gpustore.resources.file_io_retries import Retries
     from gpustore.resources.file_io_sync import FileIoSync
     from gpustore.runtime.context import Context
     from gpustore.runtime.executor import Executor
 
-__all__ = ["RESOURCES", "FileOptions"]
 
 RESOURCES: Final = (
     "file_io_concurrency",

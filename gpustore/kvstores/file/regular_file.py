@@ -11,8 +11,6 @@ from gpustore.errors import StoreIOError
 from gpustore.kvstores.file.root import READ_FLAGS, Root
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["open_regular"]
-
 # How often a file is opened anew that an NFS server replaced meanwhile.
 _ATTEMPTS: Final = 10
 _FILE_TYPES: Final = {

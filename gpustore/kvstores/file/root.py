@@ -21,15 +21,6 @@ from typing import Final
 from gpustore.errors import StoreIOError
 from gpustore.strict_json.parsing import quote
 
-__all__ = [
-    "CREATE_FLAGS",
-    "DIRECTORY_FLAGS",
-    "OVERWRITE_FLAGS",
-    "READ_FLAGS",
-    "Root",
-    "io_error",
-]
-
 # O_NONBLOCK: opening a FIFO returns at once instead of waiting for a writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -18,8 +18,6 @@ from typing import Final
 
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = ["read_unbuffered", "start_unbuffered"]
-
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 # A multiple of the logical block size of nearly all disks; what needs more is EINVAL.
 _ALIGNMENT: Final = max(4096, mmap.PAGESIZE)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gpustore.kvstores.file.root import Root
 
-__all__ = ["scan", "walk", "within"]
-
 
 def walk(
     root: Root, inclusive_min: str, exclusive_max: str | None

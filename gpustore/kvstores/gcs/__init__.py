@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "GcsKvStore", "GcsSpec"]
 
 _RESOURCES: Final = (
     "data_copy_concurrency",

@@ -21,13 +21,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from gpustore.errors import InvalidKeyError, MetadataError
-from gpustore.kvstores.base import (
-    KvStoreDriver,
-    ReadColumns,
-    ReadRequest,
-    references_json,
-    take_references,
-)
+from gpustore.kvstores.base import KvStoreDriver, references_json, take_references
+from gpustore.kvstores.columns import ReadColumns, ReadRequest
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse, Origin
 from gpustore.kvstores.http.range_reader import RemoteReader
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "HttpKvStore", "HttpSpec"]
 
 _RESOURCES: Final = (
     "data_copy_concurrency",

@@ -15,8 +15,6 @@ from typing import Any, Final, TypeAlias
 from gpustore.kvstores.http.message import Origin
 from gpustore.runtime.executor import reset_after_fork
 
-__all__ = ["RESOLVER", "Address", "Answer"]
-
 Address: TypeAlias = tuple[Any, ...]
 """Family, kind, protocol, canonical name and socket address."""
 

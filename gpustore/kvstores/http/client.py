@@ -34,8 +34,6 @@ from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
-__all__ = ["PASSING", "HttpClient"]
-
 PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that a repetition may change."""
 

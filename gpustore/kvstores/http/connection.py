@@ -32,8 +32,6 @@ from gpustore.kvstores.http.proxy import Proxy, proxy_for
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import reset_after_fork
 
-__all__ = ["POOL", "READ", "WRITE", "Connection", "Lost", "Steps"]
-
 READ: Final = select.POLLIN
 WRITE: Final = select.POLLOUT
 

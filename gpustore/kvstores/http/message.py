@@ -15,17 +15,6 @@ from gpustore.errors import MetadataError, StoreIOError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 
-__all__ = [
-    "BodyPlan",
-    "ContentRange",
-    "HttpRequest",
-    "HttpResponse",
-    "Origin",
-    "collect",
-    "content_range",
-    "parse_head",
-]
-
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: .*)?")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")

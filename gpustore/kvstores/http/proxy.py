@@ -16,9 +16,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.http.message import Origin
 
-__all__ = ["Proxy", "proxy_for"]
-
-
 _OF_MACHINE: Final = ("metadata.google.internal", "fd00:ec2::254", "fd00:ec2::23")
 """They and link-local addresses know the machine's own secrets, and no proxy is to see them."""
 

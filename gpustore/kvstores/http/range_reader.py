@@ -28,8 +28,6 @@ from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse, 
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["PlannedRead", "RemoteReader", "part_of", "plan_reads"]
-
 GAP_NBYTES: Final = 4095
 """As TensorStore has it: always less than a request costs."""
 

@@ -38,16 +38,18 @@ from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
     Base,
-    LocateColumns,
-    ReadColumns,
-    ReadState,
-    WriteColumns,
-    WriteRequest,
     check_byte_range,
     check_nbytes,
     condition_holds,
     invalid_key,
     require_no_slashes,
+)
+from gpustore.kvstores.columns import (
+    LocateColumns,
+    ReadColumns,
+    ReadState,
+    WriteColumns,
+    WriteRequest,
 )
 from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing
 from gpustore.kvstores.ocdbt.commit import Committer
@@ -70,14 +72,14 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from gpustore.kvstores.base import KvStoreDriver, ReadRequest
+    from gpustore.kvstores.base import KvStoreDriver
+    from gpustore.kvstores.columns import ReadRequest
     from gpustore.kvstores.ocdbt.tree import LeafRows, Value
     from gpustore.kvstores.ocdbt.version_tree import Version
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "OcdbtKvStore", "OcdbtSpec"]
 
 _PREFIXES: Final = (
     "value_data_prefix",

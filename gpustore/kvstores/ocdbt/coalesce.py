@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import ReadColumns, ReadRequest, ReadState, check_nbytes
+from gpustore.kvstores.base import check_nbytes
+from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
 from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
 from gpustore.runtime.buffer import Buffer
@@ -25,7 +26,6 @@ from gpustore.strict_json.parsing import JsonValue, expect_int
 if TYPE_CHECKING:
     from gpustore.strict_json.parsing import Members
 
-__all__ = ["Coalescer", "Coalescing"]
 
 _THRESHOLD: Final = "experimental_read_coalescing_threshold_bytes"
 _MERGED: Final = "experimental_read_coalescing_merged_bytes"

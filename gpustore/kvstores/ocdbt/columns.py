@@ -14,17 +14,6 @@ import numpy.typing as npt
 
 from gpustore.errors import CorruptChunkError
 
-__all__ = [
-    "UINT64_MAX",
-    "Int64s",
-    "Reader",
-    "UInt64s",
-    "encode_varint",
-    "encode_varints",
-    "ragged",
-    "ragged_indices",
-]
-
 UINT64_MAX: Final = 2**64 - 1
 
 _MAX_VARINT_NBYTES: Final = 10

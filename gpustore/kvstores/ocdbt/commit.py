@@ -30,7 +30,7 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
 )
-from gpustore.kvstores.base import ABSENT, WriteColumns, WriteRequest
+from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest
 from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES
 from gpustore.kvstores.ocdbt.data_file import DataFiles
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.config import Config, ConfigConstraints
     from gpustore.kvstores.ocdbt.database import Database
 
-__all__ = ["Committer"]
 
 _ATTEMPTS: Final = 1000
 _FIRST_PAUSE_S: Final = 0.001

@@ -27,7 +27,6 @@ from gpustore.strict_json.parsing import Members, expect_int, expect_str, text
 if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["MAX_INLINE_NBYTES", "Compression", "Config", "ConfigConstraints"]
 
 MAX_INLINE_NBYTES: Final = 1 << 20
 _UINT32_MAX: Final = 2**32 - 1

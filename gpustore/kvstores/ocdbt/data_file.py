@@ -5,14 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from gpustore.kvstores.base import WriteRequest
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.kvstores.ocdbt.location import DataFile, Location
 
 if TYPE_CHECKING:
     from gpustore.kvstores.base import Base
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["DEFAULT_TARGET_NBYTES", "DataFiles"]
 
 DEFAULT_TARGET_NBYTES: Final = 2 << 30
 

@@ -20,7 +20,8 @@ from gpustore.errors import (
     MismatchError,
     StoreIOError,
 )
-from gpustore.kvstores.base import ReadRequest, prefix_end
+from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.ocdbt.config import Config
 from gpustore.kvstores.ocdbt.manifest import Manifest, read_manifest
 from gpustore.kvstores.ocdbt.node import MAX_ENTRIES, read_node
@@ -30,7 +31,8 @@ from gpustore.runtime.cache import Entry, Space
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gpustore.kvstores.base import Base, ReadColumns
+    from gpustore.kvstores.base import Base
+    from gpustore.kvstores.columns import ReadColumns
     from gpustore.kvstores.ocdbt.config import ConfigConstraints
     from gpustore.kvstores.ocdbt.location import Location
     from gpustore.kvstores.ocdbt.node import Interior, Leaf
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.cache import Cache
 
-__all__ = ["MANIFEST_KEY", "Database", "Snapshot", "numbered_key", "numbered_of"]
 
 MANIFEST_KEY: Final = "manifest.ocdbt"
 _NUMBERED: Final = re.compile(r"manifest\.([0-9a-f]{16})", re.ASCII)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.node import Interior, Totals
     from gpustore.kvstores.ocdbt.version_tree import VersionNode, VersionSubtree
 
-__all__ = ["dump"]
 
 _VALUE: Final = "value"
 _BTREE_NODE: Final = "btreenode"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpustore.codec_chain.base import BytesCodec
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["BTREE_NODE", "MANIFEST", "VERSION_NODE", "open_body", "seal"]
 
 MANIFEST: Final = 0x0CDB3A2A
 VERSION_NODE: Final = 0x0CDB1234

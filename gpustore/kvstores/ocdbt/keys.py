@@ -15,7 +15,6 @@ from gpustore.kvstores.ocdbt.location import common_nbytes
 if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.columns import Int64s, Reader
 
-__all__ = ["MAX_KEY_NBYTES", "Keys", "read_keys"]
 
 MAX_KEY_NBYTES: Final = 65535
 # Longer common begins are compared and put together key by key.

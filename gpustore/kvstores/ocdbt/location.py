@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from gpustore.errors import CorruptChunkError
     from gpustore.kvstores.ocdbt.columns import Int64s, UInt64s
 
-__all__ = [
-    "ABSENT_ROOT",
-    "MAX_OFFSET",
-    "MAX_PATH_NBYTES",
-    "DataFile",
-    "FileTable",
-    "Location",
-    "common_nbytes",
-    "files_nbytes",
-    "is_safe",
-    "read_file_indices",
-    "read_files",
-    "read_locations",
-]
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_PATH_NBYTES: Final = 65535

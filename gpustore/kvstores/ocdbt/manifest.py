@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.version_tree import Version, VersionSubtree
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["Manifest", "encode_config", "read_manifest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

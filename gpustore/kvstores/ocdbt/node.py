@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.columns import Int64s, Reader, UInt64s
     from gpustore.runtime.buffer import Buffer
 
-__all__ = ["MAX_ENTRIES", "Interior", "Leaf", "Totals", "read_node"]
 
 MAX_ENTRIES: Final = 1 << 20
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.tree import Subtree
     from gpustore.kvstores.ocdbt.version_tree import Version
 
-__all__ = ["Changes", "KeyRange", "Rewrite", "Stored", "Tree"]
 
 Stored: TypeAlias = bytes | Location
 """A value as a leaf has it."""

@@ -9,8 +9,6 @@ from typing import Final
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["format_time", "format_version_time", "parse_time"]
-
 _TIME: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d+))?Z", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _GIGA: Final = 10**9

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import ABSENT
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.ocdbt.location import Location
 from gpustore.kvstores.ocdbt.node import Interior, Leaf
 from gpustore.strict_json.parsing import quote
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.database import Database
     from gpustore.kvstores.ocdbt.version_tree import Version
 
-__all__ = [
-    "LeafRows",
-    "Subtree",
-    "Value",
-    "child",
-    "child_rows",
-    "find",
-    "generation_of",
-    "leaves",
-    "load",
-    "root_of",
-]
 
 # Leaves of a range that are read in one request.
 _LEAVES_AT_ONCE: Final = 64

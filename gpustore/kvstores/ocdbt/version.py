@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.version_tree import Version, VersionSubtree
     from gpustore.strict_json.parsing import JsonValue
 
-__all__ = ["CommitTime", "Generation", "VersionSpec", "version_from_json", "version_from_url"]
 
 _GENERATION: Final = re.compile(r"v0*([1-9][0-9]{0,19})", re.ASCII)
 

@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from gpustore.kvstores.ocdbt.location import DataFile
     from gpustore.runtime.buffer import Buffer
 
-__all__ = [
-    "Version",
-    "VersionArray",
-    "VersionNode",
-    "VersionSubtree",
-    "advance",
-    "encode_subtrees",
-    "encode_versions",
-    "max_generation",
-    "read_subtrees",
-    "read_version_node",
-    "read_versions",
-    "subtree_ranges",
-]
 
 _GENERATION_BITS: Final = 64
 _TIME = struct.Struct("<Q")

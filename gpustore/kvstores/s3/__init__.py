@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "S3KvStore", "S3Spec"]
 
 _RESOURCES: Final = (
     "aws_credentials",

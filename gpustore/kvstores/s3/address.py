@@ -16,8 +16,6 @@ from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
 from gpustore.strict_json.parsing import quote
 
-__all__ = ["USUAL_REGION", "S3Address", "environment_endpoint", "region_of_bucket"]
-
 USUAL_REGION: Final = "us-east-1"
 
 AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)

@@ -27,6 +27,12 @@ from typing import TYPE_CHECKING, Final, Literal
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import (
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+    require_no_slashes,
+)
+from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
     ReadColumns,
@@ -34,10 +40,6 @@ from gpustore.kvstores.base import (
     ReadState,
     WriteColumns,
     WriteRequest,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    require_no_slashes,
 )
 from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory, check_name
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
-__all__ = ["DRIVER", "ZipKvStore", "ZipSpec"]
 
 # Decoded bytes of chunks in a batch: each batch writes the whole archive. A thread holds so many.
 _WRITE_NBYTES: Final = 32 << 20

@@ -13,7 +13,8 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError, GpustoreError, StoreIOError, UnsupportedError
-from gpustore.kvstores.base import Base, ReadRequest, ReadState
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.zip.directory import EMPTY, Directory, read_directory
 from gpustore.kvstores.zip.end import TAIL_NBYTES
 from gpustore.kvstores.zip.member import LOCAL_HEADER, read_local_header
@@ -23,7 +24,6 @@ from gpustore.runtime.executor import reset_after_fork
 if TYPE_CHECKING:
     from gpustore.runtime.limits import Limits
 
-__all__ = ["Archive", "Changed"]
 
 # How often the directory is read anew because the archive was replaced meanwhile.
 _ATTEMPTS: Final = 20

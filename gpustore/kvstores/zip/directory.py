@@ -36,21 +36,6 @@ from gpustore.kvstores.zip.end import CODEC, End, find_end
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import INT64_MAX, quote
 
-__all__ = [
-    "EMPTY",
-    "METHODS",
-    "RECORD",
-    "STAMP_HEADER",
-    "STAMP_ID",
-    "STAMP_NBYTES",
-    "ZIP64_ID",
-    "Directory",
-    "check_name",
-    "corrupt",
-    "pack_generation",
-    "read_directory",
-]
-
 RECORD: Final = np.dtype(
     [
         *(("signature", "<u4"), ("made_by", "<u2"), ("needed", "<u2"), ("flags", "<u2")),

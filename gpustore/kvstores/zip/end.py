@@ -17,8 +17,6 @@ from typing import Final
 
 from gpustore.errors import CorruptChunkError, GpustoreError, UnsupportedError
 
-__all__ = ["CODEC", "TAIL_NBYTES", "End", "find_end", "pack_end"]
-
 CODEC: Final = "zip"
 """What errors call the codec."""
 

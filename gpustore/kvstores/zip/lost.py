@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import ABSENT
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.zip.archive import Archive
 from gpustore.kvstores.zip.directory import RECORD, Directory, corrupt
 from gpustore.kvstores.zip.member import LOCAL_HEADER, LOCAL_SIGNATURE, read_local_header
 from gpustore.strict_json.parsing import quote
-
-__all__ = ["find_lost"]
 
 _MOST_HERE: Final = 1 << 12
 _MOST_ELSEWHERE: Final = 1 << 6

@@ -24,18 +24,6 @@ from gpustore.errors import CorruptChunkError
 from gpustore.kvstores.zip.directory import METHODS, Directory, corrupt
 from gpustore.runtime.buffer import Buffer
 
-__all__ = [
-    "ENCODE_METHODS",
-    "LOCAL_HEADER",
-    "LOCAL_SIGNATURE",
-    "check_crc32",
-    "check_encoded_nbytes",
-    "decode",
-    "encode",
-    "read_local_header",
-    "wrong_crc32",
-]
-
 LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
 """Signature, version, flags, method, time, date, CRC-32, sizes, lengths of name and extra."""
 

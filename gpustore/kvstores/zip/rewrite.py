@@ -36,8 +36,6 @@ from gpustore.kvstores.zip.end import End, pack_end
 from gpustore.kvstores.zip.member import LOCAL_HEADER, LOCAL_SIGNATURE, encode
 from gpustore.runtime.buffer import Buffer
 
-__all__ = ["NewMember", "Rewrite"]
-
 _UINT16_MAX: Final = 0xFFFF
 _UINT32_MAX: Final = 0xFFFFFFFF
 _UTF8: Final = 1 << 11

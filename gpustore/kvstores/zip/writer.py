@@ -15,22 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpustore.errors import ConflictError, GpustoreError
-from gpustore.kvstores.base import (
-    ABSENT,
-    Base,
-    Replacement,
-    WriteColumns,
-    WriteRequest,
-    condition_holds,
-)
+from gpustore.kvstores.base import Base, Replacement, condition_holds
+from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest
 from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory
 from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import reset_after_fork
 from gpustore.runtime.limits import Limits
-
-__all__ = ["Writer"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.blosc import read_header
+from gpustore.codecs.blosc.frame import read_header
 from gpustore.errors import CorruptChunkError, LimitError
 from tests.codecs.contract import (
     check_damage,

@@ -9,7 +9,8 @@ import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codecs.blosc import read_header, snappy
+from gpustore.codecs.blosc import snappy
+from gpustore.codecs.blosc.frame import read_header
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from tests.codecs.contract import (
     check_damage,

@@ -17,7 +17,8 @@ from gpustore.errors import (
     MetadataError,
     StoreIOError,
 )
-from gpustore.kvstores.base import ABSENT, Arena, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 

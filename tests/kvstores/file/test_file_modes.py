@@ -22,7 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, Replacement, WriteRequest
+from gpustore.kvstores.base import Replacement
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 from tests.kvstores.processes import run_together

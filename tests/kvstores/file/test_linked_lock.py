@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.file.linked_lock import WHOLE_FILE, LinkedLock
 from gpustore.kvstores.file.lock import hold
 from gpustore.kvstores.kvstore import KvStore

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.file import root
 from gpustore.kvstores.file.root import READ_FLAGS, Root
 from gpustore.kvstores.kvstore import KvStore

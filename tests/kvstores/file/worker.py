@@ -19,7 +19,7 @@ def spec(path, locking="os"):
 
 
 def increment_gpustore(path, count, *locking):
-    from gpustore.kvstores.base import ReadRequest, WriteRequest
+    from gpustore.kvstores.columns import ReadRequest, WriteRequest
     from gpustore.kvstores.kvstore import KvStore
 
     store = KvStore.open(spec(path, *locking)).result()

@@ -27,9 +27,9 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstores import gcs
-from gpustore.kvstores.base import ABSENT, ReadState
 from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.buckets.authorization import Anonymous
+from gpustore.kvstores.columns import ABSENT, ReadState
 from gpustore.kvstores.http.message import Origin
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.buckets.bucket_contract import *

@@ -8,7 +8,7 @@ import pytest
 
 from gpustore.errors import StoreIOError
 from gpustore.kvstores import gcs
-from gpustore.kvstores.base import ABSENT, ReadState
+from gpustore.kvstores.columns import ABSENT, ReadState
 from gpustore.kvstores.http.message import Origin
 from tests.kvstores.contract import get, put
 from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.kvstore import KvStore

@@ -26,7 +26,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.base import ReadState
+from gpustore.kvstores.columns import ReadState
 from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.http.range_reader import MERGED_NBYTES
 from gpustore.kvstores.kvstore import KvStore

@@ -17,7 +17,7 @@ def spec(path, config):
 
 
 def commit_gpustore(path, config, name, count):
-    from gpustore.kvstores.base import ReadRequest, WriteRequest
+    from gpustore.kvstores.columns import ReadRequest, WriteRequest
     from gpustore.kvstores.kvstore import KvStore
 
     store = KvStore.open(spec(path, config)).result()
@@ -58,7 +58,7 @@ def commit_tensorstore(path, config, name, count):
 def overwrite(path, config, count):
     """Let `count` children, each when a line comes, commit until they are killed."""
     from gpustore import registry
-    from gpustore.kvstores.base import WriteRequest
+    from gpustore.kvstores.columns import WriteRequest
     from gpustore.kvstores.kvstore import KvStore
 
     registry.find("kvstores", "ocdbt")  # Imports once what each child needs.

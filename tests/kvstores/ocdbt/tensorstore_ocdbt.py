@@ -3,7 +3,8 @@
 import tensorstore as ts
 from hypothesis import strategies as st
 
-from gpustore.kvstores.base import Base, WriteRequest
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.runtime.context import Context

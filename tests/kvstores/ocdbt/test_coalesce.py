@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.errors import LimitError, MismatchError, StoreIOError
-from gpustore.kvstores.base import Arena, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import coalesce
 from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing

@@ -18,7 +18,7 @@ from gpustore.errors import (
     MismatchError,
     StoreIOError,
 )
-from gpustore.kvstores.base import ABSENT, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, Rule
 from tests.kvstores.ocdbt.tensorstore_ocdbt import (

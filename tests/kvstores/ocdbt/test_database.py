@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.errors import CorruptChunkError, LimitError
-from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt.columns import Reader, encode_varint, encode_varints
 from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES, Compression, Config

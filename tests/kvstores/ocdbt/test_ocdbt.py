@@ -18,7 +18,7 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt.dump import dump as show
 from tests.kvstores.contract import *

@@ -10,7 +10,7 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import StoreIOError, UnsupportedError
-from gpustore.kvstores.base import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import Fault, HttpServer
 from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase

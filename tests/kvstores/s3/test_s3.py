@@ -29,8 +29,8 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.base import ABSENT, ReadState
 from gpustore.kvstores.buckets import machine
+from gpustore.kvstores.columns import ABSENT, ReadState
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
 from gpustore.kvstores.kvstore import KvStore

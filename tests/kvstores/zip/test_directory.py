@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
-from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.zip.directory import Directory, check_name, read_directory
 from gpustore.kvstores.zip.end import End
 from gpustore.runtime.limits import Limits

@@ -7,7 +7,8 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError
-from gpustore.kvstores.base import Base, ReadRequest, ReadState
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.zip import lost
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.zip.archive import central, made, opened

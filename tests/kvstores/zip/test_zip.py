@@ -26,7 +26,8 @@ from gpustore.errors import (
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.zip.directory import METHODS

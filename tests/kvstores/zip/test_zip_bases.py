@@ -17,7 +17,7 @@ import zstandard
 import gpustore
 from gpustore.backends.device import direct_read
 from gpustore.errors import UnsupportedError
-from gpustore.kvstores.base import ReadRequest
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer

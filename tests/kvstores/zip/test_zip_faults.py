@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import ABSENT, Base, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.base import Base
+from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.zip import ZipKvStore
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
