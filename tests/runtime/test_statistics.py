@@ -21,7 +21,7 @@ from gpustore.runtime.statistics import (
     operation,
 )
 
-PACKAGE = Path(__file__).parents[1] / "gpustore"
+PACKAGE = Path(__file__).parents[2] / "gpustore"
 
 
 def test_what_is_counted_for_an_operation_counts_for_the_process():
