@@ -4,7 +4,7 @@ Three things carry the word:
 
 :class:`Codec`, :class:`LayoutCodec` and :class:`ArrayCodec`
     What a module of this folder registers as ``CODEC``: an algorithm's options in Zarr v3 and in
-    Zarr v2 (a :class:`Face` each), their defaults, and how to prepare it.
+    Zarr v2 (a :class:`CodecVariant` each), their defaults, and how to prepare it.
 :class:`BytesCodec`
     One prepared bytes -> bytes stage of a chain.
 :class:`ChunkBytes`
@@ -368,16 +368,18 @@ class Option:
     merge: Callable[[JsonValue, JsonValue], JsonValue] = merge_equal
 
 
-def fill_defaults(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
+def fill_defaults(
+    variant: CodecVariant, options: Options, itemsize: int | None
+) -> dict[str, JsonValue]:
     """Give every option that has a fixed default its value."""
     del itemsize
-    defaults = {o.name: o.default for o in face.options if o.default is not ABSENT}
+    defaults = {o.name: o.default for o in variant.options if o.default is not ABSENT}
     return {**defaults, **options}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Face:
-    """The options of one codec in one version of the format.
+class CodecVariant:
+    """Variant of a codec of bytes for one version of the format: its options and their defaults.
 
     Attributes
     ----------
@@ -386,14 +388,14 @@ class Face:
         ``prepare(options, itemsize)`` makes the stage from complete options. `itemsize`, in
         bytes, is that of the elements the stage is given, None if those are no longer elements.
     complete : callable
-        ``complete(face, options, itemsize)`` fills in the defaults of a new array.
+        ``complete(variant, options, itemsize)`` fills in the defaults of a new array.
     check_stored : callable, optional
         Raises MetadataError if stored options, each valid, do not go together.
     """
 
     options: tuple[Option, ...]
     prepare: Callable[[Options, int | None], BytesCodec]
-    complete: Callable[[Face, Options, int | None], dict[str, JsonValue]] = fill_defaults
+    complete: Callable[[CodecVariant, Options, int | None], dict[str, JsonValue]] = fill_defaults
     check_stored: Callable[[Options], None] | None = None
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
@@ -427,10 +429,10 @@ class Codec:
     ----------
     name : str
         Name in Zarr v3 and id in Zarr v2.
-    v3, v2 : Face, ValueFace or None
+    v3, v2 : CodecVariant, ValueVariant or None
         None where that version does not have the codec; in Zarr v2, as a compressor.
-    filter : Face, ValueFace or None
-        Its face among the filters of Zarr v2, if that is another. Zarr v3 also has those of
+    filter : CodecVariant, ValueVariant or None
+        Variant as a filter of Zarr v2, if it differs from `v2`. Zarr v3 also has the filters of
         Zarr v2, under the name ``numcodecs.<id>``.
     """
 

@@ -19,13 +19,13 @@ from gpustore import registry
 from gpustore.codec_chain.base import (
     ArrayCodec,
     Codec,
-    Face,
+    CodecVariant,
     LayoutCodec,
     Option,
     Options,
     ShardCodec,
 )
-from gpustore.codec_chain.value import ValueFace
+from gpustore.codec_chain.value import ValueVariant
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.errors import (
     MetadataError,
@@ -72,21 +72,21 @@ class LayoutChoice(_OfCodec):
 
 
 @dataclass(frozen=True, slots=True)
-class _OfFace:
-    """A codec, its face in one version of the format, and the options chosen.
+class _VariantChoice:
+    """A codec, its variant for one version of the format, and the options chosen.
 
     `name` is the one it has in that version.
     """
 
     name: str
     codec: Codec
-    face: Face | ValueFace
+    variant: CodecVariant | ValueVariant
     options: Options
 
     @property
     def known(self) -> tuple[Option, ...]:
         """The options it has."""
-        return self.face.options
+        return self.variant.options
 
     @property
     def named(self) -> NamedConfiguration:
@@ -95,25 +95,25 @@ class _OfFace:
 
 
 @dataclass(frozen=True, slots=True)
-class StageChoice(_OfFace):
+class StageChoice(_VariantChoice):
     """A bytes -> bytes codec, and the options chosen."""
 
-    face: Face
+    variant: CodecVariant
 
     def completed(self, itemsize: int | None) -> StageChoice:
         """With every option chosen, for elements of `itemsize` bytes (None: no elements)."""
-        return replace(self, options=self.face.complete(self.face, self.options, itemsize))
+        return replace(self, options=self.variant.complete(self.variant, self.options, itemsize))
 
 
 @dataclass(frozen=True, slots=True)
-class ValueChoice(_OfFace):
+class ValueChoice(_VariantChoice):
     """A codec of elements, and the options chosen."""
 
-    face: ValueFace
+    variant: ValueVariant
 
     def completed(self, dtype: np.dtype[Any] | None) -> ValueChoice:
         """With every option chosen, for elements of `dtype` if that is known."""
-        return replace(self, options=self.face.complete(self.options, dtype))
+        return replace(self, options=self.variant.complete(self.options, dtype))
 
 
 Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice | ValueChoice
@@ -151,7 +151,7 @@ class ChainSpec:
     @property
     def keeps_shape(self) -> bool:
         """Whether its codecs take chunks of any shape."""
-        return all(one.face.keeps_shape for one in self.arrays if isinstance(one, ValueChoice))
+        return all(one.variant.keeps_shape for one in self.arrays if isinstance(one, ValueChoice))
 
 
 def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> prefixing:
@@ -171,23 +171,23 @@ def unknown_codec(name: str, version: str) -> MetadataError:
     for candidate in registry.ids("codecs"):
         codec = registry.find("codecs", candidate)
         if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
-            has_face = version == "v3"
+            has_variant = version == "v3"
         elif version == "v2":
-            has_face = face_v2(codec) is not None
+            has_variant = variant_v2(codec) is not None
         else:
-            has_face = codec.v3 is not None
-            if face_v2(codec) is not None:
+            has_variant = codec.v3 is not None
+            if variant_v2(codec) is not None:
                 prefixed.append(_NUMCODECS + candidate)
-        if has_face:
+        if has_variant:
             known.append(candidate)
     known += prefixed
     return MetadataError(f"{text(name)} is not registered; registered are: {', '.join(known)}")
 
 
-def face_v2(codec: Codec, *, first: bool = False) -> Face | ValueFace | None:
+def variant_v2(codec: Codec, *, first: bool = False) -> CodecVariant | ValueVariant | None:
     """How a codec is written in Zarr v2, None if not at all; `first` prefers that of filters."""
-    face: Face | ValueFace | None = codec.filter if first else codec.v2
-    return face or codec.v2 or codec.filter
+    variant: CodecVariant | ValueVariant | None = codec.filter if first else codec.v2
+    return variant or codec.v2 or codec.filter
 
 
 # --------------------------------------------------------------------------- Zarr v3
@@ -268,7 +268,7 @@ def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
         elif layout is not None or stages:
             raise MetadataError(f"Expected bytes -> bytes codec, but received: {choice.named}")
         elif isinstance(choice, LayoutChoice) or (
-            isinstance(choice, ValueChoice) and choice.face.kind != ArrayCodec.kind
+            isinstance(choice, ValueChoice) and choice.variant.kind != ArrayCodec.kind
         ):
             layout = choice
         else:
@@ -281,7 +281,7 @@ def _by_kind(choices: Sequence[Choice], *, stored: bool) -> ChainSpec:
 
 
 def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
-    codec, face = _find_v3(named.name)
+    codec, variant = _find_v3(named.name)
     if codec is None:
         with in_member("name"):
             raise unknown_codec(named.name, "v3")
@@ -291,25 +291,25 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
             return ArrayChoice(codec, codec.parse(members, stored=stored))
         if isinstance(codec, LayoutCodec | ShardCodec | VlenCodec):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
-        if isinstance(face, ValueFace):
-            options = face.parse(members, stored=stored, typed=False)
-            return ValueChoice(named.name, codec, face, options)
-        assert face is not None
-        return StageChoice(named.name, codec, face, face.parse(members, stored=stored))
+        if isinstance(variant, ValueVariant):
+            options = variant.parse(members, stored=stored, typed=False)
+            return ValueChoice(named.name, codec, variant, options)
+        assert variant is not None
+        return StageChoice(named.name, codec, variant, variant.parse(members, stored=stored))
 
 
-def _find_v3(name: str) -> tuple[Any, Face | ValueFace | None]:
+def _find_v3(name: str) -> tuple[Any, CodecVariant | ValueVariant | None]:
     """The codec of that name, and how it is written there if it may be written in several ways."""
     codec = registry.find("codecs", name)
     if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
         return codec, None
-    face = codec.v3 if isinstance(codec, Codec) else None
+    variant = codec.v3 if isinstance(codec, Codec) else None
     if name.startswith(_NUMCODECS):
         codec = registry.find("codecs", name.removeprefix(_NUMCODECS))
         if isinstance(codec, VlenCodec):
             return codec, None  # Read like the others; written under the registered name.
-        face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
-    return (None, None) if face is None else (codec, face)
+        variant = variant_v2(codec, first=True) if isinstance(codec, Codec) else None
+    return (None, None) if variant is None else (codec, variant)
 
 
 def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tuple[int, ...]:
@@ -324,7 +324,7 @@ def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tu
     composed = tuple(range(rank))
     for array in arrays:
         if isinstance(array, ValueChoice):
-            if not array.face.is_elementwise:
+            if not array.variant.is_elementwise:
                 break
             continue
         with resolving(array.named, what="propagating data type and shape"):

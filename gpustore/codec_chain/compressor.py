@@ -16,11 +16,11 @@ from gpustore.codec_chain.base import Codec
 from gpustore.codec_chain.chain_spec import (
     StageChoice,
     ValueChoice,
-    face_v2,
     of_codec,
     unknown_codec,
+    variant_v2,
 )
-from gpustore.codec_chain.value import ValueFace
+from gpustore.codec_chain.value import ValueVariant
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.zarr2_member import UNSET, Unset
@@ -61,15 +61,15 @@ def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | V
         members = Members(dict(compressor))
         name = members.take_str("id")
         codec = registry.find("codecs", name)
-        face = face_v2(codec) if isinstance(codec, Codec) else None
-        if face is None:
+        variant = variant_v2(codec) if isinstance(codec, Codec) else None
+        if variant is None:
             raise members.error(unknown_codec(name, "v2"), "id")
-        if isinstance(face, ValueFace):
+        if isinstance(variant, ValueVariant):
             with of_codec(name):
-                options = face.parse(members, stored=stored)
-            return ValueChoice(name, codec, face, options).completed(None)
-        options = face.parse(members, stored=stored)
-        return StageChoice(name, codec, face, options).completed(None)
+                options = variant.parse(members, stored=stored)
+            return ValueChoice(name, codec, variant, options).completed(None)
+        options = variant.parse(members, stored=stored)
+        return StageChoice(name, codec, variant, options).completed(None)
 
 
 def merge_v2(

@@ -17,10 +17,10 @@ from gpustore.codec_chain.chain_spec import (
     LayoutChoice,
     StageChoice,
     ValueChoice,
-    face_v2,
     of_codec,
+    variant_v2,
 )
-from gpustore.codec_chain.value import ValueFace
+from gpustore.codec_chain.value import ValueVariant
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError
 from gpustore.metadata.named_configuration import json_equal
@@ -77,8 +77,8 @@ def _choose(
             raise MetadataError(f"{text(name)} must be the first filter: it is for elements")
         with at_position(index):
             return LayoutChoice(codec, codec.parse(members, stored=stored))
-    face = face_v2(codec, first=True) if isinstance(codec, Codec) else None
-    if face is None:
+    variant = variant_v2(codec, first=True) if isinstance(codec, Codec) else None
+    if variant is None:
         if name in _OBJECTS:
             raise UnsupportedError(
                 f"filter {text(name)} is not supported: it makes objects of bytes, which runs "
@@ -87,10 +87,10 @@ def _choose(
         known = ", ".join(map(text, _known()))
         raise UnsupportedError(f"filters are not supported, except {known}: {text(name)}")
     with at_position(index), of_codec(name):
-        options = face.parse(members, stored=stored)
-        if isinstance(face, ValueFace):
-            return ValueChoice(name, codec, face, options).completed(None)
-        return StageChoice(name, codec, face, options).completed(None)
+        options = variant.parse(members, stored=stored)
+        if isinstance(variant, ValueVariant):
+            return ValueChoice(name, codec, variant, options).completed(None)
+        return StageChoice(name, codec, variant, options).completed(None)
 
 
 _OBJECTS: Final = ("pickle", "json2", "json", "msgpack2", "msgpack")
@@ -99,7 +99,7 @@ _OBJECTS: Final = ("pickle", "json2", "json", "msgpack2", "msgpack")
 
 def _known() -> list[str]:
     found = ((name, registry.find("codecs", name)) for name in registry.ids("codecs"))
-    return [name for name, codec in found if isinstance(codec, Codec) and face_v2(codec)]
+    return [name for name, codec in found if isinstance(codec, Codec) and variant_v2(codec)]
 
 
 def merge_filters(a: Filters | Unset, b: Filters | Unset) -> Filters | Unset:

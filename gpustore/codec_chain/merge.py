@@ -245,8 +245,8 @@ def _complete_arrays(
                 continue
             value = array.completed(element)
             arrays.append(value)
-            element = value.face.types(value.options, element)[1]
-            rank = value.face.rank(value.options, rank)
+            element = value.variant.types(value.options, element)[1]
+            rank = value.variant.rank(value.options, rank)
     return arrays, element
 
 
@@ -284,7 +284,7 @@ def _complete_layout(
 
 def _is_reordered(arrays: Sequence[ArrayChoice | ValueChoice]) -> bool:
     """Whether a transpose after these is one of the whole array's dimensions."""
-    return all(isinstance(a, ArrayChoice) or a.face.is_elementwise for a in arrays)
+    return all(isinstance(a, ArrayChoice) or a.variant.is_elementwise for a in arrays)
 
 
 def _is_bytes(dtype: V3DataType) -> bool:

@@ -124,7 +124,7 @@ def resolve_chain(
     if objects is not None:
         itemsize = None
     for stage in spec.stages:
-        stages.append(stage.face.prepare(stage.options, itemsize))
+        stages.append(stage.variant.prepare(stage.options, itemsize))
         itemsize = None
     json = {"codecs": [named.to_json() for named in spec.named]}
     return CodecChain(
@@ -193,7 +193,7 @@ class _ValueStages:
         self.elements = Elements(self.elements.dtype, tuple(shape[dim] for dim in order))
 
     def _add_value(self, choice: ValueChoice) -> None:
-        face = choice.face
+        variant = choice.variant
         stored = self._component.stored
         if (
             not self._component.is_element
@@ -204,14 +204,14 @@ class _ValueStages:
             raise UnsupportedError(
                 "codecs of elements are not supported for records, strings and raw bytes"
             )
-        decoded, encoded = face.given(choice.options, self.elements)
-        stage = face.prepare(choice.options, decoded, encoded)
+        decoded, encoded = variant.given(choice.options, self.elements)
+        stage = variant.prepare(choice.options, decoded, encoded)
         if stage is not None:
-            if face.keeps_fill and isinstance(stage, ValueStage):
+            if variant.keeps_fill and isinstance(stage, ValueStage):
                 stage = replace(stage, keeps_fill=True)
             self.stages.append(stage)
         self.typed |= stage is not None
-        self._is_ordered |= not face.is_elementwise
+        self._is_ordered |= not variant.is_elementwise
         self.elements = encoded
 
 
@@ -303,7 +303,7 @@ class _Given:
 def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: _Given) -> _Given:
     """Prepare a filter or a compressor; returns what the next one is given."""
     if isinstance(choice, StageChoice):
-        stage = choice.face.prepare(choice.options, given.itemsize)
+        stage = choice.variant.prepare(choice.options, given.itemsize)
         stages.append(stage)
         if given.elements is None or not stage.is_exact:
             return _Given(None, None)
@@ -316,10 +316,10 @@ def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: 
                 "It is for elements, and follows a codec whose encoding may have any number of "
                 "bytes"
             )
-        decoded, encoded = choice.face.viewed(choice.options, given.elements)
-        prepared = choice.face.prepare(choice.options, decoded, encoded)
+        decoded, encoded = choice.variant.viewed(choice.options, given.elements)
+        prepared = choice.variant.prepare(choice.options, decoded, encoded)
     if prepared is not None:
         stages.append(prepared)
-    if not choice.face.has_fixed_size:
+    if not choice.variant.has_fixed_size:
         return _Given(None, None)
     return _Given(encoded, encoded.dtype.itemsize)

@@ -5,8 +5,8 @@ of Zarr v2 are. In a chain each is one stage on contiguous elements in the order
 stored, so that it needs no dimensions: transposes before it are part of the layout, and commute
 with what changes each element by itself.
 
-:class:`ValueFace`
-    The options of one in one version of the format, and what it makes of type and shape.
+:class:`ValueVariant`
+    A variant of such a codec for Zarr v2 or v3: its options, and how it changes type and shape.
 :class:`ValueStage`
     The stage it prepares: elements of one type to elements of another, as bytes.
 :class:`ElementStages`
@@ -109,8 +109,8 @@ def _same_rank(options: Options, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueFace:
-    """The options of a codec of elements in one version of the format.
+class ValueVariant:
+    """Variant of a codec of elements for one version of the format: options, types and shapes.
 
     Attributes
     ----------

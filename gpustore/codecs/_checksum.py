@@ -9,7 +9,7 @@ from typing import Any
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     choice,
@@ -70,14 +70,14 @@ class Checksum(BytesCodec):
         return deliver(view, decoded_max, exact=exact, out=out)
 
 
-def checksum_face(name: str, make: Callable[..., Any], location: str) -> Face:
-    """The face in Zarr v2 of a checksum that stands where ``location`` says."""
+def checksum_variant(name: str, make: Callable[..., Any], location: str) -> CodecVariant:
+    """Variant for Zarr v2 of a checksum that stands where ``location`` says."""
 
     def prepare(options: Options, itemsize: int | None) -> Checksum:
         del itemsize
         return Checksum(name, make(location=options["location"]))
 
-    return Face(
+    return CodecVariant(
         options=(
             Option(
                 name="location",
@@ -92,4 +92,4 @@ def checksum_face(name: str, make: Callable[..., Any], location: str) -> Face:
 
 def checksum_codec(name: str, make: Callable[..., Any]) -> Codec:
     """A checksum that stands before the bytes unless ``location`` says otherwise."""
-    return Codec(name=name, filter=checksum_face(name, make, "start"))
+    return Codec(name=name, filter=checksum_variant(name, make, "start"))

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_values import cast_conversions
-from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, cast, numpy_type
 from gpustore.device.kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED
 
@@ -62,7 +62,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _AsType:
 
 CODEC = Codec(
     name="astype",
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(name="encode_dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
             Option(name="decode_dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),

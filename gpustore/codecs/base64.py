@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Options,
     deliver,
     too_long,
@@ -64,4 +64,4 @@ def _prepare(options: Options, itemsize: int | None) -> _Base64:
     return _Base64()
 
 
-CODEC = Codec(name="base64", filter=Face(options=(), prepare=_prepare))
+CODEC = Codec(name="base64", filter=CodecVariant(options=(), prepare=_prepare))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, deliver, integer
-from gpustore.codec_chain.value import Elements, ValueFace, ValueStage
+from gpustore.codec_chain.value import Elements, ValueStage, ValueVariant
 from gpustore.device.kernels.value import Conversion
 from gpustore.errors import MetadataError
 from gpustore.runtime.buffer import Buffer
@@ -136,7 +136,7 @@ def _prepare_v2(options: Options, decoded: Elements, encoded: Elements) -> _BitR
 
 CODEC = Codec(
     name="bitround",
-    v3=ValueFace(
+    v3=ValueVariant(
         options=(
             Option(
                 name="keepbits",
@@ -148,7 +148,7 @@ CODEC = Codec(
         prepare=_prepare,
         in_shards=True,
     ),
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(
                 name="keepbits",

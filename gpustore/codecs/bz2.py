@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     deliver,
@@ -76,7 +76,7 @@ def _prepare(options: Options, itemsize: int | None) -> _Bz2:
 
 CODEC = Codec(
     name="bz2",
-    v2=Face(
+    v2=CodecVariant(
         options=(Option(name="level", convert=integer(1, 9), default=1, stored_default=1),),
         prepare=_prepare,
     ),

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
-from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, blocks
+from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, blocks
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device.kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, GpustoreError, LimitError, MetadataError
@@ -348,7 +348,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _CastVal
 
 CODEC = Codec(
     name="cast_value",
-    v3=ValueFace(
+    v3=ValueVariant(
         options=(
             Option(
                 name="data_type", convert=_data_type, default=ABSENT, constraint_default=REQUIRED

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
-from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, numpy_type
+from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import (
     REQUIRED,
@@ -91,7 +91,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _Categor
 
 CODEC = Codec(
     name="categorize",
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(name="labels", convert=_labels, default=ABSENT, constraint_default=REQUIRED),
             Option(name="dtype", convert=_strings, default=ABSENT, constraint_default=REQUIRED),

@@ -24,9 +24,17 @@ import google_crc32c
 import numpy as np
 from numcodecs.checksum32 import CRC32C
 
-from gpustore.codec_chain.base import BytesCodec, Codec, Face, Options, deliver, too_long, too_short
+from gpustore.codec_chain.base import (
+    BytesCodec,
+    Codec,
+    CodecVariant,
+    Options,
+    deliver,
+    too_long,
+    too_short,
+)
 from gpustore.codec_chain.device_streams import refuse_where
-from gpustore.codecs._checksum import checksum_face
+from gpustore.codecs._checksum import checksum_variant
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
@@ -120,11 +128,11 @@ def _prepare_v2(options: Options, itemsize: int | None) -> BytesCodec:
     return _prepare({}, itemsize) if options["location"] == "end" else _at_start(options, itemsize)
 
 
-_v2 = checksum_face("crc32c", CRC32C, "end")
+_v2 = checksum_variant("crc32c", CRC32C, "end")
 _at_start = _v2.prepare
 
 CODEC = Codec(
     name="crc32c",
-    v3=Face(options=(), prepare=_prepare),
+    v3=CodecVariant(options=(), prepare=_prepare),
     filter=replace(_v2, prepare=_prepare_v2),
 )

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
-from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, numpy_type
+from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.kernels.value import Side, number_format
 from gpustore.device.protocol import Decoders, Device
@@ -104,7 +104,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _Delta:
 
 CODEC = Codec(
     name="delta",
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(name="dtype", convert=_TYPE, default=ABSENT, constraint_default=REQUIRED),
             Option(name="astype", convert=_TYPE, default=ABSENT, stored_default=ABSENT),

@@ -33,8 +33,8 @@ from gpustore.codec_chain.value import (
     BLOCK,
     Elements,
     Types,
-    ValueFace,
     ValueStage,
+    ValueVariant,
     blocks,
     cast,
     number,
@@ -106,7 +106,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _FixedSc
 
 CODEC = Codec(
     name="fixedscaleoffset",
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(name="scale", convert=number, default=ABSENT, constraint_default=REQUIRED),
             Option(name="offset", convert=number, default=ABSENT, constraint_default=REQUIRED),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from numcodecs.fletcher32 import Fletcher32
 
-from gpustore.codec_chain.base import Codec, Face, Options
+from gpustore.codec_chain.base import Codec, CodecVariant, Options
 from gpustore.codecs._checksum import Checksum
 
 
@@ -27,4 +27,4 @@ def _prepare(options: Options, itemsize: int | None) -> Checksum:
     return Checksum("fletcher32", Fletcher32())
 
 
-CODEC = Codec(name="fletcher32", filter=Face(options=(), prepare=_prepare))
+CODEC = Codec(name="fletcher32", filter=CodecVariant(options=(), prepare=_prepare))

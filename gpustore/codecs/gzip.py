@@ -23,7 +23,7 @@ are an error; TensorStore ignores them in v3.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec, Face, Option, Options, integer
+from gpustore.codec_chain.base import Codec, CodecVariant, Option, Options, integer
 from gpustore.codecs._deflate import Deflate, stored_level
 
 
@@ -34,12 +34,12 @@ def _prepare(options: Options, itemsize: int | None) -> Deflate:
 
 CODEC = Codec(
     name="gzip",
-    v3=Face(
+    v3=CodecVariant(
         # Decoding needs no level: codecs may be given by name alone.
         options=(Option(name="level", convert=integer(0, 9), default=6, stored_default=6),),
         prepare=_prepare,
     ),
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(
                 name="level",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from numcodecs.checksum32 import JenkinsLookup3
 
-from gpustore.codec_chain.base import ABSENT, Codec, Face, Option, Options, integer
+from gpustore.codec_chain.base import ABSENT, Codec, CodecVariant, Option, Options, integer
 from gpustore.codecs._checksum import Checksum
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text
@@ -37,7 +37,7 @@ def _prepare(options: Options, itemsize: int | None) -> Checksum:
 
 CODEC = Codec(
     name="jenkins_lookup3",
-    filter=Face(
+    filter=CodecVariant(
         options=(
             Option(name="initval", convert=integer(0, 2**32 - 1), default=0, stored_default=0),
             Option(name="prefix", convert=_prefix, default=ABSENT, stored_default=ABSENT),

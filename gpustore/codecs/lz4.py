@@ -27,7 +27,7 @@ import numcodecs.lz4
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     deliver,
@@ -137,7 +137,7 @@ def _prepare(options: Options, itemsize: int | None) -> _Lz4:
 
 CODEC = Codec(
     name="lz4",
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(
                 name="acceleration",

@@ -31,7 +31,7 @@ from typing import Any, Final
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     deliver,
@@ -201,9 +201,11 @@ def _filter_id(is_last: bool, value: JsonValue) -> int:
     return number
 
 
-def _complete(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
+def _complete(
+    variant: CodecVariant, options: Options, itemsize: int | None
+) -> dict[str, JsonValue]:
     """Fill in numcodecs' defaults, and check what goes together."""
-    completed = fill_defaults(face, options, itemsize)
+    completed = fill_defaults(variant, options, itemsize)
     form, filters = completed["format"], completed["filters"]
     if completed["preset"] is not None and filters is not None:
         raise MetadataError('"preset" and "filters" must not both be specified')
@@ -234,7 +236,7 @@ def _prepare(options: Options, itemsize: int | None) -> _Lzma:
 
 CODEC = Codec(
     name="lzma",
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(
                 name="format",

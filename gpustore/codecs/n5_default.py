@@ -41,7 +41,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.chain_spec import ArrayChoice, ChainSpec, parse_codecs
-from gpustore.codec_chain.value import Elements, Types, ValueFace
+from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.buffer import Buffer
@@ -175,13 +175,13 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _N5Defau
             raise MetadataError(f"Expected all dimensions reversed, but received: {list(order)}")
     if dtype.itemsize > 1 and "endian" not in chain.layout.options:
         raise MetadataError(f'Elements of type {dtype.name} need "endian" of "big"')
-    inner = [one.face.prepare(one.options, dtype.itemsize) for one in chain.stages]
+    inner = [one.variant.prepare(one.options, dtype.itemsize) for one in chain.stages]
     return _N5Default(dtype, decoded.shape, inner[0] if inner else None)
 
 
 CODEC = Codec(
     name="n5_default",
-    v3=ValueFace(
+    v3=ValueVariant(
         kind="array -> bytes",
         options=(
             Option(name="codecs", convert=_codecs, default=ABSENT, constraint_default=REQUIRED),

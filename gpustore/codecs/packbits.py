@@ -40,7 +40,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import destinations, refuse_where
-from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueFace, as_bytes
+from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueVariant, as_bytes
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.kernels.value import value_runs
 from gpustore.device.protocol import Decoders, Device
@@ -259,7 +259,7 @@ def _prepare_v2(options: Options, decoded: Elements, encoded: Elements) -> _Pack
 
 CODEC = Codec(
     name="packbits",
-    v3=ValueFace(
+    v3=ValueVariant(
         kind="array -> bytes",
         options=(
             Option(
@@ -274,7 +274,7 @@ CODEC = Codec(
         prepare=_prepare,
         types=_types,
     ),
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(),
         prepare=_prepare_v2,
         types=_types_v2,

@@ -37,7 +37,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.value import Elements, Types, ValueFace
+from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, expect_int, text
@@ -151,7 +151,7 @@ def _option(name: str, convert: Any, default: JsonValue) -> Option:
 
 CODEC = Codec(
     name="pcodec",
-    v2=ValueFace(
+    v2=ValueVariant(
         kind="array -> bytes",
         options=(
             _option("level", integer(0, 12), 8),

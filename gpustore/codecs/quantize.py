@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, integer
 from gpustore.codec_chain.device_values import cast_conversions
-from gpustore.codec_chain.value import Elements, Types, ValueFace, ValueStage, cast, numpy_type
+from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, cast, numpy_type
 from gpustore.device.kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED
 
@@ -77,7 +77,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _Quantiz
 
 CODEC = Codec(
     name="quantize",
-    filter=ValueFace(
+    filter=ValueVariant(
         options=(
             Option(
                 name="digits",

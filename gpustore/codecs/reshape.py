@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
-from gpustore.codec_chain.value import Elements, ValueFace
+from gpustore.codec_chain.value import Elements, ValueVariant
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import (
     REQUIRED,
@@ -98,7 +98,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> None:
 
 CODEC = Codec(
     name="reshape",
-    v3=ValueFace(
+    v3=ValueVariant(
         options=(
             Option(name="shape", convert=_convert, default=ABSENT, constraint_default=REQUIRED),
         ),

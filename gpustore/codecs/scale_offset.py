@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
-from gpustore.codec_chain.value import Elements, ValueFace, ValueStage, blocks
+from gpustore.codec_chain.value import Elements, ValueStage, ValueVariant, blocks
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device.kernels.value import Conversion, number_format
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
@@ -131,7 +131,7 @@ def _prepare(options: Options, decoded: Elements, encoded: Elements) -> _ScaleOf
 
 CODEC = Codec(
     name="scale_offset",
-    v3=ValueFace(
+    v3=ValueVariant(
         options=(
             Option(name="offset", convert=_unchanged, default=ABSENT, constraint_default=REQUIRED),
             Option(name="scale", convert=_unchanged, default=ABSENT, constraint_default=REQUIRED),

@@ -25,7 +25,7 @@ import numpy as np
 from gpustore.codec_chain.base import (
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     deliver,
@@ -135,7 +135,7 @@ def _prepare(options: Options, itemsize: int | None) -> _Shuffle:
 
 CODEC = Codec(
     name="shuffle",
-    filter=Face(
+    filter=CodecVariant(
         options=(
             Option(
                 name="elementsize",

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
-from gpustore.codec_chain.value import Elements, Types, ValueFace
+from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.codecs._zfp import Zfp
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import (
@@ -113,7 +113,7 @@ def _option(name: str, convert: Any, required: Required | Any = ABSENT) -> Optio
 
 CODEC = Codec(
     name="zfp",
-    v3=ValueFace(
+    v3=ValueVariant(
         kind="array -> bytes",
         options=(
             _option("mode", choice(*_PARAMETERS), REQUIRED),

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, integer
-from gpustore.codec_chain.value import Elements, Types, ValueFace
+from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.codecs._zfp import Zfp
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import JsonValue, expect_float, expect_object, text
@@ -77,7 +77,7 @@ def _option(name: str, convert: Any, default: Any) -> Option:
 
 CODEC = Codec(
     name="zfpy",
-    v2=ValueFace(
+    v2=ValueVariant(
         kind="array -> bytes",
         options=(
             _option("mode", integer(0, 5), 4),

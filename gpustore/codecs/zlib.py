@@ -17,7 +17,7 @@ writes it. TensorStore refuses such an array.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec, Face, Option, Options, integer
+from gpustore.codec_chain.base import Codec, CodecVariant, Option, Options, integer
 from gpustore.codecs._deflate import Deflate, stored_level
 
 
@@ -28,7 +28,7 @@ def _prepare(options: Options, itemsize: int | None) -> Deflate:
 
 CODEC = Codec(
     name="zlib",
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(
                 name="level",

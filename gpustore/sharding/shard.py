@@ -300,7 +300,7 @@ def _whole(
     inner_order = tuple(order[d] for d in shard.inner.inner_order[:rank])
     inner_order += tuple(range(rank, rank + component.rank))
     given.limits.check("chunk_nbytes", stored.nbytes, "Decoded chunk")
-    stages = [stage.face.prepare(stage.options, None) for stage in spec.stages]
+    stages = [stage.variant.prepare(stage.options, None) for stage in spec.stages]
     chain = CodecChain(
         stored.transposed(inner_order),
         [shard, *stages],
@@ -315,12 +315,12 @@ def _in_shards(array: ValueChoice) -> ValueChoice:
 
     Inner chunks that are missing hold the fill value as it encodes that, so it must come back.
     """
-    if not array.face.in_shards:
+    if not array.variant.in_shards:
         raise UnsupportedError(
             f"Codec {array.named} is not supported before sharding_indexed: put it among the "
             f'"codecs" of the shards'
         )
-    return replace(array, face=replace(array.face, keeps_fill=True))
+    return replace(array, variant=replace(array.variant, keeps_fill=True))
 
 
 def _to_array(order: tuple[int, ...], encoded: tuple[int, ...]) -> tuple[int, ...]:

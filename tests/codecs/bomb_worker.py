@@ -85,8 +85,8 @@ def bombs(nbytes):
 
 def stage(name):
     codec = registry.find("codecs", name)
-    face = codec.v3 or codec.v2
-    return face.prepare(face.complete(face, {}, 1), 1)
+    variant = codec.v3 or codec.v2
+    return variant.prepare(variant.complete(variant, {}, 1), 1)
 
 
 def memory_nbytes(field):

@@ -17,8 +17,8 @@ _KINDS = st.sampled_from(["zeros", "noise", "steps"])
 
 def stage(name, version="v3", itemsize=2, **options):
     """A stage with the default options of a new array but for `options`."""
-    face = getattr(registry.find("codecs", name), version)
-    return face.prepare(face.complete(face, options, itemsize), itemsize)
+    variant = getattr(registry.find("codecs", name), version)
+    return variant.prepare(variant.complete(variant, options, itemsize), itemsize)
 
 
 @st.composite

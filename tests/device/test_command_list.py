@@ -340,8 +340,8 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_numbers_are_those_of_the_host(device, name):
     require_kernels(device)
-    codec, face, dtype, options = VALUES[name]
-    stage = test_value.stage(codec, face, dtype, **options)
+    codec, variant, dtype, options = VALUES[name]
+    stage = test_value.stage(codec, variant, dtype, **options)
     elements = test_value.numbers(stage.encoded)
     if codec == "delta" and stage.encoded.kind == "f":
         elements = elements[np.isfinite(elements)]  # Denormal ones, ties and overflow.

@@ -31,11 +31,11 @@ TYPES = ["|b1", *INTEGERS, *FLOATS]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def stage(name, face, decoded, **options):
+def stage(name, variant, decoded, **options):
     """The stage of a codec for chunks of such elements."""
-    face = getattr(registry.find("codecs", name), face)
-    decoded, encoded = face.types(options, np.dtype(decoded))
-    return face.prepare(options, Elements(decoded, (1,)), Elements(encoded, (1,)))
+    variant = getattr(registry.find("codecs", name), variant)
+    decoded, encoded = variant.types(options, np.dtype(decoded))
+    return variant.prepare(options, Elements(decoded, (1,)), Elements(encoded, (1,)))
 
 
 def numbers(dtype):
@@ -498,14 +498,14 @@ PACKED = [
 @pytest.mark.parametrize("order", host_build.ORDERS)
 def test_bits_are_unpacked_as_by_the_host(order):
     random = np.random.default_rng(0)
-    face = registry.find("codecs", "packbits").v3
+    variant = registry.find("codecs", "packbits").v3
     tried = 0
     for dtype, first, last, padding in PACKED:
         for count in (1, 7, 1500):
             options = {"padding_encoding": padding, "first_bit": first, "last_bit": last}
             elements = Elements(DataType(dtype).array_dtype, (count,))
             try:
-                one = face.prepare(options, elements, elements)
+                one = variant.prepare(options, elements, elements)
             except ValueError:
                 continue  # There are no such bits.
             tried += 1

@@ -44,7 +44,7 @@ from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     choice,
@@ -263,9 +263,11 @@ def _check_v3(options: Options) -> None:
             _TYPESIZE(REQUIRED)
 
 
-def _complete_v3(face: Face, options: Options, itemsize: int | None) -> dict[str, JsonValue]:
+def _complete_v3(
+    variant: CodecVariant, options: Options, itemsize: int | None
+) -> dict[str, JsonValue]:
     """Shuffle elements if the stage is given elements; the typesize tells how long they are."""
-    completed = fill_defaults(face, options, itemsize)
+    completed = fill_defaults(variant, options, itemsize)
     typesize = options.get("typesize")
     shuffle = options.get("shuffle")
     if typesize is None and shuffle != "noshuffle":
@@ -315,7 +317,7 @@ _TYPESIZE: Final = integer(1, _MAX_TYPESIZE)
 
 CODEC = Codec(
     name="blosc",
-    v3=Face(
+    v3=CodecVariant(
         options=(
             Option(name="cname", convert=_cname(""), default="lz4"),
             Option(name="clevel", convert=_CLEVEL, default=5),
@@ -327,7 +329,7 @@ CODEC = Codec(
         complete=_complete_v3,
         prepare=_prepare_v3,
     ),
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(name="cname", convert=_cname(","), default="lz4", stored_default="lz4"),
             Option(name="clevel", convert=_CLEVEL, default=5, stored_default=5),

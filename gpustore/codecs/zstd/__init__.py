@@ -40,7 +40,7 @@ from gpustore.codec_chain.base import (
     ABSENT,
     BytesCodec,
     Codec,
-    Face,
+    CodecVariant,
     Option,
     Options,
     boolean,
@@ -265,7 +265,7 @@ _LEVEL = integer(-131072, 22)
 
 CODEC = Codec(
     name="zstd",
-    v3=Face(
+    v3=CodecVariant(
         options=(
             # Decoding needs no level: codecs may be given by name alone.
             Option(name="level", convert=_LEVEL, default=3, stored_default=3),
@@ -273,7 +273,7 @@ CODEC = Codec(
         ),
         prepare=_prepare,
     ),
-    v2=Face(
+    v2=CodecVariant(
         options=(
             Option(name="level", convert=_LEVEL, default=1, stored_default=1),
             Option(name="checksum", convert=boolean, default=ABSENT, stored_default=ABSENT),
