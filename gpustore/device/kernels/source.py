@@ -35,7 +35,7 @@ def folder() -> Path:
     FileNotFoundError
         The installation has no kernels at all.
     """
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     packed = package / "backends/kernels"
     checkout = package.parent / "kernels"
     for candidate in (packed, checkout):
