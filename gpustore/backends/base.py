@@ -20,7 +20,7 @@ from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
-from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -77,7 +77,7 @@ class Flight(Protocol):
 
     def cut(
         self,
-        pieces: PieceWindow,
+        pieces: CopyWindow,
         first: int,
         rows: PlanWindow,
         values: Sequence[Buffer | None],
@@ -88,7 +88,7 @@ class Flight(Protocol):
 
         Parameters
         ----------
-        pieces : PieceWindow
+        pieces : CopyWindow
             Of a plan whose block is ``direct``.
         first : int
             Number of the chunk of the first value in it.
@@ -120,7 +120,7 @@ class AtOnce(Protocol):
         """
 
     def cut(
-        self, block: Memory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[Memory]
+        self, block: Memory, pieces: CopyWindow, lo: int, hi: int, out: Sequence[Memory]
     ) -> None:
         """Copy pieces `lo` to `hi` to where they belong.
 
@@ -128,7 +128,7 @@ class AtOnce(Protocol):
         ----------
         block : Memory
             Blocks in C order, one after the other, of the data type of the arrays.
-        pieces : PieceWindow
+        pieces : CopyWindow
         out : sequence of Memory
             The array of each target.
         """

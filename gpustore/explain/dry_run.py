@@ -30,9 +30,9 @@ from gpustore.kvstores.base import DriverSpec, KvStoreDriver, check_byte_range, 
 from gpustore.kvstores.columns import LocateColumns, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read_part
-from gpustore.pipelines.read_many import piece_parts, read_piece_part
+from gpustore.pipelines.read_many import copy_parts, read_copy_part
 from gpustore.planning.chunk_plan import ChunkPlan
-from gpustore.planning.copy_plan import PiecePlan
+from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import Cache, CacheUse
@@ -92,7 +92,7 @@ def rehearse(
 
 def rehearse_pieces(
     array: ChunkedArray,
-    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
+    plans: Sequence[tuple[ChunkedArray, CopyPlan]],
     shapes: Sequence[tuple[int, ...]],
     memories: Sequence[Memory] | None = None,
     *,
@@ -110,9 +110,9 @@ def rehearse_pieces(
     reads : int
         How many reads are counted.
     by_element : bool
-        As for :func:`gpustore.pipelines.read_many.read_pieces`.
+        As for :func:`gpustore.pipelines.read_many.read_regions`.
     """
-    counts = piece_parts(array, plans, sum(map(math.prod, shapes))) or [1] * len(plans)
+    counts = copy_parts(array, plans, sum(map(math.prod, shapes))) or [1] * len(plans)
 
     def read(idle: _Idle) -> None:
         STATISTICS.add(reads=reads, chunks_planned=sum(len(plan) for _, plan in plans))
@@ -120,7 +120,7 @@ def rehearse_pieces(
         for (some, plan), parts in zip(plans, counts):
             one = idle.of(some)
             for part in range(parts):
-                read_piece_part(one, plan, out, part, parts, by_element=by_element)
+                read_copy_part(one, plan, out, part, parts, by_element=by_element)
 
     return _rehearse(array, read)
 

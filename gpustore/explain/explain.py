@@ -28,7 +28,7 @@ from gpustore.explain.explanation import CodecPath, Explanation
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import contiguous
-from gpustore.planning.copy_plan import PiecePlan
+from gpustore.planning.copy_plan import CopyPlan
 
 MOST_CHUNKS = 16_384
 MOST_NBYTES = 8 << 30
@@ -67,7 +67,7 @@ def explain(
 
 def explained_pieces(
     array: ChunkedArray,
-    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
+    plans: Sequence[tuple[ChunkedArray, CopyPlan]],
     shapes: Sequence[tuple[int, ...]],
     rehearsal: Callable[[], Rehearsed],
     *,

@@ -4,8 +4,8 @@
 2. When the batch is submitted, its reads are planned together: as crops, if they differ in their
    origin only (:mod:`gpustore.planning.crop_plan`), else one by one and then joined
    (:mod:`gpustore.planning.merge`).
-3. The plan is read in one pass (:func:`gpustore.pipelines.read_many.read_pieces`): a chunk is
-   fetched and decoded once, and cut into the pieces of all reads that want it.
+3. The plan is read in one pass (:func:`gpustore.pipelines.read_many.read_regions`): a chunk is
+   fetched and decoded once, and copied to all reads that want regions of it.
 4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
 
 What they do together is counted once, in statistics that all of them have.
@@ -32,11 +32,11 @@ from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import (
     BLOCK_NBYTES,
     join_shapes,
-    read_pieces,
+    read_regions,
     single_chunks,
 )
 from gpustore.planning.chunk_plan import check_bounds
-from gpustore.planning.copy_plan import PiecePlan
+from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.crop_plan import plan_crops
 from gpustore.planning.merge import join_plans
 from gpustore.runtime.batch import Batch
@@ -113,7 +113,7 @@ def read_in_batch(
 
 def together(
     reads: Sequence[BatchedRead],
-) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, PiecePlan]] | None]:
+) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, CopyPlan]] | None]:
     """Reads of one array that share their chunks, the others, and the plan of the first."""
     reads = [one for one in reads if not one.future.cancelled()]
     joined = [one for one in reads if one.joins]
@@ -151,13 +151,13 @@ def _start(reads: list[BatchedRead]) -> None:
 
     def begin() -> Future[Any]:
         STATISTICS.add(reads=len(joined), chunks_planned=sum([len(plan) for _, plan in plans]))
-        return read_pieces(array, plans, memories, None)
+        return read_regions(array, plans, memories, None)
 
     shared = attributed(statistics, begin)
     shared.add_done_callback(finish)
 
 
-def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, PiecePlan]] | None:
+def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, CopyPlan]] | None:
     """The reads as one plan a chunk shape; None if they would have too many rows."""
     first = reads[0]
     array, transforms = first.array, [one.transform for one in reads]

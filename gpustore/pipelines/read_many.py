@@ -1,18 +1,18 @@
 """Many crops of one shape, read together: each chunk is fetched and decoded once.
 
 1. Check the starts against all bounds.
-2. Plan: the pieces of all crops, sorted by key and chunk (:mod:`gpustore.planning.crop_plan`); no
+2. Plan: the regions of all crops, sorted by key and chunk (:mod:`gpustore.planning.crop_plan`); no
 I/O.
 3. Split the plan among the threads, so that no key belongs to two tasks.
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
 5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few
-   neighbours. When all of a block are there, cut it into all its pieces and go on to the next
+   neighbours. When all of a block are there, copy all its regions and go on to the next
    (:meth:`gpustore.backends.base.AtOnce.cut`). On a device the chunks of a sub-batch are decoded
-   together and all their pieces cut at once, without blocks
+   together and all their regions copied at once, without blocks
    (:meth:`gpustore.backends.base.Flight.cut`).
 6. When the last task is done the Future resolves with the array of all crops.
 
-Crops of a few elements are not cut one by one: their elements are gathered together.
+Crops of a few elements are not copied one by one: their elements are gathered together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
 from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
-from gpustore.planning.copy_plan import Block, Integers, PiecePlan
+from gpustore.planning.copy_plan import Block, CopyPlan, Integers
 from gpustore.planning.crop_plan import check_starts, plan_crops
 from gpustore.planning.merge import join_plans
 from gpustore.planning.rectilinear_crop_plan import plan_shaped_crops
@@ -37,14 +37,14 @@ from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
 BLOCK_NBYTES = 4 << 20
-"""Largest block of several chunks, so that it stays in cache while it is cut."""
+"""Largest block of several chunks, so that it stays in cache while regions are copied from it."""
 
-PIECE_S = 2e-6
+REGION_S = 2e-6
 BYTE_S = 0.25e-9
-"""About what it takes to cut a piece, and each of its bytes."""
+"""Seconds that a region takes to copy, and each of its bytes."""
 
 QUICK_S = 40e-6
-"""If chunks take less to decode and to cut, they stay on one thread: Python is most of it."""
+"""If chunks take less to decode and to copy from, they stay on one thread: Python is most of it."""
 
 ELEMENTWISE = 32
 """Crops of at most this many elements are gathered element by element."""
@@ -104,7 +104,7 @@ def read_many(
     by_element = math.prod(extent) <= ELEMENTWISE and aligned
     STATISTICS.add(reads=1, chunks_planned=sum([len(plan) for _, plan in plans]))
     result = memory.array if out is None else out
-    return read_pieces(array, plans, [memory], result, by_element=by_element)
+    return read_regions(array, plans, [memory], result, by_element=by_element)
 
 
 def plan_many(
@@ -113,7 +113,7 @@ def plan_many(
     starts: Integers,
     extent: tuple[int, ...],
     strides: tuple[int, ...],
-) -> list[tuple[ChunkedArray, PiecePlan]]:
+) -> list[tuple[ChunkedArray, CopyPlan]]:
     """Plan the crops whose checked `starts` these are, one plan a chunk shape.
 
     Parameters
@@ -154,7 +154,7 @@ def join_shapes(
     array: ChunkedArray,
     transforms: Sequence[IndexTransform],
     strides: Sequence[tuple[int, ...]],
-) -> list[tuple[ChunkedArray, PiecePlan]]:
+) -> list[tuple[ChunkedArray, CopyPlan]]:
     """Join the plans of several reads, one joined plan a chunk shape.
 
     Parameters
@@ -167,7 +167,7 @@ def join_shapes(
     Raises
     ------
     LimitError
-        If there are more pieces than the limit of chunks.
+        If there are more regions than the limit of chunks.
     """
     found: dict[tuple[int, ...], tuple[ChunkedArray, list[int], list[ChunkPlan]]] = {}
     rows = 0
@@ -193,7 +193,7 @@ def _form(array: ChunkedArray) -> tuple[int, ...]:
 
 
 def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block:
-    """The chunks of an array as blocks, from which pieces of `views` are cut."""
+    """The chunks of an array as blocks, from which regions of `views` are copied."""
     reads_parts = array.chain.is_raw or array.chain.decodes_parts
     return Block(
         array.shape if array.grid is None else None,
@@ -213,7 +213,7 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
 def _is_crossed(view: IndexTransform) -> bool:
     """Whether it has a diagonal that falls along one dimension while it rises along another.
 
-    The first and the last byte of a piece are not corners of the box that holds it then.
+    The first and the last byte of a region are not corners of the box that holds it then.
     """
     rises: dict[int, bool] = {}
     for map_ in view.output:
@@ -223,15 +223,15 @@ def _is_crossed(view: IndexTransform) -> bool:
     return False
 
 
-def read_pieces(
+def read_regions(
     array: ChunkedArray,
-    plans: Sequence[tuple[ChunkedArray, PiecePlan]],
+    plans: Sequence[tuple[ChunkedArray, CopyPlan]],
     out: Sequence[Memory],
     result: Any,
     *,
     by_element: bool = False,
 ) -> Future[Any]:
-    """Read the pieces of plans, each of the chunks of one shape, into their arrays.
+    """Read the regions of plans, each of the chunks of one shape, into their arrays.
 
     Returns
     -------
@@ -239,25 +239,25 @@ def read_pieces(
         Resolves with `result` when no task touches the arrays any more, also if it failed.
     """
     elements = sum(math.prod(memory.array.shape) for memory in out)
-    parts = piece_parts(array, plans, elements)
+    parts = copy_parts(array, plans, elements)
     if parts is None:
 
         def read_now() -> Any:
             for one, plan in plans:
-                read_piece_part(one, plan, out, 0, 1, by_element=by_element)
+                read_copy_part(one, plan, out, 0, 1, by_element=by_element)
             return result
 
         return Future.deferred(read_now, array.executor)
     tasks = [
-        partial(read_piece_part, one, plan, out, part, count, by_element=by_element)
+        partial(read_copy_part, one, plan, out, part, count, by_element=by_element)
         for (one, plan), count in zip(plans, parts)
         for part in range(count)
     ]
     return array.executor.run_all(tasks, lambda: result)
 
 
-def piece_parts(
-    array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, PiecePlan]], elements: int
+def copy_parts(
+    array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, CopyPlan]], elements: int
 ) -> list[int] | None:
     """Into how many parts each plan is split; None if whoever asks for the result reads it.
 
@@ -269,10 +269,10 @@ def piece_parts(
     chunks = sum([len(plan) for _, plan in plans])
     copied = elements * array.dtype.itemsize * BYTE_S / max(1, chunks)
 
-    def seconds_of(one: ChunkedArray, plan: PiecePlan) -> float:
+    def seconds_of(one: ChunkedArray, plan: CopyPlan) -> float:
         decoding: float = len(plan) * one.chain.decode_s
-        cutting: float = len(plan.order) * PIECE_S + copied * len(plan)
-        return decoding + cutting
+        copying: float = len(plan.order) * REGION_S + copied * len(plan)
+        return decoding + copying
 
     seconds = sum([seconds_of(one, plan) for one, plan in plans])
     small = chunks <= SMALL_ROWS and seconds <= SMALL_S
@@ -285,7 +285,7 @@ def piece_parts(
     return found
 
 
-def _parts(plan: PiecePlan, seconds: float, threads: int) -> int:
+def _parts(plan: CopyPlan, seconds: float, threads: int) -> int:
     """Into how many parts to split a plan; one a thread, more of them if they are long enough."""
     if seconds < len(plan) * QUICK_S:
         return 1
@@ -293,16 +293,16 @@ def _parts(plan: PiecePlan, seconds: float, threads: int) -> int:
     return max(1, min(wanted, threads), min(wanted // 8, 4 * threads))
 
 
-def read_piece_part(
+def read_copy_part(
     array: ChunkedArray,
-    plan: PiecePlan,
+    plan: CopyPlan,
     out: Sequence[Memory],
     part: int,
     parts: int,
     *,
     by_element: bool,
 ) -> None:
-    """Fetch, decode and cut one of `parts` parts of the plan."""
+    """Fetch, decode and copy one of `parts` parts of the plan."""
     at_once = array.backend.at_once
     if at_once is None:
         _fly_part(array, plan, out, part, parts, by_element=by_element)
@@ -331,7 +331,7 @@ def read_piece_part(
 
 def _fly_part(
     array: ChunkedArray,
-    plan: PiecePlan,
+    plan: CopyPlan,
     out: Sequence[Memory],
     part: int,
     parts: int,
@@ -339,9 +339,9 @@ def _fly_part(
     by_element: bool,
 ) -> None:
     """The same on a device: sub-batch by sub-batch, and nothing is waited for in between."""
-    rows, pieces = len(plan) // parts + 1, len(plan.order) // parts
+    rows, regions = len(plan) // parts + 1, len(plan.order) // parts
     check = partial(check_rows, array)
-    flight = array.backend.flight(array.chain, rows, array.limits, check, pieces=pieces)
+    flight = array.backend.flight(array.chain, rows, array.limits, check, pieces=regions)
     assert flight is not None
     with flight:
         for planned in plan.windows(part, parts, 1, most_units=most_keys(array)):

@@ -1,17 +1,17 @@
-"""Which chunks are decoded into which block, and which pieces are cut from it.
+"""Which chunks are decoded into which block, and which regions are copied from it.
 
 A :class:`~gpustore.planning.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many
 crops, or the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a
-buffer for some neighbouring chunks of the grid (often just one), and *pieces*, each one part of one
-block for one read, are cut from it:
+buffer for some neighbouring chunks of the grid (often just one), and *regions*, each one part of
+one block for one read, are copied from it:
 
-1. :func:`plan_pieces` sorts all pieces by block, and the chunks they touch alike. Blocks are sorted
-   by *unit*, the larger of a block and of what is stored under one key, so that nobody else needs
-   a key once a unit is done.
-2. :meth:`PiecePlan.windows` writes down some units at a time: a
-   :class:`~gpustore.planning.window.PlanWindow` of their chunks, and their pieces.
+1. :func:`plan_copies` sorts all regions by block, and the chunks they touch alike. Blocks are
+   sorted by *unit*, the larger of a block and of what is stored under one key, so that nobody else
+   needs a key once a unit is done.
+2. :meth:`CopyPlan.windows` writes down some units at a time: a
+   :class:`~gpustore.planning.window.PlanWindow` of their chunks, and their regions.
 
-A plan holds 8 bytes a piece: its number. A :class:`PieceSource` turns numbers into columns; see
+A plan holds 8 bytes a region: its number. A :class:`CopySource` turns numbers into columns; see
 :mod:`gpustore.planning.crop_plan` for crops, :mod:`gpustore.planning.merge` for a batch.
 """
 
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from gpustore.planning.window import PlanWindow
 
 WINDOW_CHUNKS = 4096
-WINDOW_PIECES = 65_536
-"""Most chunks and pieces in a window, unless one unit alone has more."""
+WINDOW_REGIONS = 65_536
+"""Most chunks and regions in a window, unless one unit alone has more."""
 
 Integers = NDArray[np.int64]
 
@@ -64,8 +64,8 @@ class Block:
     partial : bool
         Whether parts of a chunk can be read; otherwise a chunk is always decoded whole.
     direct : bool
-        Whether pieces are cut from decoded chunks as they are; blocks are single chunks then, and
-        have no memory.
+        Whether regions are copied from decoded chunks as they are; blocks are single chunks then,
+        and have no memory.
     """
 
     shape: tuple[int, ...] | None
@@ -92,7 +92,7 @@ class Block:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Bytes between neighbours in what pieces are cut from."""
+        """Bytes between neighbours in what regions are copied from."""
         if self.direct:
             return self.chunk_stride
         strides = [self.itemsize]
@@ -151,19 +151,19 @@ class Block:
 
 
 @dataclass(slots=True)
-class PieceColumns:
-    """Some pieces, written down.
+class CopyColumns:
+    """Some regions, written down.
 
     Attributes
     ----------
     cells : list of int64 arrays, one an array dimension
         Grid index of the block.
     src_start, dst_start : int64 array
-        First byte of the piece in the block, and in the array it goes to.
-    count : int64 array of shape (rank, pieces)
-        Elements of the piece along each input dimension.
+        First byte of the region in the block, and in the array it goes to.
+    count : int64 array of shape (rank, regions)
+        Elements of the region along each input dimension.
     target : int64 array or None
-        Number of the array each piece goes to; None if there is only one.
+        Number of the array each region goes to; None if there is only one.
     """
 
     cells: list[Integers]
@@ -173,8 +173,8 @@ class PieceColumns:
     target: Integers | None = None
 
 
-class PieceSource(Protocol):
-    """What pieces are made from.
+class CopySource(Protocol):
+    """What regions are made from.
 
     Attributes
     ----------
@@ -189,26 +189,26 @@ class PieceSource(Protocol):
     @property
     def dst_stride(self) -> Sequence[tuple[int, ...]]: ...
 
-    def columns(self, pieces: Integers) -> PieceColumns:
-        """Write down the pieces of these numbers."""
+    def columns(self, regions: Integers) -> CopyColumns:
+        """Write down the regions of these numbers."""
 
 
 @dataclass(slots=True)
-class PieceWindow:
-    """Some blocks of a plan, all their chunks and all their pieces, written down for one task.
+class CopyWindow:
+    """Some blocks of a plan, all their chunks and all their regions, written down for one task.
 
     Attributes
     ----------
     chunks : PlanWindow
         One row a chunk; their destination is the block.
     first_chunk, first : list of int
-        Where the chunks and the pieces of each group of blocks begin, and where the last one ends.
+        Where the chunks and the regions of each group of blocks begin, and where the last one ends.
     src_start, dst_start, count, target
-        As in :class:`PieceColumns`.
+        As in :class:`CopyColumns`.
     src_stride, dst_stride : sequence of tuple of int
-        As in :class:`PieceSource`.
+        As in :class:`CopySource`.
     of_elements : bool
-        Whether each piece is one element, and so has no dimensions.
+        Whether each region is one element, and so has no dimensions.
     """
 
     chunks: PlanWindow
@@ -222,22 +222,22 @@ class PieceWindow:
     dst_stride: Sequence[tuple[int, ...]]
     of_elements: bool = False
 
-    def by_element(self) -> PieceWindow:
-        """The same elements, each a piece of its own; for a single target."""
+    def by_element(self) -> CopyWindow:
+        """The same elements, each a region of its own; for a single target."""
         (src_stride,), (dst_stride,) = self.src_stride, self.dst_stride
         size = np.prod(self.count, axis=0)
         ends = np.cumsum(size)
-        piece = np.repeat(np.arange(len(size)), size)
-        left = np.arange(len(piece)) - np.repeat(ends - size, size)
-        src, dst = self.src_start[piece], self.dst_start[piece]
+        region = np.repeat(np.arange(len(size)), size)
+        left = np.arange(len(region)) - np.repeat(ends - size, size)
+        src, dst = self.src_start[region], self.dst_start[region]
         for d in reversed(range(len(src_stride))):
-            left, along = np.divmod(left, self.count[d, piece])
+            left, along = np.divmod(left, self.count[d, region])
             src += src_stride[d] * along
             dst += dst_stride[d] * along
         first = np.concatenate([[0], ends])[self.first].tolist()
-        count: Integers = np.empty((0, len(piece)), np.int64)
+        count: Integers = np.empty((0, len(region)), np.int64)
         none: tuple[tuple[int, ...]] = ((),)
-        return PieceWindow(
+        return CopyWindow(
             self.chunks,
             self.first_chunk,
             first,
@@ -252,17 +252,17 @@ class PieceWindow:
 
 
 @dataclass(frozen=True)
-class PiecePlan:
-    """Chunks and pieces, sorted by unit and, of one unit, by block.
+class CopyPlan:
+    """Chunks and regions, sorted by unit and, of one unit, by block.
 
     Attributes
     ----------
     block : Block
-    source : PieceSource
+    source : CopySource
     order : int64 array
-        Numbers of the pieces, sorted.
+        Numbers of the regions, sorted.
     first : int64 array, length blocks + 1
-        Where the pieces of each block begin in `order`.
+        Where the regions of each block begin in `order`.
     first_block : int64 array, length units + 1
         Where the blocks of each unit begin in `first`.
     cells : list of int64 arrays, or None
@@ -272,7 +272,7 @@ class PiecePlan:
     """
 
     block: Block
-    source: PieceSource
+    source: CopySource
     order: Integers
     first: Integers
     first_block: Integers
@@ -290,25 +290,25 @@ class PiecePlan:
 
     def windows(
         self, part: int, parts: int, slots: int, *, most_units: int | None = None
-    ) -> Iterator[PieceWindow]:
+    ) -> Iterator[CopyWindow]:
         """The windows of one of `parts` parts of the plan; no key is in two windows.
 
-        `slots` blocks lie one after the other in memory, and are decoded and cut together. A window
-        has at most `most_units` units.
+        `slots` blocks lie one after the other in memory, and are decoded and copied from together.
+        A window has at most `most_units` units.
         """
         lo, hi = (self.units * i // parts for i in (part, part + 1))
         first_chunk = self.first_chunk[self.first_block]
-        first_piece = self.first[self.first_block]
+        first_region = self.first[self.first_block]
         while lo < hi:
             most = min(
                 int(np.searchsorted(first_chunk, first_chunk[lo] + WINDOW_CHUNKS, "right")),
-                int(np.searchsorted(first_piece, first_piece[lo] + WINDOW_PIECES, "right")),
+                int(np.searchsorted(first_region, first_region[lo] + WINDOW_REGIONS, "right")),
             )
             end = min(max(most - 1, lo + 1), hi, lo + (most_units or hi))
             yield self._window(int(self.first_block[lo]), int(self.first_block[end]), slots)
             lo = end
 
-    def _window(self, lo: int, hi: int, slots: int) -> PieceWindow:
+    def _window(self, lo: int, hi: int, slots: int) -> CopyWindow:
         """Write down blocks `lo` to `hi`."""
         source = self.source
         first = self.first[lo : hi + 1] - self.first[lo]
@@ -322,7 +322,7 @@ class PiecePlan:
             moved = np.array(chunks.dst_start) + np.repeat(slot, np.diff(first_chunk))
             chunks.dst_start = moved.tolist()
         ends = np.append(np.arange(0, hi - lo, slots), hi - lo)
-        return PieceWindow(
+        return CopyWindow(
             chunks,
             first_chunk[ends].tolist(),
             first[ends].tolist(),
@@ -334,8 +334,8 @@ class PiecePlan:
             source.dst_stride,
         )
 
-    def _chunks(self, taken: PieceColumns, first: Integers, cut: slice) -> PlanWindow:
-        """The rows of the chunks `cut`; of single chunks only what their pieces need."""
+    def _chunks(self, taken: CopyColumns, first: Integers, cut: slice) -> PlanWindow:
+        """The rows of the chunks `cut`; of single chunks only what their regions need."""
         block = self.block
         if self.cells is None:
             cells = [column[first] for column in taken.cells]
@@ -347,11 +347,11 @@ class PiecePlan:
         high = [block.inside(o, cell) for o, cell in enumerate(cells)]
         return block.chunks(cells, low, high)
 
-    def _box(self, taken: PieceColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:
-        """For each single chunk, the smallest box that holds all its pieces."""
+    def _box(self, taken: CopyColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:
+        """For each single chunk, the smallest box that holds all its regions."""
         strides = np.array(self.source.src_stride, np.int64)
         reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
-        # Strides are those of some order: the first byte of a piece is that of the lowest corner.
+        # Strides are those of some order: the first byte of a region is that of the lowest corner.
         low = taken.src_start + np.minimum(reach, 0).sum(axis=0)
         high = taken.src_start + np.maximum(reach, 0).sum(axis=0)
         stride, shape = self.block.stride, self.block.block_shape
@@ -364,39 +364,39 @@ class PiecePlan:
         return lows, highs
 
 
-def plan_pieces(
+def plan_copies(
     block: Block,
-    source: PieceSource,
-    pieces: int,
+    source: CopySource,
+    regions: int,
     cells: Sequence[CellColumn],
     touched: tuple[int, Sequence[CellColumn]] | None = None,
-) -> PiecePlan:
-    """Sort pieces by block.
+) -> CopyPlan:
+    """Sort regions by block.
 
     Parameters
     ----------
     block : Block
-    source : PieceSource
-    pieces : int
+    source : CopySource
+    regions : int
         Their number.
     cells : sequence of CellColumn, one an array dimension
-        Grid index of the block of each piece.
+        Grid index of the block of each region.
     touched : number, sequence of CellColumn, optional
         Grid indices of all chunks needed, with repetitions; only if blocks are not single chunks.
     """
     # Blocks or keys along each dimension in one unit, whichever is larger.
     in_unit = [max(1, ratio // f) for ratio, f in zip(block.key_ratio, block.factor)]
-    unit, unit_extent = numbered(_coarser(cells, in_unit), pieces)
+    unit, unit_extent = numbered(_coarser(cells, in_unit), regions)
     ids, extent = unit, unit_extent
     several = any(ratio != 1 for ratio in in_unit)
     if several:
-        inner, _ = numbered(cells, pieces)
-        ids, extent = numbered([(unit, None), (inner, None)], pieces)
+        inner, _ = numbered(cells, regions)
+        ids, extent = numbered([(unit, None), (inner, None)], regions)
     order = _argsort(ids, extent)
     first = _edges(ids[order])
     first_block = _edges(unit[order[first[:-1]]]) if several else np.arange(len(first))
     if touched is None:
-        return PiecePlan(block, source, order, first, first_block, None, np.arange(len(first)))
+        return CopyPlan(block, source, order, first, first_block, None, np.arange(len(first)))
     count, columns = touched
     blocks = _coarser(columns, block.factor)
     chunk_unit, _ = numbered(_coarser(blocks, in_unit), count)
@@ -411,7 +411,7 @@ def plan_pieces(
         for values, rows in columns
     ]
     first_chunk = _edges(by_block[once])
-    return PiecePlan(block, source, order, first, first_block, written, first_chunk)
+    return CopyPlan(block, source, order, first, first_block, written, first_chunk)
 
 
 def _coarser(columns: Sequence[CellColumn], ratios: Sequence[int]) -> list[CellColumn]:

@@ -1,14 +1,13 @@
 """Crops of one shape at many places, planned together.
 
-:func:`plan_crops` finds the pieces of all crops without a Python object for any of them:
+:func:`plan_crops` finds the regions of all crops without a Python object for any of them:
 
 1. Along each input dimension of the view, interval arithmetic gives the runs of each crop during
    which no cell index changes, as columns over all crops (:class:`CropRuns`).
-2. The pieces of a crop are the product of its runs. They are numbered crop by crop, and only
+2. The regions of a crop are the product of its runs. They are numbered crop by crop, and only
    their numbers are kept.
-3. :func:`gpustore.planning.copy_plan.plan_pieces` sorts the numbers by chunk; a window turns some
-of them
-   back into columns.
+3. :func:`gpustore.planning.copy_plan.plan_copies` sorts the numbers by chunk; a window turns
+   some of them back into columns.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from gpustore.planning.connected_set import StridedMap, fewest_runs
 from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
+    CopyColumns,
+    CopyPlan,
     Integers,
-    PieceColumns,
-    PiecePlan,
-    plan_pieces,
+    plan_copies,
 )
 
-PIECE_NS = 5000
-"""What it takes to cut a piece, apart from its bytes: Python, short rows, and threads that meet."""
+REGION_NS = 5000
+"""Nanoseconds a region takes apart from its bytes: Python, short rows, threads that meet."""
 
 COPY_NS = 0.1
-"""What it takes to copy a byte from a decoded chunk to its block."""
+"""Nanoseconds it takes to copy a byte from a decoded chunk to its block."""
 
 SHORT = 0.25
 """Blocks do not grow along dimensions where crops are less than this part of them."""
@@ -261,14 +260,14 @@ def _run_offsets(
 
 
 def rows_of(firsts: Sequence[Integers], crop: Integers, left: Integers) -> list[Integers]:
-    """The runs that make up pieces, along each dimension.
+    """The runs that make up regions, along each dimension.
 
     Parameters
     ----------
     firsts : sequence of int64 arrays
         Of each dimension, where the runs of each crop begin.
     crop, left : int64 array
-        The crop of each piece, and its number among the pieces of that.
+        The crop of each region, and its number among the regions of that.
     """
     found = []
     for runs in reversed(firsts):
@@ -280,7 +279,7 @@ def rows_of(firsts: Sequence[Integers], crop: Integers, left: Integers) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Crops:
-    """The pieces of all crops, by number: crop by crop, each the product of its runs."""
+    """The regions of all crops, by number: crop by crop, each the product of its runs."""
 
     runs: tuple[CropRuns, ...]
     first: Integers
@@ -292,41 +291,41 @@ class _Crops:
     dst_stride: tuple[tuple[int, ...], ...]
 
     def rows(self, crop: Integers, left: Integers) -> list[Integers]:
-        """For each dimension with runs, the run of the piece `left` of `crop`."""
+        """For each dimension with runs, the run of the region `left` of `crop`."""
         return rows_of([runs.first for runs in self.runs], crop, left)
 
-    def columns(self, pieces: Integers) -> PieceColumns:
-        """Write down the pieces of these numbers."""
-        crop = np.searchsorted(self.first, pieces, "right") - 1
-        src = np.full(len(pieces), self.constant_src, np.int64)
+    def columns(self, regions: Integers) -> CopyColumns:
+        """Write down the regions of these numbers."""
+        crop = np.searchsorted(self.first, regions, "right") - 1
+        src = np.full(len(regions), self.constant_src, np.int64)
         dst = crop * self.crop_stride
-        count = np.empty((len(self.extent), len(pieces)), np.int64)
+        count = np.empty((len(self.extent), len(regions)), np.int64)
         count[:] = np.array(self.extent, np.int64)[:, None]
         cells: dict[int, Integers] = {
-            o: np.full(len(pieces), cell, np.int64) for o, cell in self.constant_cells.items()
+            o: np.full(len(regions), cell, np.int64) for o, cell in self.constant_cells.items()
         }
-        for runs, rows in zip(self.runs, self.rows(crop, pieces - self.first[crop])):
+        for runs, rows in zip(self.runs, self.rows(crop, regions - self.first[crop])):
             src += runs.src_start[rows]
             dst += self.dst_stride[0][runs.dimension] * runs.offset[rows]
             count[runs.dimension] = runs.count[rows]
             for o, column in runs.cells.items():
                 cells[o] = column[rows]
         target = crop if len(self.src_stride) > 1 else None
-        return PieceColumns([cells[o] for o in sorted(cells)], src, dst, count, target)
+        return CopyColumns([cells[o] for o in sorted(cells)], src, dst, count, target)
 
     def cells(self) -> list[CellColumn]:
-        """Grid indices of all pieces."""
+        """Grid indices of all regions."""
         crop = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         cells: dict[int, CellColumn] = {
             o: (np.array([cell]), None) for o, cell in self.constant_cells.items()
         }
-        rows = self.rows(crop, np.arange(self.pieces) - self.first[crop])
-        for table, of_piece in zip(self.runs, rows):
-            cells.update({o: (column, of_piece) for o, column in table.cells.items()})
+        rows = self.rows(crop, np.arange(self.regions) - self.first[crop])
+        for table, of_region in zip(self.runs, rows):
+            cells.update({o: (column, of_region) for o, column in table.cells.items()})
         return [cells[o] for o in sorted(cells)]
 
     @property
-    def pieces(self) -> int:
+    def regions(self) -> int:
         return int(self.first[-1])
 
 
@@ -340,8 +339,8 @@ def plan_crops(
     max_chunks: int,
     block_nbytes: int,
     separate: bool = False,
-) -> PiecePlan:
-    """Plan which pieces of which chunks make up the crops.
+) -> CopyPlan:
+    """Plan which regions of which chunks make up the crops.
 
     Parameters
     ----------
@@ -366,17 +365,17 @@ def plan_crops(
     Raises
     ------
     LimitError
-        If there are more than `max_chunks` pieces.
+        If there are more than `max_chunks` regions.
     """
     crops = _crops(transform, starts, extent, block, dst_stride, max_chunks, separate=separate)
-    chunks = crops.cells() if crops.pieces else []
+    chunks = crops.cells() if crops.regions else []
     larger = block
     if not block.direct:
-        larger = _larger(block, transform, extent, len(starts), crops.pieces, block_nbytes)
+        larger = _larger(block, transform, extent, len(starts), crops.regions, block_nbytes)
     if larger.single:
-        return plan_pieces(block, crops, crops.pieces, chunks)
+        return plan_copies(block, crops, crops.regions, chunks)
     cut = _crops(transform, starts, extent, larger, dst_stride, max_chunks, separate=separate)
-    return plan_pieces(larger, cut, cut.pieces, cut.cells(), (crops.pieces, chunks))
+    return plan_copies(larger, cut, cut.regions, cut.cells(), (crops.regions, chunks))
 
 
 def _crops(
@@ -404,7 +403,7 @@ def _crops(
     crops = 0 if 0 in extent else len(starts)
     # Refused before it is built: the runs of one dimension alone could fill the memory.
     fewest = [fewest_runs(extent[d], maps, shape) for d, maps in used_by.items()]
-    check_pieces(crops * math.prod(fewest), max_chunks)
+    check_regions(crops * math.prod(fewest), max_chunks)
     runs: tuple[CropRuns, ...] = ()
     count: NDArray[Any] = np.ones(crops)
     if crops:
@@ -414,7 +413,7 @@ def _crops(
         )
         for table in runs:
             count *= np.diff(table.first)  # As floats: 32 dimensions could overflow integers.
-        check_pieces(int(count.sum()), max_chunks)
+        check_regions(int(count.sum()), max_chunks)
     targets = len(starts) if separate else 1
     return _Crops(
         runs,
@@ -433,10 +432,10 @@ def _larger(
     transform: IndexTransform,
     extent: Sequence[int],
     crops: int,
-    pieces: int,
+    regions: int,
     most_nbytes: int,
 ) -> Block:
-    """The block that makes cutting cheapest: fewer, longer pieces against one more copy.
+    """The block that makes copies cheapest: fewer, longer regions against one more copy.
 
     It grows along the dimension in which crops are longest, measured in blocks.
     """
@@ -449,9 +448,9 @@ def _larger(
         else (extent[map_.input_dimension] - 1) * abs(map_.stride or 0) + 1
         for map_ in transform.output
     ]
-    # Every piece is in a chunk, so this is at most the number of chunks that are copied.
-    copied_ns = min(chunks, pieces) * chunk_nbytes * COPY_NS
-    best, best_ns = block, float(pieces * PIECE_NS)
+    # Every region is in a chunk, so this is at most the number of chunks that are copied.
+    copied_ns = min(chunks, regions) * chunk_nbytes * COPY_NS
+    best, best_ns = block, float(regions * REGION_NS)
     grown = block
     while True:
         lengths = [(n - 1) / size for n, size in zip(reach, grown.block_shape)]
@@ -464,7 +463,7 @@ def _larger(
             return best
         grown = replace(block, factor=tuple(factor))
         shape = grown.block_shape
-        cost = crops * math.prod(1 + (n - 1) / size for n, size in zip(reach, shape)) * PIECE_NS
+        cost = crops * math.prod(1 + (n - 1) / size for n, size in zip(reach, shape)) * REGION_NS
         if cost + copied_ns < best_ns:
             best, best_ns = grown, cost + copied_ns
 
@@ -476,11 +475,11 @@ def _next_factor(factor: int, ratio: int) -> int:
     return next(f for f in range(factor + 1, ratio + 1) if ratio % f == 0)
 
 
-def check_pieces(pieces: int, most: int) -> None:
-    """Raise LimitError if there are more pieces of chunks than the limit ``chunks_per_request``."""
-    if pieces > most:
+def check_regions(regions: int, most: int) -> None:
+    """Raise LimitError if there are more regions of chunks than ``chunks_per_request``."""
+    if regions > most:
         raise LimitError(
-            f"A read of {pieces} pieces of chunks exceeds the limit chunks_per_request of {most}; "
-            f"read fewer crops at a time, or raise it with "
-            f"Context({{'limits': {{'chunks_per_request': {pieces}}}}})"
+            f"A read of {regions} regions of chunks exceeds the limit chunks_per_request of "
+            f"{most}; read fewer crops at a time, or raise it with "
+            f"Context({{'limits': {{'chunks_per_request': {regions}}}}})"
         )

@@ -1,6 +1,6 @@
 """Several plans of one array, joined so that each chunk is met once.
 
-The rows of all plans become pieces; see :mod:`gpustore.planning.copy_plan`. Their numbers count
+The rows of all plans become regions; see :mod:`gpustore.planning.copy_plan`. Their numbers count
 through the plans in order.
 """
 
@@ -15,10 +15,10 @@ from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkPlan
 from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
+    CopyColumns,
+    CopyPlan,
     Integers,
-    PieceColumns,
-    PiecePlan,
-    plan_pieces,
+    plan_copies,
 )
 
 
@@ -34,14 +34,14 @@ class _Rows:
     src_stride: list[tuple[int, ...]]
     dst_stride: list[tuple[int, ...]]
 
-    def columns(self, pieces: Integers) -> PieceColumns:
+    def columns(self, regions: Integers) -> CopyColumns:
         """Write down the rows of these numbers."""
-        return PieceColumns(
-            [cell[pieces] for cell in self.cells],
-            self.src_start[pieces],
-            self.dst_start[pieces],
-            self.count[:, pieces],
-            self.target[pieces],
+        return CopyColumns(
+            [cell[regions] for cell in self.cells],
+            self.src_start[regions],
+            self.dst_start[regions],
+            self.count[:, regions],
+            self.target[regions],
         )
 
 
@@ -49,7 +49,7 @@ def join_plans(
     plans: Sequence[ChunkPlan],
     block: Block,
     numbers: Sequence[int] | None = None,
-) -> PiecePlan:
+) -> CopyPlan:
     """Join plans whose rows take elements from blocks of single chunks.
 
     Parameters
@@ -80,7 +80,7 @@ def join_plans(
                 column += [int(n) for n in rows.count[d]] if given else [1] * len(rows)
     reads = np.repeat(np.array(numbers, np.int64), [len(plan) for plan in plans])
     strided = dict(zip(numbers, plans))
-    # Numbers without a plan have no pieces either.
+    # Numbers without a plan have no regions either.
     of_read = [strided.get(number, plans[0]) for number in range(max(strided) + 1)]
     source = _Rows(
         [np.array(column, np.int64) for column in cells],
@@ -92,7 +92,7 @@ def join_plans(
         [_padded(plan.dst_stride, rank) for plan in of_read],
     )
     columns: list[CellColumn] = [(column, None) for column in source.cells]
-    return plan_pieces(block, source, len(src_start), columns if len(src_start) else [])
+    return plan_copies(block, source, len(src_start), columns if len(src_start) else [])
 
 
 def _padded(strides: tuple[int, ...], rank: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Crops of one shape at many places of an array whose chunks differ in shape.
 
 :func:`plan_shaped_crops` does what :func:`gpustore.planning.crop_plan.plan_crops` does, in columns
-over all crops, and sorts the pieces by the shape of their chunk first: each chunk shape has a
-:class:`~gpustore.planning.copy_plan.PiecePlan` of its own. See docs/design/006-rectilinear.md.
+over all crops, and sorts the regions by the shape of their chunk first: each chunk shape has a
+:class:`~gpustore.planning.copy_plan.CopyPlan` of its own. See docs/design/006-rectilinear.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpustore.planning.connected_set import StridedMap
 from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
+    CopyColumns,
+    CopyPlan,
     Integers,
-    PieceColumns,
-    PiecePlan,
     numbered,
-    plan_pieces,
+    plan_copies,
 )
-from gpustore.planning.crop_plan import check_pieces, rows_of, run_columns
+from gpustore.planning.crop_plan import check_regions, rows_of, run_columns
 from gpustore.planning.rectilinear_plan import ShapedGrid
 
 
@@ -59,7 +59,7 @@ def _changes(
     met = np.abs(last - first) + 1
     # Where more chunks are crossed than there are indices, each index is looked at.
     runs = np.minimum(met, size)
-    check_pieces(int(runs.sum()), most)
+    check_regions(int(runs.sum()), most)
     crop = np.repeat(np.arange(len(start)), runs)
     offset = np.arange(len(crop)) - np.repeat(np.cumsum(runs) - runs, runs)
     by_edge = (met[crop] <= size) & (offset > 0)
@@ -89,16 +89,16 @@ def _runs(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Some pieces of all crops: those of chunks of one shape.
+class _Regions:
+    """Some regions of all crops: those of chunks of one shape.
 
     Attributes
     ----------
     runs : tuple of _Runs
     first : int64 array
-        Where the pieces of each crop begin, of all shapes.
+        Where the regions of each crop begin, of all shapes.
     numbers : int64 array
-        Those of these pieces among all.
+        Those of these regions among all.
     constant : dict of int to _Located
         By output dimension that has one index.
     stride : tuple of int
@@ -115,9 +115,9 @@ class _Pieces:
     src_stride: tuple[tuple[int, ...]]
     dst_stride: tuple[tuple[int, ...]]
 
-    def columns(self, pieces: Integers) -> PieceColumns:
-        """Write down the pieces of these numbers."""
-        wanted = self.numbers[pieces]
+    def columns(self, regions: Integers) -> CopyColumns:
+        """Write down the regions of these numbers."""
+        wanted = self.numbers[regions]
         crop = np.searchsorted(self.first, wanted, "right") - 1
         dst = crop * self.crop_stride
         src = np.zeros(len(wanted), np.int64)
@@ -134,7 +134,7 @@ class _Pieces:
             for o, one in runs.located.items():
                 src += self.stride[o] * one.inside[rows]
                 cells[o] = one.cell[rows]
-        return PieceColumns([cells[o] for o in sorted(cells)], src, dst, count)
+        return CopyColumns([cells[o] for o in sorted(cells)], src, dst, count)
 
 
 def plan_shaped_crops(
@@ -146,8 +146,8 @@ def plan_shaped_crops(
     block: Callable[[tuple[int, ...]], Block],
     dst_stride: Sequence[int],
     max_chunks: int,
-) -> list[tuple[tuple[int, ...], PiecePlan]]:
-    """Plan which pieces of which chunks make up the crops, one plan a chunk shape.
+) -> list[tuple[tuple[int, ...], CopyPlan]]:
+    """Plan which regions of which chunks make up the crops, one plan a chunk shape.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def plan_shaped_crops(
     Raises
     ------
     LimitError
-        If there are more than `max_chunks` pieces.
+        If there are more than `max_chunks` regions.
     """
     if 0 in extent or not len(starts):
         return []
@@ -177,18 +177,18 @@ def plan_shaped_crops(
     )
     for one in runs:
         count *= np.diff(one.first)  # As floats: 32 dimensions could overflow integers.
-    check_pieces(int(count.sum()), max_chunks)
+    check_regions(int(count.sum()), max_chunks)
     first = np.concatenate([[0], np.cumsum(count.astype(np.int64))])
-    pieces = int(first[-1])
+    regions = int(first[-1])
     crop = np.repeat(np.arange(len(starts)), np.diff(first))
-    every = rows_of([one.first for one in runs], crop, np.arange(pieces) - first[crop])
+    every = rows_of([one.first for one in runs], crop, np.arange(regions) - first[crop])
     located = dict(constant)
     rows_by_output: dict[int, Integers] = {}
     for one, rows in zip(runs, every):
         located.update(one.located)
         rows_by_output.update(dict.fromkeys(one.located, rows))
     sizes: list[CellColumn] = [(located[o].size, rows) for o, rows in rows_by_output.items()]
-    groups, _ = numbered(sizes, pieces)
+    groups, _ = numbered(sizes, regions)
     _, groups = np.unique(groups, return_inverse=True)
     ends = np.cumsum(np.bincount(groups))
     plans = []
@@ -199,7 +199,7 @@ def plan_shaped_crops(
         strides = [0] * len(extent)
         for d, maps in used_by.items():
             strides[d] = sum(chunks.stride[o] * stride for o, _, stride in maps)
-        source = _Pieces(
+        source = _Regions(
             runs,
             first,
             numbers,
@@ -214,5 +214,5 @@ def plan_shaped_crops(
         for o in range(len(located)):
             rows_ = rows_by_output.get(o)
             cells.append((located[o].cell, None if rows_ is None else rows_[numbers]))
-        plans.append((chunk_shape, plan_pieces(chunks, source, len(numbers), cells)))
+        plans.append((chunk_shape, plan_copies(chunks, source, len(numbers), cells)))
     return plans

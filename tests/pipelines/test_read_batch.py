@@ -88,7 +88,7 @@ def test_crops_of_one_shape_are_what_single_reads_give(data, form):
         for corner in corners
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crop_plan, "PIECE_NS", data.draw(st.sampled_from([0, 10**9])))
+        patch.setattr(crop_plan, "REGION_NS", data.draw(st.sampled_from([0, 10**9])))
         with Batch() as batch:
             futures = [view[box].read(batch=batch) for box in boxes]
     for box, future in zip(boxes, futures, strict=True):

@@ -132,7 +132,7 @@ def test_crops_are_those_that_single_reads_give(data, view):
     order = data.draw(st.sampled_from("CF"))
     with pytest.MonkeyPatch.context() as patch:
         # Blocks of one chunk, and as large as they are allowed to be.
-        patch.setattr(crop_plan, "PIECE_NS", data.draw(st.sampled_from([0, 10**9])))
+        patch.setattr(crop_plan, "REGION_NS", data.draw(st.sampled_from([0, 10**9])))
         patch.setattr(module, "BLOCK_NBYTES", data.draw(st.sampled_from([64, 1000, 10**6])))
         patch.setattr(module, "ELEMENTWISE", data.draw(st.sampled_from([0, 8, 10**6])))
         # Windows, groups of blocks and fetches of one chunk, of some, and of all; many tasks.
@@ -234,7 +234,7 @@ def test_each_chunk_is_fetched_and_decoded_once(form, dense, monkeypatch):
     monkeypatch.setattr(module, "QUICK_S", 0)
     monkeypatch.setattr(module, "SPLIT_S", 1e-9)
     array, model = counted(form, (512, 640), (128, 128))
-    monkeypatch.setattr(crop_plan, "PIECE_NS", 10**9 if dense else 0)
+    monkeypatch.setattr(crop_plan, "REGION_NS", 10**9 if dense else 0)
     rng = np.random.default_rng(0)
     starts = rng.integers(0, (500, 500), (200, 2)) // 2
     STATISTICS.reset()
@@ -356,8 +356,8 @@ def test_limits_hold_before_memory_is_taken():
     array = make_array((1000, 1000), (10, 10), limits=Limits(chunks_per_request=1000))
     with pytest.raises(LimitError, match="chunks_per_request of 1000"):
         read_many(array, whole(array), np.zeros((11, 2), int), (100, 100))
-    starts = np.full((251, 2), 5)  # At least one piece each, in truth four.
-    with pytest.raises(LimitError, match="1004 pieces"):
+    starts = np.full((251, 2), 5)  # At least one region each, in truth four.
+    with pytest.raises(LimitError, match="1004 regions"):
         read_many(array, whole(array), starts, (10, 10))
     assert read_many(array, whole(array), starts[:250], (10, 10)).result().shape == (250, 10, 10)
     huge = make_array((1 << 40,), (1 << 29,))
@@ -379,7 +379,7 @@ def test_missing_chunks_are_an_error_if_asked_for():
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_errors_name_the_key(dense, monkeypatch):
-    monkeypatch.setattr(crop_plan, "PIECE_NS", 10**9 if dense else 0)
+    monkeypatch.setattr(crop_plan, "REGION_NS", 10**9 if dense else 0)
     array = make_array((8, 8), (4, 4), codecs=(BYTES, GZIP))
     write(array, whole(array), np.arange(1, 65, dtype="u2").reshape(8, 8)).result()
     starts = [[0, 0], [4, 4], [2, 2]]

@@ -57,7 +57,7 @@ def test_few_or_small_crops_are_cut_from_single_chunks():
 
 
 def test_blocks_divide_shards_or_are_made_of_them(monkeypatch):
-    monkeypatch.setattr(crop_plan, "PIECE_NS", 10**9)
+    monkeypatch.setattr(crop_plan, "REGION_NS", 10**9)
     rng = np.random.default_rng(0)
     for ratio in (1, 2, 3, 6, 7, 12):
         block = single((2400,), (10,), (ratio,))
@@ -103,12 +103,12 @@ def test_windows_have_as_many_keys_as_wanted():
     assert keys == [3] * 10 + [2]
 
 
-def test_too_many_pieces_are_refused_before_they_are_written_down():
+def test_too_many_regions_are_refused_before_they_are_written_down():
     block = single((10**15,), (1,))
-    with pytest.raises(LimitError, match="pieces of chunks exceeds the limit"):
+    with pytest.raises(LimitError, match="regions of chunks exceeds the limit"):
         planned(block, np.zeros(10**4, int), (10**14,))
     block = single((4,) * 32, (3,) * 32)
-    with pytest.raises(LimitError, match="pieces of chunks exceeds the limit"):
+    with pytest.raises(LimitError, match="regions of chunks exceeds the limit"):
         planned(block, np.zeros((5, 32), int), (4,) * 32)
 
 

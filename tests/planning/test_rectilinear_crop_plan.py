@@ -18,7 +18,7 @@ def test_each_chunk_is_fetched_once():
     assert read.statistics["chunks_planned"] == read.statistics["key_reads"] == 6
 
 
-def test_pieces_have_a_limit_that_counts_what_is_crossed():
+def test_regions_have_a_limit_that_counts_what_is_crossed():
     """Before memory is taken for any of them, however long the stride."""
     context = gpustore.Context({"limits": {"chunks_per_request": 1000}})
     edges = [[2**30, 2], [[1, 2**40]]]

@@ -38,7 +38,7 @@ from gpustore.device.protocol import Device, DeviceArray, Event, Pinned, Spans, 
 from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
-from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -169,7 +169,7 @@ class Flight:
 
     def cut(
         self,
-        pieces: PieceWindow,
+        pieces: CopyWindow,
         first: int,
         rows: PlanWindow,
         values: Sequence[Buffer | None],

@@ -26,7 +26,7 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import DeviceArray
-from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow, Points
 
 Integers = NDArray[np.int64]
@@ -133,7 +133,7 @@ class Places:
     @classmethod
     def of_pieces(
         cls,
-        pieces: PieceWindow,
+        pieces: CopyWindow,
         begin: int,
         rows: PlanWindow,
         layout: ChunkBytes,

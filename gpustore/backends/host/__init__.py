@@ -39,7 +39,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
-from gpustore.planning.copy_plan import PieceWindow
+from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -382,7 +382,7 @@ class HostBackend:
         return scratch
 
     def cut(
-        self, block: HostMemory, pieces: PieceWindow, lo: int, hi: int, out: Sequence[HostMemory]
+        self, block: HostMemory, pieces: CopyWindow, lo: int, hi: int, out: Sequence[HostMemory]
     ) -> None:
         """Copy each piece; see :meth:`gpustore.backends.base.AtOnce.cut`."""
         if pieces.of_elements:
@@ -459,9 +459,7 @@ class HostBackend:
         return encoded
 
 
-def _cut_some(
-    block: HostMemory, pieces: PieceWindow, cut: slice, out: Sequence[HostMemory]
-) -> None:
+def _cut_some(block: HostMemory, pieces: CopyWindow, cut: slice, out: Sequence[HostMemory]) -> None:
     dtype, flat, base = block.array.dtype, block.flat, block.offset
     src_start = pieces.src_start[cut].tolist()
     dst_start = pieces.dst_start[cut].tolist()
