@@ -132,7 +132,7 @@ def chain_of(codec: Any, name: str) -> CodecChain:
 
 def decoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
     """Who decodes its chunks."""
-    if chain.device_refusal(decoders) is not None:
+    if chain.unsupported_reason(decoders) is not None:
         return "host"
     if chain.is_raw:
         return "nothing to decode"
@@ -149,7 +149,7 @@ def codec_row(name: str, chain: CodecChain) -> str:
 
 
 def type_row(name: str) -> str:
-    reason = chain_of(CODECS["zstd"], name).device_refusal(WITH_NVCOMP)
+    reason = chain_of(CODECS["zstd"], name).unsupported_reason(WITH_NVCOMP)
     return f"| {name} | {'GPU' if reason is None else f'host: {reason}'} |"
 
 

@@ -148,8 +148,8 @@ class Backend(Protocol):
     def sub_batch_nbytes(self, limits: Limits) -> int | None:
         """Decoded bytes that a device takes together; None where few at once are best."""
 
-    def refusal(self, chain: CodecChain) -> str | None:
-        """Why chunks of `chain` are decoded by the host; None if a device decodes them."""
+    def unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return why the host decodes chunks of `chain`, None if a device decodes them."""
 
     @property
     def at_once(self) -> AtOnce | None:

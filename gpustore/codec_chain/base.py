@@ -231,10 +231,10 @@ class BytesCodec(abc.ABC):
         del start, stop
         return self.decode(encoded, nbytes, exact=True, out=out), 0
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Why no value at all can be decoded on `device`; None if values can be.
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+        """Return why no value at all can be decoded on `device`, None if values can be.
 
-        `distrust` is what its decoders must heed; a batch has its own.
+        `distrust` is the rule its decoders must heed; a batch has its own.
         """
         del device, distrust
         return f"{self.name} is not decoded on a device"
@@ -250,7 +250,7 @@ class BytesCodec(abc.ABC):
             Encoded values. Afterwards ``batch.values`` are the decoded ones, and ``batch.encoded``
             is None, unless these bytes are in host memory too.
         device : Device
-            One that :meth:`device_refusal` has nothing against.
+            One that :meth:`unsupported_reason` has nothing against.
         decoded_max, exact
             As for :meth:`decode`. A value whose decoded size cannot be told is refused.
 
@@ -260,7 +260,7 @@ class BytesCodec(abc.ABC):
             If scratch memory cannot be had; the batch is given up then.
         """
         del decoded_max, exact
-        reason = self.device_refusal(device) or f"{self.name} is not decoded on a device"
+        reason = self.unsupported_reason(device) or f"{self.name} is not decoded on a device"
         self._refuse_all(batch, reason)
 
     def _refuse_all(self, batch: DeviceBatch, reason: str) -> None:

@@ -298,15 +298,15 @@ class CodecChain:
         """The same chain, whose values a device decodes as far as those of `other`."""
         return self.distrusted(other._distrust)
 
-    def device_refusal(self, device: Decoders) -> str | None:
-        """Why no chunk can be decoded on `device`; None if chunks can be."""
+    def unsupported_reason(self, device: Decoders) -> str | None:
+        """Return why no chunk can be decoded on `device`, None if chunks can be."""
         if self.objects is not None:
             return f"elements of {self.objects.name} are Python objects"
         distrust = self._distrust
         for step in self._steps:
             if distrust is not None and distrust.of_all:
                 return distrust.reason
-            reason = step.stage.device_refusal(device, distrust)
+            reason = step.stage.unsupported_reason(device, distrust)
             if reason is not None:
                 return reason
             if distrust is not None and distrust.ends_with_checksum and step.stage.verifies:
@@ -324,9 +324,9 @@ class CodecChain:
         MemoryError
             If there is not enough device memory; the batch is given up then.
         """
-        refusal = self.device_refusal(device)
-        if refusal is not None:
-            batch.refuse(dict.fromkeys(range(len(batch)), refusal))
+        reason = self.unsupported_reason(device)
+        if reason is not None:
+            batch.refuse(dict.fromkeys(range(len(batch)), reason))
         too_many = np.flatnonzero(batch.values.nbytes > self.encoded_bound)
         batch.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
         batch.distrust = self._distrust

@@ -99,7 +99,7 @@ class PermuteStage(BytesCodec):
         np.frombuffer(whole, element).reshape(self.shape).transpose(self.order)[...] = there
         return whole
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: a copy can do it."""
         del device, distrust
         return None

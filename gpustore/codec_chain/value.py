@@ -294,7 +294,7 @@ class ValueStage(BytesCodec):
             return component(self.decoded), component(self.encoded)
         return self.decoded, self.encoded
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Why a device cannot; no trust is needed, as kernels read what they are told to."""
         del device, distrust
         found = self.conversions()

@@ -127,7 +127,7 @@ class Deflate(BytesCodec):
     def device_codec(self) -> str:
         return "gzip" if self._wbits == _GZIP else "deflate"
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec."""
         return cannot(device, self.device_codec, distrust)
 

@@ -89,7 +89,7 @@ class _Crc32c(BytesCodec):
             )
         return deliver(view[:nbytes], decoded_max, exact=exact, out=out)
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel."""
         del device, distrust
         return None

@@ -53,7 +53,7 @@ class _Delta(ValueStage):
         """Sums in the type of the elements."""
         np.cumsum(encoded, out=decoded)
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Why a device cannot; no trust is needed, as kernels read what they are told to."""
         del device, distrust
         of_sums = np.result_type(self.decoded, self.encoded)

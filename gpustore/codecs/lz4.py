@@ -106,7 +106,7 @@ class _Lz4(BytesCodec):
     def device_codec(self) -> str:
         return "lz4"
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel where the device's libraries cannot."""
         return cannot(device, self.device_codec, distrust)
 

@@ -148,7 +148,7 @@ class _Packed(BytesCodec):
                 every[:, stop : self.sign] = every[:, stop - 1 : stop]
             components[lo:hi] = np.packbits(every, axis=1, bitorder="little")
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel, which reads what it is told to whatever the bytes are."""
         del device, distrust
         if self.itemsize not in (1, 2, 4, 8):

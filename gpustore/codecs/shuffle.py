@@ -105,7 +105,7 @@ class _Shuffle(BytesCodec):
                 elements[:, place] = column
         return decoded
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None: there is a kernel, which reads what it is told to whatever the bytes are."""
         del device, distrust
         return None

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpustore.backends.base import Memory
 from gpustore.backends.device import DeviceBackend
-from gpustore.backends.device.direct_read import direct_refusal
+from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.device.null_device import Rehearsal, rehearsing
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch
@@ -201,9 +201,9 @@ class _Store(KvStoreDriver):
         self._may_be_direct = (
             isinstance(backend, DeviceBackend)
             and array.stored is None
-            and backend.files.refusal is None
+            and backend.files.unsupported_reason is None
             and array.store.locates_files
-            and (chain.is_raw or backend.refusal(chain) is None)
+            and (chain.is_raw or backend.unsupported_reason(chain) is None)
             and not chain.needs_bytes
         )
 
@@ -252,7 +252,7 @@ class _Store(KvStoreDriver):
         if request.into is None or not self._inner.locates_files:
             return np.empty(nbytes, np.uint8).data
         piece = request.into.take(nbytes)
-        if self._may_be_direct and not direct_refusal(
+        if self._may_be_direct and not direct_unsupported_reason(
             needs_bytes=False,
             nbytes=nbytes,
             # An adapter's values are parts of files, of which this knows no length, or are

@@ -115,7 +115,7 @@ def explained(
     decoders = _decoders(array.backend)
     on_host = decoders is None
     known = GpuDecoders(has_nvcomp=True)
-    gpu_reason = chain.device_refusal(known)
+    gpu_reason = chain.unsupported_reason(known)
     sub_batches = [] if rehearsed is None else rehearsed.rehearsal.sub_batches
     return Explanation(
         device=array.backend.device,
@@ -154,7 +154,7 @@ def _host_reason(array: ChunkedArray, chain: CodecChain) -> str | None:
         return None
     if array.stored is not None:
         return "the cache of decoded chunks is in host memory"
-    return chain.device_refusal(decoders)
+    return chain.unsupported_reason(decoders)
 
 
 def _codecs(chain: CodecChain, decoders: Decoders | None) -> tuple[CodecPath, ...]:

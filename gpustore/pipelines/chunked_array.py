@@ -234,7 +234,7 @@ class ChunkedArray:
     def fewer_parts(self, parts: int, rows: int) -> int:
         """`parts`, or so few that each of them fills a sub-batch, if a device decodes `rows`."""
         nbytes = self.backend.sub_batch_nbytes(self.limits)
-        by_host = self.stored is not None or self.backend.refusal(self.chain) is not None
+        by_host = self.stored is not None or self.backend.unsupported_reason(self.chain) is not None
         if nbytes is None or by_host:
             return parts
         return max(1, min(parts, rows * self.chain.layout.nbytes // nbytes))

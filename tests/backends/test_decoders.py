@@ -56,7 +56,9 @@ def test_what_is_said_of_a_gpu_is_what_a_device_with_these_codecs_does(tmp_path,
         assert np.array_equal(on_host(device, read.result()), elements)
         counts = read.statistics
         expected = (
-            "device" if chain.device_refusal(GpuDecoders(has_nvcomp=has_nvcomp)) is None else "host"
+            "device"
+            if chain.unsupported_reason(GpuDecoders(has_nvcomp=has_nvcomp)) is None
+            else "host"
         )
         if name == "raw":
             assert expected == "device"

@@ -273,7 +273,7 @@ def test_chains_are_decoded_stage_after_stage(device, names):
     encoded = [bytes(chain.encode(payload)) for payload in payloads]
     encoded[3] = encoded[3][:-1]
     found = decode_on(device, chain.decode_device, encoded, offset=1)
-    assert chain.device_refusal(device) is None
+    assert chain.unsupported_reason(device) is None
     assert found.values == {row: payloads[row] for row in (0, 1, 2, 4)}
     assert sorted([*found.refused, *found.failed]) == [3]
 

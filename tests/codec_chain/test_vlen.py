@@ -191,8 +191,8 @@ def test_a_stream_that_grows_beyond_the_limit_costs_little(stage):
 
 
 def test_no_device_makes_objects():
-    refusal = chain("vlen-utf8", "crc32c").device_refusal(None)
-    assert refusal == "elements of vlen-utf8 are Python objects"
+    reason = chain("vlen-utf8", "crc32c").unsupported_reason(None)
+    assert reason == "elements of vlen-utf8 are Python objects"
 
 
 def test_codecs_are_for_their_elements_only():

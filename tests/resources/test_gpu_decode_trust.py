@@ -69,9 +69,9 @@ def read(path, device, trust):
         for name in ("chunks_decoded_device", "host_fallbacks")
     ]
     reader = store._driver.reader
-    refusal = reader.backend.refusal(reader.chain)
-    assert refusal is None or refusal in str(store.explain())
-    return found, counts, refusal
+    reason = reader.backend.unsupported_reason(reader.chain)
+    assert reason is None or reason in str(store.explain())
+    return found, counts, reason
 
 
 ON_DEVICE, ON_HOST = [6, 0], [0, 6]
@@ -97,18 +97,18 @@ def test_who_decodes(tmp_path, monkeypatch, name):
     create(tmp_path, codecs)
     with emulated() as device:
         for trust, expected in (("auto", trusted), ("verified", verified), ("never", ON_HOST)):
-            found, counts, refusal = read(tmp_path, device, trust)
+            found, counts, reason = read(tmp_path, device, trust)
             assert np.array_equal(found, ELEMENTS)
             assert counts == expected, trust
-            assert (refusal is None) == (expected == ON_DEVICE)
-            assert refusal is None or trust in refusal
+            assert (reason is None) == (expected == ON_DEVICE)
+            assert reason is None or trust in reason
         # As the driver of plain http says of itself.
         monkeypatch.setattr(FileKvStore, "is_trusted", False)
-        found, counts, refusal = read(tmp_path, device, "auto")
+        found, counts, reason = read(tmp_path, device, "auto")
         assert np.array_equal(found, ELEMENTS)
         assert counts == of_strangers
-        assert (refusal is None) == (of_strangers == ON_DEVICE)
-        assert refusal is None or "the store is not trusted" in refusal
+        assert (reason is None) == (of_strangers == ON_DEVICE)
+        assert reason is None or "the store is not trusted" in reason
 
 
 def test_frames_of_another_code_than_the_metadata_say_are_not_trusted_either(tmp_path):
@@ -120,10 +120,10 @@ def test_frames_of_another_code_than_the_metadata_say_are_not_trusted_either(tmp
         (tmp_path / "lz4" / "c" / str(number)).write_bytes(frame)
     with emulated() as device:
         for trust, expected in (("auto", [6, 0]), ("verified", [3, 3])):
-            found, counts, refusal = read(tmp_path / "lz4", device, trust)
+            found, counts, reason = read(tmp_path / "lz4", device, trust)
             assert np.array_equal(found, ELEMENTS)
             assert counts == expected
-            assert refusal is None
+            assert reason is None
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.device.conversion import conversion_of
-from gpustore.backends.device.direct_read import Files, direct_refusal, pages_nbytes
+from gpustore.backends.device.direct_read import Files, direct_unsupported_reason, pages_nbytes
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.staging_buffer import Slot, Slots
 from gpustore.backends.device.submission import SubBatch
@@ -123,7 +123,7 @@ class Flight:
         values_nbytes = count * min(chunk, chain.encoded_bound)
         row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows)
         self._slab_nbytes = values_nbytes + count * row_nbytes
-        self._files = backend.files if backend.direct_refusal(chain) is None else None
+        self._files = backend.files if backend.direct_unsupported_reason(chain) is None else None
         if self._files is not None:
             self._slab_nbytes += pages_nbytes(count, values_nbytes)
 
@@ -252,16 +252,18 @@ class DeviceBackend:
         budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
         return max(1, min(memory.l2_nbytes, budget // (SLOTS * _SHARES)))
 
-    def refusal(self, chain: CodecChain) -> str | None:
-        """Why the host decodes chunks of this chain; None if the device does."""
-        return chain.device_refusal(self.driven)
+    def unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return why the host decodes chunks of `chain`, None if the device does."""
+        return chain.unsupported_reason(self.driven)
 
-    def direct_refusal(self, chain: CodecChain) -> str | None:
-        """Why no value is read from a file straight into device memory; None if large ones are.
+    def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return why no file is read straight into device memory, None if large values are.
 
-        ``files.refusal`` says why this device reads no files, once that is known.
+        ``files.unsupported_reason`` says why this device reads no files, once that is known.
         """
-        return self.refusal(chain) or direct_refusal(needs_bytes=chain.needs_bytes)
+        return self.unsupported_reason(chain) or direct_unsupported_reason(
+            needs_bytes=chain.needs_bytes
+        )
 
     def flight(
         self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0

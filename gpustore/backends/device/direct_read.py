@@ -43,14 +43,14 @@ _FAILURES = 8
 _Identity = tuple[int, int, int, int]
 
 
-def direct_refusal(
+def direct_unsupported_reason(
     *,
     needs_bytes: bool = False,
     nbytes: int | None = None,
     file_nbytes: int | None = None,
     is_direct: bool = True,
 ) -> str | None:
-    """Why a value is read through host memory; None if it goes straight to the device.
+    """Return why a value is read through host memory, None if it goes straight to the device.
 
     What is not given or not known yet is no obstacle.
 
@@ -64,8 +64,8 @@ def direct_refusal(
     is_direct : bool
         As :class:`~gpustore.device.protocol.DeviceFile` says.
 
-    >>> direct_refusal(nbytes=1 << 20, file_nbytes=1 << 30)
-    >>> direct_refusal(is_direct=False)
+    >>> direct_unsupported_reason(nbytes=1 << 20, file_nbytes=1 << 30)
+    >>> direct_unsupported_reason(is_direct=False)
     'files cannot be read straight into device memory here'
     """
     if needs_bytes:
@@ -143,12 +143,12 @@ class Files:
 
     Attributes
     ----------
-    refusal : str or None
+    unsupported_reason : str or None
         Why this device reads no files at all, once that is known.
     """
 
     def __init__(self, device: Device) -> None:
-        self.refusal: str | None = None
+        self.unsupported_reason: str | None = None
         self._device = device
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -178,10 +178,10 @@ class Files:
         Handle or None
             None: read it through host memory; why is counted, unless the read is too short.
         """
-        if direct_refusal(nbytes=nbytes, file_nbytes=status.st_size) is not None:
+        if direct_unsupported_reason(nbytes=nbytes, file_nbytes=status.st_size) is not None:
             return None
-        is_direct = self.refusal is None and status.st_dev not in self._indirect
-        if direct_refusal(is_direct=is_direct) is not None:
+        is_direct = self.unsupported_reason is None and status.st_dev not in self._indirect
+        if direct_unsupported_reason(is_direct=is_direct) is not None:
             STATISTICS.add(direct_unavailable=1)
             return None
         self._forget_after_fork()
@@ -216,7 +216,7 @@ class Files:
             self.close_idle()  # There may be too many open files.
             return None
         except UnsupportedError as error:
-            self.refusal = error.text
+            self.unsupported_reason = error.text
             STATISTICS.add(direct_unavailable=1)
             return None
         if not handle.file.is_direct:

@@ -76,7 +76,7 @@ class _HostBackend:
     def sub_batch_nbytes(self, limits: Limits) -> None:
         del limits
 
-    def refusal(self, chain: CodecChain) -> str:
+    def unsupported_reason(self, chain: CodecChain) -> str:
         del chain
         return "this is the host"
 

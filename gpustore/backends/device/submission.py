@@ -229,7 +229,7 @@ class SubBatch:
         """Decode values that no device can; whether the device decodes them."""
         if self._decoded:
             return False
-        if self._chain.device_refusal(self._device) is None:
+        if self._chain.unsupported_reason(self._device) is None:
             return True
         count = 0
         for i, value in enumerate(self.values):

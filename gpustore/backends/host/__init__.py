@@ -162,8 +162,8 @@ class HostBackend:
         """Itself."""
         return elements
 
-    def refusal(self, chain: CodecChain) -> str | None:
-        """Host memory is no device's."""
+    def unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return that the store is in host memory: no device decodes its chunks."""
         del chain
         return "the store is in host memory"
 

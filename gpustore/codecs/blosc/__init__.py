@@ -161,7 +161,7 @@ class _Blosc(BytesCodec):
     def device_codec(self) -> str:
         return DEVICE_CODECS[self.cname]
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec that the metadata name, whatever frames say."""
         return cannot(device, self.device_codec, distrust)
 

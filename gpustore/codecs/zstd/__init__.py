@@ -192,7 +192,7 @@ class _Zstd(BytesCodec):
     def device_codec(self) -> str:
         return "zstd"
 
-    def device_refusal(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
+    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """None if the device has the codec."""
         return cannot(device, self.device_codec, distrust)
 

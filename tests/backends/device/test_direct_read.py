@@ -12,7 +12,7 @@ import pytest
 import gpustore
 from gpustore.backends import device as backend_device
 from gpustore.backends.device import direct_read, staging_buffer
-from gpustore.backends.device.direct_read import Files, direct_refusal
+from gpustore.backends.device.direct_read import Files, direct_unsupported_reason
 from gpustore.backends.device.staging_buffer import Slot
 from gpustore.backends.selection import select_backend
 from gpustore.device.protocol import DeviceFile
@@ -273,14 +273,18 @@ def test_compressed_streams_pass_the_host(tmp_path, lazy):
 def test_what_goes_straight_to_the_device(monkeypatch):
     monkeypatch.undo()
     good = {"needs_bytes": False, "nbytes": 1 << 20, "file_nbytes": 1 << 20, "is_direct": True}
-    assert direct_refusal(**good) is None
+    assert direct_unsupported_reason(**good) is None
     for change, reason in (
         ({"needs_bytes": True}, "the host looks at the encoded bytes"),
         ({"nbytes": 65535}, "a read of less than 65536 bytes"),
         ({"file_nbytes": 262143}, "a file of less than 262144 bytes"),
         ({"is_direct": False}, "files cannot be read straight into device memory here"),
     ):
-        assert direct_refusal(**{**good, **change}) == direct_refusal(**change) == reason
+        assert (
+            direct_unsupported_reason(**{**good, **change})
+            == direct_unsupported_reason(**change)
+            == reason
+        )
     assert min(direct_read.LEAST_NBYTES.values()) >= 16 << 10
 
 
@@ -352,7 +356,10 @@ def test_a_device_that_reads_no_files_is_asked_once(tmp_path, lazy):
     found, counts = counted(lambda: same(lazy, opened(tmp_path, lazy), host))
     assert (found, counts, len(asked)) == (True, [0, 0, 0, 9], 1)
     backend = select_backend(parse_device(lazy.name))
-    assert backend.files.refusal == "reading files into device memory needs kvikio: install it"
+    assert (
+        backend.files.unsupported_reason
+        == "reading files into device memory needs kvikio: install it"
+    )
 
 
 def test_files_that_are_not_direct_are_opened_once_and_closed(tmp_path):
