@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.device.checksum import CHECKSUMS, Verdict, differing
-from gpustore.device.guard import GUARD, HARMLESS, NO_CHECKSUM, Guards
+from gpustore.device.guard import EMPTY_STREAMS, GUARD, NO_CHECKSUM, Guards
 from gpustore.device.protocol import (
     STATUSES,
     Allocation,
@@ -266,7 +266,7 @@ class DeviceBatch:
         """Record that streams are decompressed, each to exactly as many bytes as `dst` has.
 
         Those of rows that a checksum recorded before shows to be damaged do not reach a decoder
-        that does not check bounds: the device has something harmless in their place then.
+        that does not check bounds: an empty stream takes their place in device memory.
 
         Parameters
         ----------
@@ -289,7 +289,7 @@ class DeviceBatch:
             self.launch("lz", _KERNELS[codec], blocks, [table, np.uint32(count), result, statuses])
             return
         if not checks_bounds(self._device, codec):
-            self._withhold(codec, table, owners)
+            self._replace_damaged(codec, table, owners)
         temp_nbytes = self._device.decompress_temp_nbytes(
             codec, count, int(sizes.max()), int(sizes.sum())
         )
@@ -384,7 +384,7 @@ class DeviceBatch:
         sizes = np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES)
         self.launch(family, f"gs::{name}", count * segments, [table, *sizes, *arguments])
 
-    def _withhold(self, codec: str, streams: Table, owners: NDArray[np.int64]) -> None:
+    def _replace_damaged(self, codec: str, streams: Table, owners: NDArray[np.int64]) -> None:
         """Record that streams of damaged rows are replaced, in `streams` and in their order."""
         for verdict in self._verdicts:
             order = np.argsort(verdict.rows)
@@ -394,11 +394,11 @@ class DeviceBatch:
             checks = np.stack((np.where(is_known, number, NO_CHECKSUM), verdict.expected[number]))
             count = np.uint32(len(owners))
             table = self.table(checks.astype(np.uint32))
-            harmless = np.frombuffer(HARMLESS[codec], np.uint8)
+            empty = np.frombuffer(EMPTY_STREAMS[codec], np.uint8)
             arguments: list[Argument | Table | Result] = [streams, count, table, verdict.result]
-            arguments += [self.table(harmless), np.uint32(len(harmless))]
+            arguments += [self.table(empty), np.uint32(len(empty))]
             blocks = -(-len(owners) // _WARPS_PER_BLOCK)
-            self.launch("withhold", "gs::withhold", blocks, arguments)
+            self.launch("replace_damaged", "gs::replace_damaged", blocks, arguments)
 
     def _record(self, step: _Step) -> None:
         self._steps.append(step)

@@ -1,4 +1,4 @@
-"""Guards around outputs of decoders, and what decoders get instead of damaged streams.
+"""Guards around outputs of decoders, and the streams decoders get instead of damaged ones.
 
 nvcomp promises nothing of damaged streams, not even that nothing is written behind an output. The
 bytes around outputs, which nobody may write, are the *guards*. They have a known value before the
@@ -9,7 +9,7 @@ sides of it are taken for damaged: whose decoder it was, and how far it went. On
 several outputs changes all the guards between them.
 
 A value behind a checksum is compared with it first, by a kernel; nobody waits for the outcome, but
-where it is wrong another kernel puts a harmless stream in the place of the value's.
+where it is wrong another kernel puts an empty stream in the place of the value's.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NO_ROW: Final = -1
 NO_CHECKSUM: Final = 0xFFFFFFFF
 """Number of the checksum of a stream that has none."""
 
-HARMLESS: Final = {
+EMPTY_STREAMS: Final = {
     "lz4": b"\0",
     "snappy": b"\0",
     "deflate": b"\3\0",
     "gzip": bytes.fromhex("1f8b08000000000000030300 0000000000000000"),
     "zstd": bytes.fromhex("28b52ffd 20 01 0b0000 00"),
 }
-"""Whole streams of no bytes, or of zstd one; no valid stream of these is shorter."""
+"""Whole streams of each codec that decode to no bytes (zstd: to one); no valid one is shorter."""
 
 _WARPS_PER_BLOCK = 8
 

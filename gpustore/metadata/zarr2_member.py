@@ -83,7 +83,7 @@ def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[
 
     chunks = members.take_with("chunks", chunk_shape, default)
     none = None if is_stored else UNSET
-    # The filters say whether objects are harmless.
+    # Before the data type: |O is only legal behind a filter that makes its objects.
     filters = members.take_with("filters", lambda value: _filters(value, limits), none)
     dtype = members.take_with("dtype", lambda value: _dtype(value, filters), default)
 

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from gpustore.device.guard import HARMLESS, NO_ROW, Guards
+from gpustore.device.guard import EMPTY_STREAMS, NO_ROW, Guards
 from gpustore.device.protocol import Spans
 from tests.emulator import codecs
 
@@ -45,8 +45,8 @@ def test_blocks_hold_eight_guards():
     assert blocks == [1] * 8 + [2] * 8 + [3]
 
 
-def test_harmless_streams_are_whole():
-    assert HARMLESS.keys() == codecs.CODECS.keys()
-    for codec, stream in HARMLESS.items():
+def test_empty_streams_are_whole():
+    assert EMPTY_STREAMS.keys() == codecs.CODECS.keys()
+    for codec, stream in EMPTY_STREAMS.items():
         assert codecs.decompress(codec, stream, 100) == (bytes(codec == "zstd"), codecs.SUCCESS)
-    assert zlib.decompress(HARMLESS["gzip"], 31) == b""
+    assert zlib.decompress(EMPTY_STREAMS["gzip"], 31) == b""

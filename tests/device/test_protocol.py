@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.device.guard import HARMLESS
+from gpustore.device.guard import EMPTY_STREAMS
 from gpustore.device.protocol import ALIGNMENT, CodecBatch, Device, Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
@@ -374,7 +374,7 @@ def test_streams_in_place_of_damaged_ones_do_no_harm(bench, codec):
     """Followed by zeros, as long as a stream had been; those beside them are decoded."""
     data = [smooth(3000, 1), b"", smooth(3000, 2)]
     streams = [encode(codec, part) for part in data]
-    streams[1] = HARMLESS[codec] + bytes(1000)
+    streams[1] = EMPTY_STREAMS[codec] + bytes(1000)
     base = bench.put(b"\x5a" * 3 * 3040)
     dst = Spans.contiguous(base, [3000] * 3, 3040)
     sizes, statuses = bench.run_codec("decompress", codec, bench.put_streams(streams), dst)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.device.guard import HARMLESS
+from gpustore.device.guard import EMPTY_STREAMS
 from gpustore.errors import MetadataError
 from gpustore.kvstores.file import FileKvStore
 from tests.emulator import codecs
@@ -157,14 +157,14 @@ def test_what_a_checksum_shows_to_be_damaged_never_reaches_a_decoder(
             with pytest.raises(gpustore.CorruptChunkError, match=r"c/2.*Digest mismatch"):
                 read(tmp_path, device, trust)
             assert device.decompressed == [len(reached)]
-        kept = [stream.startswith(HARMLESS[codec]) for codec, stream in reached]
+        kept = [stream.startswith(EMPTY_STREAMS[codec]) for codec, stream in reached]
         assert sum(kept) == len(reached) // 6
         assert not any(damaged[-24:-12] in stream for _, stream in reached)
         reached.clear()
     path.write_bytes(value)
     with emulated(order, seed=3) as device:
         read(tmp_path, device, "auto")
-    assert not any(stream.startswith(HARMLESS[codec]) for codec, stream in reached)
+    assert not any(stream.startswith(EMPTY_STREAMS[codec]) for codec, stream in reached)
 
 
 def test_a_store_shows_it_where_it_says_something(tmp_path):

@@ -77,7 +77,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "adler32": ("gs::adler32",),
     "element": ("gs::check_bits", "gs::clear_bits", "gs::check_records", "gs::clear_records"),
     "guard": ("gs::fill_guards", "gs::check_guards"),
-    "withhold": ("gs::withhold",),
+    "replace_damaged": ("gs::replace_damaged",),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
     "value": ("gs::convert_values", "gs::sum_values", "gs::unpack_bits"),
 }

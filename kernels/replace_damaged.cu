@@ -1,5 +1,5 @@
-// Replace streams that a checksum has shown to be damaged by harmless ones, before they are decoded.
-// One warp each.
+// Replaces streams that a checksum has shown to be damaged by an empty stream, before they are
+// decoded. One warp for each stream.
 //
 // Grid: one block for every THREADS_PER_BLOCK / 32 streams. Block: THREADS_PER_BLOCK threads.
 //
@@ -8,8 +8,9 @@
 // checks           device pointer, 2 columns of `count`: number of the checksum that vouches for a
 //                  stream, NONE if none does, and what it must be
 // checksums        device pointer: what they are
-// harmless         device pointer: a whole stream
-// harmless_nbytes  its size; zeros follow it to the end of the other one, which may also be shorter
+// empty            device pointer: a whole stream that decodes to nothing (zstd: to one byte)
+// empty_nbytes     size of `empty`; zeros fill the rest of a longer replaced stream, a shorter one
+//                  gets the beginning of `empty`
 //
 // Any alignment. Streams do not overlap.
 #include "gs_common.cuh"
@@ -19,8 +20,8 @@ namespace gs {
 constexpr u32 NONE = 0xffffffffu;
 
 __global__ void __launch_bounds__(THREADS_PER_BLOCK)
-    withhold(const u64* columns, u32 count, const u32* checks, const u32* checksums,
-             const u8* harmless, u32 harmless_nbytes) {
+    replace_damaged(const u64* columns, u32 count, const u32* checks, const u32* checksums,
+             const u8* empty, u32 empty_nbytes) {
   const u32 stream = blockIdx.x * (THREADS_PER_BLOCK / 32) + threadIdx.x / 32;
   if (stream >= count) return;
   const u32 number = checks[stream];
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   u8* data = (u8*)columns[stream];
   const u64 nbytes = columns[(u64)count + stream];
   for (u64 i = threadIdx.x % 32; i < nbytes; i += 32) {
-    data[i] = i < harmless_nbytes ? harmless[i] : 0;
+    data[i] = i < empty_nbytes ? empty[i] : 0;
   }
 }
 

@@ -1,4 +1,4 @@
-"""kernels/withhold.cu against what it says, run on the host in three orders of threads."""
+"""kernels/replace_damaged.cu against what it says, run on the host in three orders of threads."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.kernels import execution
 pytestmark = execution.needs_compiler
 
 NONE = 0xFFFFFFFF
-HARMLESS = bytes(range(1, 11))
+EMPTY_STREAMS = bytes(range(1, 11))
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
@@ -27,18 +27,18 @@ def test_streams_with_another_checksum_are_replaced_and_no_other_byte(order):
     expected[wrong] ^= np.uint32(1) << (np.arange(count)[wrong] % 32).astype(np.uint32)
     unknown = np.arange(count) % 5 == 0
     checks = np.stack((np.where(unknown, NONE, numbers), expected)).astype(np.uint32)
-    harmless = np.frombuffer(HARMLESS, np.uint8).copy()
+    empty = np.frombuffer(EMPTY_STREAMS, np.uint8).copy()
     after = memory.copy()
     for start, size in zip(starts[wrong & ~unknown], sizes[wrong & ~unknown], strict=True):
-        after[start : start + size] = np.resize([*HARMLESS, *bytes(90)], size)
+        after[start : start + size] = np.resize([*EMPTY_STREAMS, *bytes(90)], size)
     arguments = [
         np.uint64(execution.address(columns)),
         np.uint32(count),
         np.uint64(execution.address(checks)),
         np.uint64(execution.address(checksums)),
-        np.uint64(execution.address(harmless)),
-        np.uint32(len(harmless)),
+        np.uint64(execution.address(empty)),
+        np.uint32(len(empty)),
     ]
     blocks = -(-count // 8)
-    host_build.load("withhold").launch("gs::withhold", blocks, arguments, order=order)
+    host_build.load("replace_damaged").launch("gs::replace_damaged", blocks, arguments, order=order)
     assert np.array_equal(memory, after)
