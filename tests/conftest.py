@@ -10,6 +10,8 @@ from tests import gpu
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 
+pytest_plugins = ["tests.matrix"]
+
 # The same examples on every machine; a failure is repeated by running the test again.
 settings.register_profile("gpustore", derandomize=True, deadline=None, database=None)
 settings.load_profile("gpustore")

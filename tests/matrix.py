@@ -1,0 +1,177 @@
+"""Many cases in one test, and matrices of which a session goes through every third cell.
+
+``@each`` stands where ``@pytest.mark.parametrize`` could: it makes one test of all cases, for which
+fixtures are made once and one result is reported. It is for cases that are cheaper than that.
+
+``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
+or else of ``parametrize``. A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats
+a choice, ``--matrix whole`` goes through all cells, and so does ``-m long``.
+"""
+
+import functools
+import inspect
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import pytest
+
+SHARE = 3
+"""One cell of so many is chosen."""
+
+_SHOWN = 20
+
+
+class Case(NamedTuple):
+    label: str
+    values: dict[str, Any]
+
+
+def each(
+    names: str | Sequence[str], cases: Iterable[Any], ids: Iterable[str] | None = None
+) -> Callable[[Any], Any]:
+    """Make one test of all cases, which are given as to ``pytest.mark.parametrize``.
+
+    Several decorators multiply. Each case has a folder ``tmp_path`` and a ``monkeypatch`` of its
+    own; all other fixtures are shared. Every case is tried, and those that fail are named.
+    """
+    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    axis = [_case(split, case) for case in cases]
+    if ids is not None:
+        axis = [Case(label, case.values) for label, case in zip(ids, axis, strict=True)]
+    if not axis:
+        raise ValueError(f"no cases for {names}")
+
+    def decorate(test: Any) -> Any:
+        body = getattr(test, "body", test)
+        axes = [axis, *getattr(test, "axes", [])]
+        parameters = inspect.signature(body).parameters
+        given = {name for cases in axes for name in cases[0].values}
+        if not given <= set(parameters) or inspect.isgeneratorfunction(body):
+            raise TypeError(f"{body.__name__} does not take {sorted(given)}")
+
+        @functools.wraps(body)
+        def all_cases(*, request: pytest.FixtureRequest, **fixtures: Any) -> None:
+            cells = [_joined(parts) for parts in itertools.product(*axes)]
+            if request.node.get_closest_marker("matrix"):
+                cells = chosen(cells, request.config, request.node.nodeid)
+            if "request" in parameters:
+                fixtures["request"] = request
+            _try_all(body, cells, fixtures)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        fixtures = [p for p in parameters.values() if p.name not in {*given, "request"}]
+        kept = [parameter.replace(kind=keyword) for parameter in fixtures]
+        request = inspect.Parameter("request", keyword)
+        vars(all_cases).update(
+            axes=axes, body=body, __signature__=inspect.Signature([*kept, request])
+        )
+        return all_cases
+
+    return decorate
+
+
+def _case(names: Sequence[str], case: Any) -> Case:
+    label, values = None, case
+    if hasattr(case, "marks"):  # pytest.param(...)
+        if case.marks:
+            raise TypeError(f"a case of one test has no marks: {case}")
+        label, values = case.id, case.values if len(names) > 1 else case.values[0]
+    given = dict(zip(names, values if len(names) > 1 else (values,), strict=True))
+    return Case(label or ", ".join(f"{name}={value!r}" for name, value in given.items()), given)
+
+
+def _joined(parts: Iterable[Case]) -> Case:
+    parts = tuple(parts)
+    values = {name: value for part in parts for name, value in part.values.items()}
+    return Case(", ".join(part.label for part in parts), values)
+
+
+def _try_all(body: Callable[..., None], cells: Sequence[Case], fixtures: dict[str, Any]) -> None:
+    failures: list[BaseException] = []
+    skipped = []
+    for index, (label, values) in enumerate(cells):
+        with ExitStack() as stack:
+            own = {}
+            if "tmp_path" in fixtures:
+                own["tmp_path"] = fixtures["tmp_path"] / str(index)
+                own["tmp_path"].mkdir()
+            if "monkeypatch" in fixtures:
+                own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+            try:
+                body(**{**fixtures, **own}, **values)
+            except pytest.skip.Exception as skip:
+                skipped.append(skip)
+            except (Exception, pytest.fail.Exception) as error:
+                error.add_note(f"Case {index} of {len(cells)}: {label}")
+                failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        message = f"{len(failures)} of {len(cells)} cases of {body.__name__}"
+        raise BaseExceptionGroup(message, failures[:_SHOWN])
+    if len(skipped) == len(cells):
+        raise skipped[0]
+    if skipped:
+        pytest.fail(f"{len(skipped)} of {len(cells)} cases would be skipped unseen: {skipped[0]}")
+
+
+# --------------------------------------------------------------------------- choice of cells
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "seed that chooses every third cell of the matrices, or 'whole' for all cells"
+    parser.addoption("--matrix", metavar="SEED|whole", default=None, help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.matrix is None:
+        drawn = str(random.SystemRandom().randrange(1000))
+        config.option.matrix = getattr(config, "workerinput", {}).get("matrix", drawn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Processes of pytest-xdist choose the same cells."""
+    node.workerinput["matrix"] = node.config.option.matrix
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if _is_whole(config):
+        return "matrices: whole"
+    return f"matrices: every third cell, repeated by --matrix {config.option.matrix}"
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    return config.option.matrix == "whole" or "long" in config.option.markexpr
+
+
+def chosen(cells: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:
+    """Those cells of the matrix of that name that the session goes through, in their order."""
+    if _is_whole(config):
+        return list(cells)
+    count = -(-len(cells) // SHARE)
+    indices = random.Random(f"{config.option.matrix} {name}").sample(range(len(cells)), count)
+    return [cells[index] for index in sorted(indices)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """Leave out two of three cells, or have ``-m long`` select whole matrices."""
+    matrices = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    left_out = set()
+    for name, cells in matrices.items():
+        if "long" in config.option.markexpr:
+            for cell in cells:
+                cell.add_marker("long")
+        elif not hasattr(cells[0].obj, "axes"):  # These choose their cells themselves.
+            left_out |= set(cells) - set(chosen(cells, config, name))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
