@@ -1,9 +1,9 @@
-"""Writes docs/compatibility.md: which features of Zarr work where, what of TensorStore is absent.
+"""Writes docs/compatibility.md: the features of Zarr in each library, missing parts of TensorStore.
 
     python docs/compatibility.py
 
-tries each feature with gpustore and with the other libraries that are installed; what was known of
-one that is not installed stays. Tests fail while the page is out of date.
+tries each feature with gpustore and with the other libraries that are installed; the column of a
+library that is not installed stays. Tests fail while the page is out of date.
 """
 
 import inspect
@@ -28,28 +28,36 @@ from tests.interop.libraries import FEATURES, PEERS, try_device, try_host, try_p
 PAGE = Path(__file__).with_suffix(".md")
 
 HEAD = """\
-# What of Zarr works
+# Compatibility
 
-Written by `python docs/compatibility.py`. For each row it makes the files of small arrays with
-NumPy and numcodecs, reads them with each library and compares the elements, then has it write them
-and compares the stored chunks (decompressed, if they are compressed). What stands in a cell is what
-happened; a refusal is the library's own error, shortened.
+This page shows which features of Zarr work in gpustore, TensorStore, zarr-python and zarrs. Each
+cell is the outcome of a test: the script `docs/compatibility.py`, which writes this page, makes
+small arrays with NumPy and numcodecs, reads them with each library and compares the elements; each
+library then writes them, and the script compares the stored chunks (after decompression). A refusal
+quotes the library's error, shortened.
 
-* **gpustore** is the host. "As it must": the specification forbids to read that.
-* **device** says where the chunks are decoded of a read into the memory of a GPU, here of an
-  emulated one: `device`, or why it is the host, whose elements are then copied. That is counted as
-  `host_fallbacks` in the read's `statistics`; `explain()` tells it beforehand. Writing encodes on
-  the host.
-* **zarrs** is the codec pipeline of zarr-python, which opens the arrays for it and so refuses some
-  that zarrs knows. It is handed the codecs whose names zarr-python lacks.
+* **gpustore** is gpustore on the CPU. "As it must" marks arrays that the specification forbids to
+  read.
+* **device** is the place where gpustore decodes the chunks of a read into GPU memory, here of an
+  emulated GPU: `device`, or the reason why the host decodes and the elements are copied.
+  `host_fallbacks` in the read's `statistics` counts such chunks; `explain()` predicts them. The
+  host encodes all writes.
+* **zarrs** is the codec pipeline of zarr-python. zarr-python opens the arrays for it, and so
+  refuses some that zarrs supports. The script gives zarrs the codecs whose names zarr-python lacks.
 """
 
 ABSENT = """\
-# What of TensorStore is not there
+# Missing parts of TensorStore
 
-Compared with TensorStore {version}. What is listed here and named in a spec raises a typed error
-that names it; an absent Python name is not there at all. What is not listed is meant to behave as
-TensorStore does.
+The lists compare gpustore with TensorStore {version}. A listed driver or option in a spec raises a
+typed error that names it; a listed Python name does not exist. Everything else is meant to behave
+as in TensorStore.
+"""
+
+DEVICES = """\
+## Devices
+
+Present: cpu; cuda (tested on an emulated device, never run on a GPU).
 """
 
 TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}
@@ -57,16 +65,17 @@ TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}
 EXTENSIONS = """\
 ## Forms of Zarr metadata
 
-Read in every form that occurs; written in the form that most readers take.
+gpustore reads every form that occurs and writes the form that most readers take.
 
-| what | read | written |
+| member | read | written |
 | --- | --- | --- |
 | codecs, chunk key encoding, data type by name alone (`"zstd"`) | \
 yes; `zstd` and `gzip` without a level | as objects |
 | `"must_understand": true` | anywhere in an extension | left out |
 | unknown codec or storage transformer with `"must_understand": false` | \
 passed over, as if it were not listed | such arrays are \
-not written (`UnsupportedError`): who knows it might read something else; resizing keeps it |
+not written (`UnsupportedError`), because a reader that knows the codec could read other elements; \
+resizing keeps it |
 | `"must_understand": false` of a data type, chunk grid or chunk key encoding | \
 refused, as the specification says | never |
 | unknown member of an array with `"must_understand": false` | passed over | kept |
@@ -105,7 +114,6 @@ KVSTORES = {
     "zarr3_sharding_indexed": "zarr3_sharding_indexed",
     "zip": "zip",
 }
-DEVICES = {"cpu": "host", "cuda (proved on an emulated device, never run on a GPU)": "cuda"}
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "data_copy_concurrency": ({"limit": "shared"}, {"limit": 2}),
@@ -121,12 +129,11 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "file_io_sync": (True, False),
     "cache_pool": ({"total_bytes_limit": 1000},),
 }
-"""Context resources of a file, and the values that are tried."""
+"""Context resources of local files, with the values to try."""
 
 TABLES = (
     ("Drivers", "drivers", DRIVERS),
     ("Kvstores", "kvstores", KVSTORES),
-    ("Devices", "backends", DEVICES),
 )
 
 
@@ -135,7 +142,7 @@ def public(thing: Any) -> set[str]:
 
 
 def absent_members() -> dict[str, list[str]]:
-    """Class -> names of TensorStore's class that gpustore's lacks."""
+    """Return, by class, the names of TensorStore's class that gpustore's lacks."""
     found = {}
     for name in sorted(public(tensorstore) & public(gpustore)):
         theirs, ours = getattr(tensorstore, name), getattr(gpustore, name)
@@ -148,7 +155,7 @@ def absent_members() -> dict[str, list[str]]:
 
 
 def refused_options() -> list[str]:
-    """Values of context resources that TensorStore takes and gpustore does not."""
+    """Return values of context resources that TensorStore takes and gpustore refuses."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         spec = {"driver": "zarr3", "kvstore": f"file://{folder}/"}
@@ -179,7 +186,7 @@ Row = tuple[str, str]
 
 
 def merged(cells: Mapping[str, str]) -> str:
-    """One cell of those of several cases: what most do, then who does not; one reason of each."""
+    """Join the cells of several cases: the most frequent outcome first, one reason for each."""
     cases: dict[str, list[str]] = {}
     for case, cell in cells.items():
         cases.setdefault(cell.partition(":")[0], []).append(case)
@@ -189,7 +196,7 @@ def merged(cells: Mapping[str, str]) -> str:
 
 
 def column(by_id: Mapping[str, str]) -> dict[Row, str]:
-    """What one library does, by row."""
+    """Return the cells of one library, by row."""
     cases: dict[Row, dict[str, str]] = {}
     for feature in FEATURES:
         cases.setdefault((feature.section, feature.name), {})[feature.case] = by_id[feature.id]
@@ -197,14 +204,14 @@ def column(by_id: Mapping[str, str]) -> dict[Row, str]:
 
 
 def own_columns() -> list[dict[Row, str]]:
-    """Those of gpustore, on the host and on the emulated device."""
+    """Return gpustore's columns: on the host and on the emulated device."""
     names = [feature.id for feature in FEATURES]
     host = [try_host(feature) for feature in FEATURES]
     return [column(dict(zip(names, cells))) for cells in (host, try_device(FEATURES))]
 
 
 def kept(text: str) -> dict[str, tuple[str, dict[Row, str]]]:
-    """Version and column of each other library, as they stand in a page."""
+    """Return version and column of each other library from the text of a page."""
     found = {}
     for index, name in enumerate(PEERS):
         title = re.search(rf"{TITLES[name]} ([0-9.a-z]+) \|", text)
@@ -219,7 +226,7 @@ def kept(text: str) -> dict[str, tuple[str, dict[Row, str]]]:
 
 
 def tried(name: str, text: str) -> tuple[str, dict[Row, str]]:
-    """Version and column of another library: what it does now, if it is installed."""
+    """Try an installed library; return its version and column, or those of the page."""
     try:
         return version(name), column(try_peer(name))
     except PackageNotFoundError:
@@ -227,7 +234,7 @@ def tried(name: str, text: str) -> tuple[str, dict[Row, str]]:
 
 
 def tables(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
-    """The features, one table a section."""
+    """Return the tables of features, one a section."""
     columns = [*own_columns(), *(cells for _, cells in peers.values())]
     titles = [
         "feature",
@@ -248,16 +255,17 @@ def tables(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
 
 
 def page(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
-    """The text of docs/compatibility.md."""
+    """Return the text of docs/compatibility.md."""
     parts = [HEAD + tables(peers), EXTENSIONS, ABSENT.format(version=version("tensorstore"))]
     for title, folder, names in TABLES:
         there = [name for name, file in names.items() if file in registry.ids(folder)]
         absent = [name for name in names if name not in there]
         parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
-        parts.append(f"There: {'; '.join(there)}.\n")
-    parts.append(f"## Context resources\n\nValues that are refused: {quoted(refused_options())}.\n")
+        parts.append(f"Present: {'; '.join(there)}.\n")
+    parts.append(DEVICES)
+    parts.append(f"## Context resources\n\nRefused values: {quoted(refused_options())}.\n")
     functions = sorted(public(tensorstore) - public(gpustore))
-    parts.append(f"## Python names\n\nOf the module: {quoted(functions)}.\n")
+    parts.append(f"## Python names\n\nNames absent from the module: {quoted(functions)}.\n")
     lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]
     parts.append("\n".join(["| class | absent members |", "| --- | --- |", *lines]) + "\n")
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Writes docs/gpu.md: what a GPU decodes, and what each optional package adds.
+"""Writes docs/gpu.md: where each codec is decoded, with each optional package.
 
     python docs/gpu.py
 
@@ -20,15 +20,16 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 PAGE = Path(__file__).with_suffix(".md")
 
 HEAD = """\
-# What a GPU decodes
+# Codecs on a GPU
 
-Written by `python docs/gpu.py`, which asks the codecs. Tested on an emulated device; **nothing here
-has run on a GPU or been measured there.**
+The tables show where each codec is decoded in reads into GPU memory. The script `docs/gpu.py`,
+which writes this page, asks the codecs. The GPU path is tested on an emulated device; **nothing
+here has run on a GPU or been measured there.**
 
-`device="cuda"` needs an NVIDIA driver and CuPy. nvcomp and kvikio are optional: without nvcomp the
-package's own kernels decode what they can; the host decodes the rest, which is then copied to the
-GPU and counted (`host_fallbacks` in `future.statistics`). Own kernels put the elements in their
-places: byte order, transposes, fields, steps and index arrays included.
+`device="cuda"` needs an NVIDIA driver and CuPy. nvcomp and kvikio are optional. Without nvcomp,
+gpustore's own kernels decode some codecs and the host the others; the host's results are copied to
+the GPU and counted (`host_fallbacks` in `future.statistics`). gpustore's kernels place the elements
+in every case: byte order, transposes, fields, steps and index arrays.
 
 ```sh
 python -m pip install cupy-cuda13x                # own kernels alone
@@ -38,21 +39,21 @@ python -m pip install 'gpustore[gds13]'           # with nvcomp and kvikio
 """
 
 FILES = """\
-`bytes`, `transpose` and `sharding_indexed` are part of the layout: inner chunks of shards are
-decoded as chunks are. kvikio reads pieces of at least {read} KiB of files of at least {file} KiB
-straight to the GPU, if the system can do that. Of most codecs the host checks the headers, so their
-values pass its memory.
+`bytes`, `transpose` and `sharding_indexed` are part of the layout; inner chunks of shards are
+decoded as other chunks are. kvikio reads parts of at least {read} KiB, of files of at least {file}
+KiB, straight to the GPU where the system supports it. The host checks the headers of most codecs,
+so their values pass through its memory.
 """
 
 TAIL = """\
-Whatever the codec, single values may be left to the host: several gzip members, zstd frames without
-a size or with a dictionary, batches of few and large streams, and what `gpu_decode_trust` does not
-let a GPU decode.
+With every codec, the host decodes some values: several gzip members in one value, zstd frames
+without a size or with a dictionary, batches of few large streams, and values that
+`gpu_decode_trust` withholds from the GPU.
 
-`zfp`, `zfpy`, `pcodec` and `n5_default` are decoded by the host.
+The host decodes `zfp`, `zfpy`, `pcodec` and `n5_default`.
 
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
-NumPy's whatever the device, and each chunk that is decoded counts as a host fallback.
+NumPy arrays on every device, and each decoded chunk counts as a host fallback.
 """
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -101,13 +102,13 @@ CODECS: dict[str, Any] = {
     },
 }
 
-# Part of the layout: they cost the same with and without a GPU, inside shards as outside.
+# Part of the layout: no decoding, with and without a GPU.
 LAYOUT = {"bytes", "reshape", "transpose", "sharding_indexed"}
 
-# Of elements that no device can hold.
+# Codecs of elements that no device can hold.
 OBJECTS = {"vlen-bytes", "vlen-utf8"}
 
-# On the host only, some by libraries that need not be installed.
+# Codecs without device code; some need optional libraries.
 ON_HOST = {"n5_default", "pcodec", "zfp", "zfpy"}
 
 TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
@@ -116,12 +117,12 @@ ALONE, WITH_NVCOMP = GpuDecoders(has_nvcomp=False), GpuDecoders(has_nvcomp=True)
 
 
 def is_filter(codec: Any) -> bool:
-    """Whether it stands among the filters of Zarr v2."""
+    """Return whether a codec is a filter of Zarr v2."""
     return codec is not None and registry.find("codecs", codec["id"]).v2 is None
 
 
 def chain_of(codec: Any, name: str) -> CodecChain:
-    """The chain of chunks of 64 elements."""
+    """Return the chain of a codec for chunks of 64 elements."""
     if isinstance(codec, list):
         named = [NamedConfiguration(one["name"], one.get("configuration", {})) for one in codec]
         return resolve_v3(named, dtype(name), (64,))
@@ -131,7 +132,7 @@ def chain_of(codec: Any, name: str) -> CodecChain:
 
 
 def decoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
-    """Who decodes its chunks."""
+    """Return the decoder of a chain's chunks."""
     if chain.unsupported_reason(decoders) is not None:
         return "host"
     if chain.is_raw:
@@ -154,7 +155,7 @@ def type_row(name: str) -> str:
 
 
 def page() -> str:
-    """The text of docs/gpu.md."""
+    """Return the text of docs/gpu.md."""
     files = {name.split()[0] for name in CODECS} - {"none"}
     left_out = {
         one for one in registry.ids("codecs") if one not in files | LAYOUT | OBJECTS | ON_HOST
@@ -168,7 +169,7 @@ def page() -> str:
         "| --- | --- | --- | --- |",
         *(codec_row(name, chain_of(codec, "uint16")) for name, codec in CODECS.items()),
         "\n## Data types\n",
-        "Of chunks that nvcomp or a kernel can decode:\n",
+        "The table is about chunks with a codec that the GPU decodes.\n",
         "| data type | decoded by |",
         "| --- | --- |",
         *map(type_row, TYPES),
