@@ -33,7 +33,7 @@ def select_backend(device: Any) -> Any:
     DeviceError
         If a GPU is asked for and cannot be used; says what is missing and how to get it.
     """
-    text, kind = str(device), device.kind
+    text, kind = device.text, device.kind
     if kind == "cpu" or (kind == "auto" and not _may_have_gpu()):
         return registry.find("backends", "host")
     if kind in DEVICES:

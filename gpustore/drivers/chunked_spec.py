@@ -156,7 +156,7 @@ class ChunkedSpec:
             if self.kvstore is not None:
                 raise MetadataError('"kvstore" is already specified')
             spec = replace(spec, kvstore=_directory(kvstore))
-        if schema is not None:
+        if schema is not None and not schema.is_empty:
             merged = spec.constraints.copy()
             merged.merge(schema)
             self.format.constrained(spec.metadata, merged)  # Raises on contradictions.
@@ -494,7 +494,7 @@ class ChunkedKind:
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
         """``<base>|<id>:path``: the path is a logical one in a hierarchy whose root is `base`."""
-        node_path = logical_path(path)
+        node_path = logical_path(path) if path else ""
         spec = _directory(_directory(base) + node_path)
         format_ = self.format
         return ChunkedSpec(format_, spec, Schema(), format_.no_constraints, node_path=node_path)

@@ -175,6 +175,8 @@ class ArrayDescription:
         MismatchError, MetadataError
             In TensorStore's words, naming the first property that differs.
         """
+        if schema.is_empty:
+            return
         rank = len(self.shape)
         if schema.rank is not None and schema.rank != rank:
             raise MismatchError(words.rank.format(schema=schema.rank, stored=rank))

@@ -98,7 +98,8 @@ def open(
     """
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
-    check_batch(batch, open=False)
+    if batch is not None:
+        check_batch(batch, open=False)
     opened = Spec(spec)
     given = {
         "open_mode": open_mode,

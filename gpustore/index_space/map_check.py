@@ -11,7 +11,6 @@ from gpustore.index_space.output_map import (
     OutputIndexMap,
     OutputIndexMaps,
     constant_map,
-    identity_maps,
 )
 
 if TYPE_CHECKING:
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
     from gpustore.index_space.output_map import IndexArray
 
 
-def checked_maps(box: Box, output: Iterable[OutputIndexMap] | None) -> OutputIndexMaps:
-    """The maps of a transform; the identity for None, index arrays over no elements constant."""
+def checked_maps(box: Box, output: Iterable[OutputIndexMap]) -> OutputIndexMaps:
+    """Check the maps of a transform; index arrays over no elements become constant."""
     rank = len(box.inclusive_min)
-    if output is None:
-        return identity_maps(rank)
     maps = tuple(output)
     if not all(isinstance(m, OutputIndexMap) for m in maps):
         raise TypeError("output: expected a sequence of OutputIndexMap")

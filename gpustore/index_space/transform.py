@@ -30,6 +30,7 @@ from gpustore.index_space.output_map import (
     OutputIndexMaps,
     array_map,
     format_array,
+    identity_maps,
     input_map,
 )
 from gpustore.index_space.selection import permutation
@@ -124,7 +125,10 @@ class IndexTransform:
                 given = {k: kwargs.get(v, kwargs.get(k)) for k, v in _NAMES.items()}
                 given |= {k: v for k, v in kwargs.items() if k.startswith("implicit")}
                 domain = make_domain(*box_from_arguments(_NAMES, input_rank, given))
-            maps = checked_maps(domain.box, output)
+            if output is None:
+                maps = identity_maps(domain.rank)
+            else:
+                maps = checked_maps(domain.box, output)
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "output", maps)
 
@@ -402,6 +406,7 @@ def make_transform(domain: IndexDomain, output: OutputIndexMaps) -> IndexTransfo
 def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:
     try:
         box, labels, rest = box_from_json(value, "input_", others=("output",))
-        return make_domain(box, labels), checked_maps(box, maps_from_json(rest))
+        domain, maps = make_domain(box, labels), maps_from_json(rest)
+        return domain, identity_maps(domain.rank) if maps is None else checked_maps(box, maps)
     except MetadataError as error:
         raise error.prefixed("Error parsing index transform from JSON") from None

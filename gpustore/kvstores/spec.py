@@ -30,6 +30,8 @@ TENSORSTORE_ADAPTER: Final = "TensorStore adapter"
 
 def as_text(key: str | bytes) -> str:
     """A key as the drivers know it; bytes that are not UTF-8 survive as surrogates."""
+    if isinstance(key, str) and key.isascii():
+        return key
     try:
         return as_bytes(key).decode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

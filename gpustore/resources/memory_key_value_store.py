@@ -42,6 +42,7 @@ class MemoryState:
 
 class _MemoryType(ResourceType[None, MemoryState]):
     id = "memory_key_value_store"
+    shares_default = False  # Contexts do not see the values of each other.
 
     def parse(self, json: JsonValue) -> None:
         Members(json).finish()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import os
 import threading
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from gpustore import registry
@@ -39,6 +40,8 @@ class ResourceType(abc.ABC, Generic[C, V]):
     id: str
     may_be_secret = False
     """Whether messages must not show what stands in the place of the JSON."""
+    shares_default = True
+    """Whether the default resources of all contexts have one value, made once in a process."""
 
     @abc.abstractmethod
     def parse(self, json: JsonValue) -> C:
@@ -55,6 +58,12 @@ class ResourceType(abc.ABC, Generic[C, V]):
     @abc.abstractmethod
     def make(self, config: C) -> V:
         """Make the value; UnsupportedError if gpustore cannot do what `config` asks for."""
+
+    @cached_property
+    def shared_default(self) -> tuple[C, V]:
+        """Configuration and value of every default resource, if they share it."""
+        config = self.default()
+        return config, self.make(config)
 
 
 class _Reference(str):
@@ -248,7 +257,7 @@ class Context:
         definition = _parse(kind, from_python(reference))
         if isinstance(definition, _Reference):
             return self[definition]
-        return _new_resource(kind, definition, None)
+        return _new_resource(kind, definition)
 
     def _look_up(self, key: str, trail: tuple[str, ...]) -> Context.Resource:
         found = self._resources.get(key)
@@ -268,12 +277,14 @@ class Context:
                     raise MetadataError(f"Context resource reference cycle: {cycle}")
                 return self._look_up(definition, (*trail, step))
             config = kind.default() if definition is _NULL else definition
-            return _new_resource(kind, config, (self, key))
+            return _new_resource(kind, config, origin=(self, key))
         if self._parent is not None:
             return self._parent._look_up(key, trail)
         if "#" in key:
             raise MetadataError(f"Resource not defined: {quote(key)}")
-        return _new_resource(kind, kind.default(), (self, key))
+        if kind.shares_default:
+            return _new_resource(kind, *kind.shared_default, origin=(self, key))
+        return _new_resource(kind, kind.default(), origin=(self, key))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Context, (self._spec, self._parent))
@@ -338,13 +349,17 @@ def _to_json(kind: ResourceType[Any, Any], definition: Any, *, include_defaults:
 
 
 def _new_resource(
-    kind: ResourceType[Any, Any], config: Any, origin: tuple[Context, str] | None
+    kind: ResourceType[Any, Any],
+    config: Any,
+    value: Any = _UNMADE,
+    *,
+    origin: tuple[Context, str] | None = None,
 ) -> Context.Resource:
     self: Context.Resource = object.__new__(Context.Resource)
     self.id = kind.id
     self._type = kind
     self._config = config
-    self._value = _UNMADE
+    self._value = value
     self._origin = origin
     return self
 
@@ -352,4 +367,4 @@ def _new_resource(
 def _restore(id: str, json: JsonValue) -> Context.Resource:
     """Unpickle a resource that no context defines."""
     kind = _type_of(id)
-    return _new_resource(kind, kind.parse(json), None)
+    return _new_resource(kind, kind.parse(json))

@@ -7,7 +7,7 @@ intersection of them, or an error. Indexing a schema gives the constraints on th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.dtype import from_json as dtype_from_json
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpustore.data_types.dtype import DTypeLike
+
+
+# Layouts of schemas are replaced, never changed, so that copies share them.
+_NO_LAYOUT: Final = ChunkLayout()
 
 
 class SchemaKeywords(TypedDict, total=False):
@@ -124,7 +128,7 @@ class Schema:
         given = cast("dict[str, Any]", keywords)
         for name in self.__slots__:
             setattr(self, name, None)
-        self._chunk_layout = ChunkLayout()
+        self._chunk_layout = _NO_LAYOUT
         if json is not REQUIRED:
             if given:
                 raise TypeError("Schema() takes either json or keywords, not both")
@@ -143,7 +147,6 @@ class Schema:
     def _assign(self, other: Schema) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
-        self._chunk_layout = other._chunk_layout.copy()
 
     def update(self, **keywords: Unpack[SchemaKeywords]) -> None:
         """Merge in more constraints; the keywords are those of the constructor.
@@ -190,7 +193,7 @@ class Schema:
             and self._codec is None
             and self._fill_value is None
             and self._units is None
-            and not self._chunk_layout.has_constraints
+            and (self._chunk_layout is _NO_LAYOUT or not self._chunk_layout.has_constraints)
         )
 
     # ---- merging, one constraint each
@@ -235,6 +238,8 @@ class Schema:
 
     def merge_chunk_layout(self, layout: ChunkLayout) -> None:
         """Merge in constraints on the chunks."""
+        if layout is _NO_LAYOUT:
+            return
         merged = self._chunk_layout.merged(layout)
         if merged.rank != -1:
             self.set_rank(merged.rank, "chunk_layout")

@@ -36,13 +36,11 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
-from gpustore.kvstores.file.atomic_file import generation_of
 from gpustore.kvstores.file.batch import WriteBatch
-from gpustore.kvstores.file.directory import parent_of
-from gpustore.kvstores.file.key import check_path, check_tail, path_from_url
+from gpustore.kvstores.file.key import check_path, check_tail, parent_of, path_from_url
 from gpustore.kvstores.file.lock import thread_lock
 from gpustore.kvstores.file.options import RESOURCES, FileOptions
-from gpustore.kvstores.file.regular_file import open_regular
+from gpustore.kvstores.file.regular_file import generation_of, open_regular
 from gpustore.kvstores.file.root import Root, io_error
 from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.kvstores.file.walk import scan, walk, within

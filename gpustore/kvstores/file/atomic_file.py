@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import stat
-import struct
 import time
 import zlib
 from functools import cache
@@ -35,12 +34,6 @@ _FOREIGN_MAX_AGE_S: Final = 24 * 3600
 _MAX_SCANNED: Final = 100_000
 _MAX_NAME_NBYTES: Final = 255
 # Device, inode, time of last change in ns, size.
-_pack_generation = struct.Struct("<xQQqQ").pack
-
-
-def generation_of(status: os.stat_result) -> bytes:
-    """The generation of a key whose file has this status."""
-    return _pack_generation(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @cache

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from gpustore.kvstores.file.atomic_file import clean_up
+from gpustore.kvstores.file.key import parent_of
 from gpustore.kvstores.file.root import DIRECTORY_FLAGS, io_error
 
 if TYPE_CHECKING:
@@ -23,15 +24,6 @@ _ATTEMPTS: Final = 10
 # A directory that has dropped out of it is looked through again, which does no harm.
 _MAX_REMEMBERED: Final = 10_000
 _cleaned: OrderedDict[tuple[int, int], None] = OrderedDict()
-
-
-def parent_of(path: str) -> str:
-    """The directory part, with its slash; ``""`` for a name in the current directory.
-
-    >>> parent_of("/a/b/"), parent_of("/a"), parent_of("a")
-    ('/a/', '/', '')
-    """
-    return path[: path.rstrip("/").rfind("/") + 1]
 
 
 class Directories:

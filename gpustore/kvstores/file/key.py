@@ -93,3 +93,12 @@ def _is_encodable(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def parent_of(path: str) -> str:
+    """The directory part, with its slash; ``""`` for a name in the current directory.
+
+    >>> parent_of("/a/b/"), parent_of("/a"), parent_of("a")
+    ('/a/', '/', '')
+    """
+    return path[: path.rstrip("/").rfind("/") + 1]

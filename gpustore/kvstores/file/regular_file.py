@@ -1,15 +1,18 @@
-"""Opens the regular files of a store, and nothing that only looks like one."""
+"""Regular files of a store: opened, and nothing that only looks like one; their generation."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import struct
 from typing import Final
 
 from gpustore.errors import StoreIOError
 from gpustore.kvstores.file.root import READ_FLAGS, Root
 from gpustore.strict_json.parsing import quote
+
+_pack_generation = struct.Struct("<xQQqQ").pack
 
 # How often a file is opened anew that an NFS server replaced meanwhile.
 _ATTEMPTS: Final = 10
@@ -66,3 +69,8 @@ def open_regular(root: Root, key: str, flags: int = READ_FLAGS) -> tuple[int, os
         status="FAILED_PRECONDITION",
         key=key,
     )
+
+
+def generation_of(status: os.stat_result) -> bytes:
+    """The generation of a key whose file has this status."""
+    return _pack_generation(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

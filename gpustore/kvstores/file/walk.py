@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpustore.kvstores.base import prefix_end
-from gpustore.kvstores.file.directory import parent_of
+from gpustore.kvstores.file.key import parent_of
 from gpustore.kvstores.file.lock import LOCK_SUFFIX
 from gpustore.kvstores.file.root import DIRECTORY_FLAGS, io_error
 
