@@ -11,6 +11,7 @@ import gpustore
 from gpustore.data_types.conversion import converter
 from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import GpustoreError
+from tests.matrix import each
 
 NAMES = sorted(DTYPES)
 NUMBERS = [name for name in NAMES if name not in ("char", "byte", "string", "ustring", "json")]
@@ -77,7 +78,7 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("source", [name for name in NUMBERS if name != WRONG])
+@each("source", [name for name in NUMBERS if name != WRONG])
 def test_numbers_are_converted_as_by_tensorstore(source):
     array = elements(source)
     for target in NUMBERS:
@@ -126,7 +127,7 @@ def test_integers_are_converted_as_by_tensorstore(values, source, target):
     assert same(convert(array), theirs(array, source, target))
 
 
-@pytest.mark.parametrize("source", NAMES)
+@each("source", NAMES)
 def test_what_tensorstore_converts_can_be_converted(source):
     array = np.zeros(1, gpustore.dtype(source).array_dtype)
     if source in ("string", "ustring"):
@@ -145,7 +146,7 @@ def test_what_tensorstore_converts_can_be_converted(source):
 TEXTS = [name for name in NUMBERS if name not in ("bool", WRONG)]
 
 
-@pytest.mark.parametrize("source", TEXTS)
+@each("source", TEXTS)
 def test_numbers_are_printed_as_by_tensorstore(source):
     array = elements(source)
     for target in ("string", "ustring"):
@@ -153,7 +154,7 @@ def test_numbers_are_printed_as_by_tensorstore(source):
         assert same(convert(array), theirs(array, source, target))
 
 
-@pytest.mark.parametrize("source", [name for name in NUMBERS if name != WRONG])
+@each("source", [name for name in NUMBERS if name != WRONG])
 def test_numbers_are_json_as_by_tensorstore(source):
     array = elements(source)
     convert = converter(gpustore.dtype(source), gpustore.json)
@@ -166,7 +167,7 @@ JSON = [
 ]
 
 
-@pytest.mark.parametrize("target", [*NUMBERS, "string", "ustring", "json"])
+@each("target", [*NUMBERS, "string", "ustring", "json"])
 def test_json_is_converted_as_by_tensorstore(target):
     convert = converter(gpustore.json, gpustore.dtype(target))
     if convert is None:

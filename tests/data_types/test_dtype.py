@@ -10,6 +10,7 @@ import pytest
 from gpustore.data_types import dtype as module
 from gpustore.data_types.dtype import DTYPES, dtype, from_json, of_elements
 from gpustore.errors import MetadataError
+from tests.matrix import each
 
 NAMES = list(DTYPES)
 
@@ -24,12 +25,12 @@ def test_all_data_types_of_tensorstore_are_there(ts):
     assert set(NAMES) == names
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_constant_is_the_data_type(name):
     assert getattr(module, name) is DTYPES[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_attributes_equal_those_of_tensorstore(name, ts):
     ours, theirs = dtype(name), ts.dtype(name)
     assert ours.name == theirs.name
@@ -43,7 +44,7 @@ def test_attributes_equal_those_of_tensorstore(name, ts):
 SIZES = {"char": 1, "byte": 1, "bool": 1, "int2": 1, "int4": 1, "bfloat16": 2, "complex128": 16}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_itemsize_is_that_of_an_array(name):
     ours = dtype(name)
     array = np.zeros(3, ours.array_dtype)
@@ -67,7 +68,7 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("value", ACCEPTED, ids=repr)
+@each("value", ACCEPTED)
 def test_conversion_equals_that_of_tensorstore(value, ts):
     assert dtype(value).name == ts.dtype(value).name
     assert dtype(value) == value
@@ -94,7 +95,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("value", UNKNOWN, ids=repr)
+@each("value", UNKNOWN)
 def test_unknown_data_type_is_refused_in_tensorstores_words(value, ts):
     with pytest.raises(ValueError, match=r"^No TensorStore data type ") as theirs:
         ts.dtype(value)
@@ -110,7 +111,7 @@ NOT_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("value", NOT_NAMES, ids=lambda value: type(value).__name__)
+@each("value", NOT_NAMES)
 @pytest.mark.filterwarnings("ignore:Converting `np:DeprecationWarning")
 def test_what_names_no_data_type_is_a_type_error(value, ts):
     with pytest.raises(TypeError):
@@ -175,7 +176,7 @@ def test_it_is_no_numpy_dtype():
 ARGUMENTS = [1, "1", [1, 2], np.array([1, 0]), 300, 1.5, None, {"a": 1}, "abc", "", 0, True, -1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_call_converts_as_tensorstore_does(name, ts):
     crashes = ("abc", "") if dtype(name).type.__module__ == "ml_dtypes" else ()
     for argument in ARGUMENTS:
@@ -236,7 +237,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@each("name", MORE)
 def test_types_that_tensorstore_lacks_have_numpys_names(name, ts):
     found = np.dtype(MORE[name])
     with pytest.raises(ValueError, match=r"^No TensorStore data type "):
@@ -289,14 +290,13 @@ def test_elements_that_are_no_records_are_the_usual_types(dt):
     assert of_elements(np.dtype(dt)) == dtype(np.dtype(dt))
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *("[]", "[1]", "[[", '[["x"]]', '[["x","i4"]]', '[["x","int8",[0]]]', '[["x","int8",2]]'),
         *('[["x","int8"],["x","int8"]]', '[["x",[]]]', '[["x","int8",[1],1]]', '[["x","S0"]]'),
         *("[" * 40 + "]" * 40, '[["x",' * 33 + '"int8"' + "]]" * 33, "[" * 5000),
     ],
-    ids=lambda name: name[:30],
 )
 def test_what_describes_no_record_is_refused(name):
     with pytest.raises(MetadataError, match=r"^No TensorStore data type with name"):

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from gpustore.data_types.dtype import DTYPES, dtype
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array
 from gpustore.errors import MetadataError
+from tests.matrix import each
 
 NUMBERS = [name for name in DTYPES if name not in ("char", "byte", "string", "ustring", "json")]
 
@@ -26,7 +27,7 @@ def random_array(data, wanted):
     return (raw & bits).view(wanted).reshape(shape)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@each("name", NUMBERS)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_round_trip_keeps_every_bit_but_those_of_nan(name, data):
@@ -56,7 +57,7 @@ def test_objects_round_trip():
         array_from_json(["\ud800"], dtype("string"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "max_rank", "shape"),
     [
         (5, 2, ()),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError
+from tests.matrix import each
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -93,7 +94,7 @@ STRINGS = [
 ]
 
 
-@pytest.mark.parametrize("text", STRINGS, ids=ascii)
+@each("text", STRINGS)
 def test_string_is_read_as_by_tensorstore(text, ts):
     assert same(Unit(text), ts.Unit(text))
     assert same(Unit(unit=text), ts.Unit(unit=text))
@@ -135,8 +136,8 @@ def test_arithmetic_is_that_of_tensorstore(multiplier, base_unit, factor):
     assert same(ours / factor, theirs / factor)
 
 
-@pytest.mark.parametrize("divisor", [0, 0.0, -0.0])
-@pytest.mark.parametrize("multiplier", [1, -1, 0, math.inf, math.nan])
+@each("divisor", [0, 0.0, -0.0])
+@each("multiplier", [1, -1, 0, math.inf, math.nan])
 def test_division_by_zero_is_that_of_ieee(multiplier, divisor, ts):
     assert same(Unit(multiplier, "m") / divisor, ts.Unit(multiplier, "m") / divisor)
 
@@ -152,7 +153,7 @@ def test_copies_are_lossless(multiplier, base_unit):
     assert copy.deepcopy(unit) == unit
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "keywords"),
     [
         ((), {}),
@@ -173,13 +174,12 @@ def test_copies_are_lossless(multiplier, base_unit):
         ((), {"json": [np.float32(2), "a"]}),
         ((), {"json": [4, " nm "]}),
     ],
-    ids=repr,
 )
 def test_arguments_are_those_of_tensorstore(arguments, keywords, ts):
     assert same(Unit(*arguments, **keywords), ts.Unit(*arguments, **keywords))
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "keywords"),
     [
         ((None,), {}),
@@ -201,7 +201,6 @@ def test_arguments_are_those_of_tensorstore(arguments, keywords, ts):
         ((4,), {"unit": "nm"}),
         ((), {"other": 3}),
     ],
-    ids=repr,
 )
 def test_wrong_arguments_are_type_errors_as_in_tensorstore(arguments, keywords, ts):
     with pytest.raises(TypeError):
@@ -210,13 +209,12 @@ def test_wrong_arguments_are_type_errors_as_in_tensorstore(arguments, keywords, 
         Unit(*arguments, **keywords)
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         *(None, True, {}, [4], [4, "nm", 1], ["nm", 4], [True, "nm"], [4, 5], ["4", "nm"]),
         *([None, "x"], [0.0, "m"], [-1.0, "m"], [-0.0, 5]),
     ],
-    ids=repr,
 )
 def test_wrong_json_has_tensorstores_words(json, ts):
     with pytest.raises(ValueError, match=r"Expected|Array") as theirs:

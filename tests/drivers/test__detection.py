@@ -12,6 +12,7 @@ from gpustore.drivers._detection import detect
 from gpustore.errors import MismatchError, StoreIOError, UnsupportedError
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 
 
 def zipped(comment=b""):
@@ -91,7 +92,7 @@ def ours_for(values):
     return [format_.name for format_ in detect(store / "f").formats]
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_files_are_told_as_by_tensorstore(name):
     assert ours_for({"f": FILES[name]}) == theirs_for({"f": FILES[name]})
 
@@ -106,14 +107,13 @@ def test_no_comment_hides_a_zip_file(comment):
 NAMES = ("attributes.json", "info", ".zarray", "zarr.json", "manifest.ocdbt", ".zgroup", ".zattrs")
 
 
-@pytest.mark.parametrize(
+@each(
     "names",
     [
         *[(name,) for name in NAMES],
         *[("zarr.json", name) for name in NAMES],
         *(NAMES, (".zgroup", "info"), (".zgroup", ".zattrs"), ("zarr.json/c",)),
     ],
-    ids="+".join,
 )
 def test_directories_are_told_as_by_tensorstore(names):
     values = {f"f/{name}": b"{}" for name in names}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.errors import MismatchError, OutOfBoundsError, UnsupportedError
 from tests.drivers.parity import LIBRARIES, agree, description, outcome
+from tests.matrix import each
 
 
 def opened(library, array, **members):
@@ -29,7 +30,7 @@ def nested(depth):
     return value
 
 
-@pytest.mark.parametrize(
+@each(
     ("array", "dtype"),
     [
         (5, "uint8"),
@@ -76,7 +77,7 @@ def test_elements_are_parsed_as_in_tensorstore(array, dtype):
     assert agree(opened(gpustore, array, dtype=dtype), opened(ts, array, dtype=dtype))
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
     [
         {},
@@ -199,7 +200,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@each("name", SOURCES)
 def test_wrapped_arrays_are_as_in_tensorstore(name):
     source = SOURCES[name]
     found, expected = (library.array(source) for library in LIBRARIES)
@@ -302,7 +303,7 @@ def test_other_byte_orders_are_copied():
         gpustore.array(array, copy=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "dtype"),
     [
         ([1, 2], None),

@@ -10,6 +10,7 @@ import tensorstore as ts
 import gpustore
 from gpustore.errors import MetadataError, MismatchError, StoreIOError
 from tests.drivers.parity import LIBRARIES, agree, outcome
+from tests.matrix import each
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_a_transform_is_handed_on(folder, low, size):
     assert agree(*results)
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
     [
         {"foo": 1},

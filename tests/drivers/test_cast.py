@@ -12,6 +12,7 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.runtime.future import CancelledError
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
+from tests.matrix import each
 from tests.on_device import emulated, on_host
 
 KEYWORDS = {
@@ -117,10 +118,8 @@ def test_what_cannot_be_converted_is_an_error(tmp_path, dtype):
     )
 
 
-@pytest.mark.parametrize(("dtype", "base"), [("string", "float32"), ("bool", "complex64")])
-@pytest.mark.parametrize(
-    "access", [{}, {"read": True}, {"write": True}, {"read": True, "write": True}]
-)
+@each(("dtype", "base"), [("string", "float32"), ("bool", "complex64")])
+@each("access", [{}, {"read": True}, {"write": True}, {"read": True, "write": True}])
 def test_access_in_one_direction(tmp_path, dtype, base, access):
     def mode(lib, root):
         kvstore = f"file://{root}/b/"
@@ -194,7 +193,7 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("members", SPECS, ids=str)
+@each("members", SPECS)
 def test_specs_say_what_tensorstore_says(members):
     spec = {"driver": "cast", **members}
     for member, what in MEMBERS.items():
@@ -221,7 +220,7 @@ URLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", URLS)
+@each("url", URLS)
 def test_urls_are_read_and_printed_as_by_tensorstore(url):
     def printed(lib):
         spec = lib.Spec(url)

@@ -10,6 +10,7 @@ import pytest
 import gpustore
 from gpustore.errors import StoreIOError
 from tests.drivers.parity import LIBRARIES, agree, both, check, outcome
+from tests.matrix import each
 
 DRIVERS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
 
@@ -140,16 +141,15 @@ def check_resize(run, tmp_path):
     assert ours[1] == theirs[1]
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("case", RESIZES, ids=str)
+@each("driver", DRIVERS)
+@each("case", RESIZES)
 def test_resize(case, driver, tmp_path):
     check_resize(resized(driver, *case), tmp_path)
 
 
-@pytest.mark.parametrize(
+@each(
     "case",
     [case for case in RESIZES if case[0] not in ("whole", "translated", "labeled")],
-    ids=str,
 )
 def test_resize_tied_bounds(case, tmp_path):
     check_resize(resized("zarr3", *case, resize_tied_bounds=True), tmp_path)
@@ -162,9 +162,9 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("case", [*RESIZES[:6], ("transposed", None, [3, 5])], ids=str)
+@each("driver", DRIVERS)
+@each("flags", FLAGS)
+@each("case", [*RESIZES[:6], ("transposed", None, [3, 5])])
 def test_resize_flag(case, flags, driver, tmp_path):
     check_resize(resized(driver, *case, **FLAGS[flags]), tmp_path)
 
@@ -290,9 +290,9 @@ RESOLVED = {
 }
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", RESOLVED)
-@pytest.mark.parametrize("fix", [False, True])
+@each("driver", DRIVERS)
+@each("name", RESOLVED)
+@each("fix", [False, True])
 def test_resolve_after_a_resize(name, fix, driver, tmp_path):
     def run(library, root):
         store = filled(library, driver)

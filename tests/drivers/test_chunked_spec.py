@@ -19,6 +19,7 @@ from tests.drivers.parity import (
     files,
     outcome,
 )
+from tests.matrix import each
 
 KEYS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
 MODES = ("assume_metadata", "assume_cached_metadata")
@@ -55,9 +56,9 @@ ASSUMED = {
 }
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("mode", [*MODES, "both"])
-@pytest.mark.parametrize("name", ASSUMED)
+@each("driver", KEYS)
+@each("mode", [*MODES, "both"])
+@each("name", ASSUMED)
 def test_opening_with_assumed_metadata(name, mode, driver, tmp_path):
     modes = dict.fromkeys(MODES if mode == "both" else [mode], True)
 
@@ -120,11 +121,11 @@ RESIZES = {
 }
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("access", [{}, {"read": True}])
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", RESIZES)
+@each("driver", KEYS)
+@each("access", [{}, {"read": True}])
+@each("stored", [False, True])
+@each("mode", MODES)
+@each("name", RESIZES)
 def test_resize_with_assumed_metadata(name, mode, stored, access, driver, tmp_path):
     stored = stored or name == "nothing"  # Without any bounds we do not look at metadata.
 
@@ -147,9 +148,9 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SPECS)
+@each("driver", KEYS)
+@each("mode", MODES)
+@each("name", SPECS)
 def test_spec_of_assumed_metadata(name, mode, driver, tmp_path):
     def run(library, root):
         store = opened(library, root, driver, dtype="uint8", shape=[6], **{mode: True})
@@ -229,10 +230,10 @@ def shrunk(library, root, driver, view, operation, times):
     return result, opened(library, root, driver).read().result()
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@each("driver", KEYS)
+@each("times", TIMES)
+@each("view", VIEWS)
+@each("operation", OPERATIONS)
 def test_operation_after_a_resize_by_another(operation, view, times, driver, tmp_path):
     """Bounds are those stored now if they are to be checked again, else those of the handle."""
     check(
@@ -260,9 +261,9 @@ def as_it_was(path):
 DAMAGES = {damage.__name__: damage for damage in (removed, not_json, another, as_it_was)}
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
+@each("driver", KEYS)
+@each("damage", DAMAGES)
+@each(
     ("operation", "times"),
     [
         *((operation, "true") for operation in ("read", "write", "resolve", "read in a batch")),
@@ -344,9 +345,9 @@ def test_cancelled_write_lets_its_source_go(tmp_path):
 VALUES = [False, True, 0, 1, 1.5, -3, "open", 1e300, float("inf"), float("-inf"), "x", None, []]
 
 
-@pytest.mark.parametrize("name", ["recheck_cached_data", "recheck_cached_metadata"])
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-@pytest.mark.parametrize("driver", KEYS)
+@each("name", ["recheck_cached_data", "recheck_cached_metadata"])
+@each("value", VALUES)
+@each("driver", KEYS)
 def test_time_in_a_spec(driver, value, name, tmp_path):
     def run(library, root):
         spec = library.Spec({"driver": driver, "kvstore": "memory://", name: value})
@@ -404,10 +405,10 @@ def test_data_changed_by_another(recheck, pool, driver, tmp_path):
     check(run, tmp_path)
 
 
-@pytest.mark.parametrize("driver", KEYS)
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("recheck", RECHECKS)
+@each("driver", KEYS)
+@each("own", [False, True])
+@each("pool", POOLS)
+@each("recheck", RECHECKS)
 def test_metadata_changed_by_another(recheck, pool, own, driver, tmp_path):
     """What opening once more finds; with a pool of the metadata's own, or that of the data."""
 
@@ -441,8 +442,8 @@ POOL_JSON = [
 ]
 
 
-@pytest.mark.parametrize("name", ["cache_pool", "metadata_cache_pool"])
-@pytest.mark.parametrize("value", POOL_JSON, ids=repr)
+@each("name", ["cache_pool", "metadata_cache_pool"])
+@each("value", POOL_JSON)
 def test_pool_in_a_spec(value, name, tmp_path):
     def run(library, root):
         spec = library.Spec({"driver": "zarr3", "kvstore": "memory://", name: value})
@@ -572,8 +573,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("driver", parity.RAW)
+@each("name", LAYOUTS)
+@each("driver", parity.RAW)
 def test_chunk_layout(driver, name, tmp_path):
     keywords = {
         "dtype": "uint16",
@@ -595,8 +596,8 @@ def test_codec_chunk(driver, tmp_path):
     check(parity.created(driver, parity.RAW[driver], keywords), tmp_path)
 
 
-@pytest.mark.parametrize("shape", [[], [0], [0, 3], [1], [5, 0, 3], [1] * 5])
-@pytest.mark.parametrize("driver", parity.RAW)
+@each("shape", [[], [0], [0, 3], [1], [5, 0, 3], [1] * 5])
+@each("driver", parity.RAW)
 def test_shape(driver, shape, tmp_path):
     ones = lambda store: np.ones(store.shape, store.dtype.numpy_dtype)  # noqa: E731
     keywords = {"dtype": "uint16", "shape": shape}

@@ -5,6 +5,7 @@ import tensorstore as ts
 
 import gpustore
 from tests.drivers.documents import CHUNKS, SHAPE, STRUCTURED, ZARR2, ZARR3, document_of, stored
+from tests.matrix import each
 
 ORDER = {"C": [0, 1, 2], "F": [2, 1, 0]}
 
@@ -164,8 +165,8 @@ def created(library, driver, constraints):
     ).result()
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", CHUNKINGS)
+@each("driver", DRIVERS)
+@each("name", CHUNKINGS)
 def test_chunk_layout_of_a_new_array(name, driver):
     constraints, chunks = CHUNKINGS[name]
     assert created(gpustore, driver, constraints).chunk_layout.to_json() == layout(chunks)

@@ -7,6 +7,7 @@ import tensorstore as ts
 
 import gpustore
 from tests.drivers.documents import STRUCTURED, ZARR2, ZARR3, document_of, stored
+from tests.matrix import each
 
 # --------------------------------------------------------------------------- Zarr v2, members
 
@@ -38,7 +39,7 @@ ZARR2_TYPES = {
 }
 
 
-@pytest.mark.parametrize("name", ZARR2_TYPES)
+@each("name", ZARR2_TYPES)
 def test_zarr2_data_types(name):
     for form in ZARR2_TYPES[name]:
         assert stored("zarr2", ZARR2 | {"dtype": form, "fill_value": None}).dtype.name == name
@@ -65,7 +66,7 @@ COMPRESSORS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "full"), COMPRESSORS, ids=str)
+@each(("given", "full"), COMPRESSORS)
 def test_zarr2_compressors(given, full):
     for library in (gpustore, ts):
         spec = {"driver": "zarr", "metadata": {"shape": [3], "dtype": "<i2", "compressor": given}}
@@ -161,7 +162,7 @@ ZARR3_TYPES = (
 )
 
 
-@pytest.mark.parametrize("name", ZARR3_TYPES)
+@each("name", ZARR3_TYPES)
 def test_zarr3_data_types(name):
     documents = [
         document_of(library, {"driver": "zarr3", "metadata": {"shape": [3], "data_type": name}})
@@ -219,7 +220,7 @@ CODECS = {
 }
 
 
-@pytest.mark.parametrize("name", CODECS)
+@each("name", CODECS)
 def test_zarr3_codecs(name):
     given, full = CODECS[name]
     metadata = {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.metadata.data_type import v2_dtype_to_json
+from tests.matrix import each
 
 RECORD = np.dtype(
     [("x", "<i2"), ("y", ">f4", (2, 3)), ("z", "S3"), ("v", "V2"), ("b", "?"), ("c", ">c8")]
@@ -323,8 +324,8 @@ def test_create_as_void(tmp_path):
     assert str(theirs.domain) == str(store.domain)
 
 
-@pytest.mark.parametrize("dtype", ["|V2", "|S2"])
-@pytest.mark.parametrize("value", [0, "ab", [1, 2], np.array([1, 2], np.uint8)], ids=str)
+@each("dtype", ["|V2", "|S2"])
+@each("value", [0, "ab", [1, 2], np.array([1, 2], np.uint8)])
 def test_fill_values_of_bytes_are_not_made_of_other_things(dtype, value):
     for library in (gpustore, ts):
         spec = {

@@ -12,6 +12,7 @@ from gpustore.errors import ConflictError, MetadataError, NotFoundError, StoreIO
 from gpustore.front.store import TensorStore
 from tests.drivers.parity import LIBRARIES, agree, description, outcome
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 
 DOCUMENT = {"a": {"b": [1, 2.5, None]}, "text": "é", "list": [{"x": 1}], "n": None}
 
@@ -27,10 +28,8 @@ def opened(library, document, pointer):
     return kvstore, library.open(spec, context=context).result()
 
 
-@pytest.mark.parametrize("pointer", ["", "/a", "/a/b/1", "/a/b/3", "/text", "/x", "/n", "/n/x"])
-@pytest.mark.parametrize(
-    "document", [DOCUMENT, None, b"", b"garbage", b"[1", b"\xff", b"\xef\xbb\xbf1"]
-)
+@each("pointer", ["", "/a", "/a/b/1", "/a/b/3", "/text", "/x", "/n", "/n/x"])
+@each("document", [DOCUMENT, None, b"", b"garbage", b"[1", b"\xff", b"\xef\xbb\xbf1"])
 def test_reading_is_as_in_tensorstore(document, pointer):
     results = []
     for library in LIBRARIES:
@@ -45,8 +44,8 @@ def test_reading_is_as_in_tensorstore(document, pointer):
         assert agree(*results)
 
 
-@pytest.mark.parametrize("pointer", ["", "/a", "/a/b/-", "/a/b/3", "/new/x/0", "/n/x", "/list/0/x"])
-@pytest.mark.parametrize("document", [DOCUMENT, None, b"garbage"], ids=["some", "none", "broken"])
+@each("pointer", ["", "/a", "/a/b/-", "/a/b/3", "/new/x/0", "/n/x", "/list/0/x"])
+@each("document", [DOCUMENT, None, b"garbage"], ids=["some", "none", "broken"])
 def test_writing_is_as_in_tensorstore(document, pointer):
     results = []
     for library in LIBRARIES:
@@ -79,11 +78,10 @@ SOURCES = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "rank"),
     # TensorStore refuses arrays that are deeper than the domain, though it takes such lists.
     [(s, r) for s in SOURCES for r in range(3) if not r or np.ndim(s) <= r or isinstance(s, list)],
-    ids=repr,
 )
 def test_sources_are_converted_as_in_tensorstore(source, rank):
     results = []
@@ -112,7 +110,7 @@ def test_what_is_not_json_is_refused(source, kind):
     assert kvstore.read("").result().value == before
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
     [
         {},

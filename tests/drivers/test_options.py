@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.drivers.parity import both, check, description, files, outcome
+from tests.matrix import each
 
 DRIVERS = ("zarr3", "zarr2")
 
@@ -129,7 +130,7 @@ def stored(root):
     return {name: data.hex() for name, data in files(root).items() if "json" not in name}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "driver"),
     [
         (name, driver)
@@ -151,8 +152,8 @@ def test_transform_of_an_existing_array(name, driver, tmp_path):
     check(run, tmp_path)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", MEMBERS)
+@each("driver", DRIVERS)
+@each("name", MEMBERS)
 def test_option(name, driver, tmp_path):
     def run(library, root):
         store = opened(library, root, driver, MEMBERS[name], shape=[4, 3], **new(library))
@@ -161,8 +162,8 @@ def test_option(name, driver, tmp_path):
     check(run, tmp_path)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", KVSTORE)
+@each("driver", DRIVERS)
+@each("name", KVSTORE)
 def test_option_of_the_kvstore(name, driver, tmp_path):
     def run(library, root):
         store = opened(library, root, driver, {}, KVSTORE[name], shape=[4, 3], **new(library))
@@ -187,8 +188,8 @@ def test_path_that_is_no_key(path, driver, tmp_path):
     assert not list(tmp_path.rglob("*.*"))
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", [*MEMBERS, *KVSTORE])
+@each("driver", DRIVERS)
+@each("name", [*MEMBERS, *KVSTORE])
 def test_option_prints_as_it_was_given(name, driver, tmp_path):
     members = {"kvstore": {"driver": "file", "path": "/x/", **KVSTORE.get(name, {})}}
 

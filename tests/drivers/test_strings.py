@@ -17,6 +17,7 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
+from tests.matrix import each
 from tests.on_device import emulated
 
 KINDS = {"ustring": ("vlen-utf8", "string", ""), "string": ("vlen-bytes", "bytes", b"")}
@@ -83,7 +84,7 @@ def strings(kind, shape=(7, 5)):
 CASES = [(d, k, layout) for d in LAYOUTS for k in KINDS for layout in LAYOUTS[d]]
 
 
-@pytest.mark.parametrize(("driver", "kind", "layout"), CASES)
+@each(("driver", "kind", "layout"), CASES)
 def test_elements_are_read_as_they_were_written(driver, kind, layout):
     store = create(driver, kind, layout)
     empty, array = KINDS[kind][2], strings(kind)
@@ -121,7 +122,7 @@ def test_elements_are_read_as_they_were_written(driver, kind, layout):
         assert np.array_equal(read.result(), array[i : i + 2])
 
 
-@pytest.mark.parametrize(("driver", "kind", "layout"), CASES)
+@each(("driver", "kind", "layout"), CASES)
 def test_parts_are_written_into_what_is_there(driver, kind, layout):
     store, array = create(driver, kind, layout), strings(kind)
     store.write(array).result()
@@ -266,7 +267,7 @@ def test_sources_are_converted(kind, source):
     assert store.read().result().tolist() == list(source)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "source"),
     [
         ("ustring", [b"a", b"b"]),

@@ -12,6 +12,7 @@ import gpustore
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from tests.drivers import parity
 from tests.drivers.parity import check, files
+from tests.matrix import each
 
 RAW = parity.RAW["zarr2"]
 created = partial(parity.created, "zarr2")
@@ -32,8 +33,8 @@ STORED = (
 )
 
 
-@pytest.mark.parametrize("dtype", STORED)
-@pytest.mark.parametrize("order", ["C", "F"])
+@each("dtype", STORED)
+@each("order", ["C", "F"])
 def test_stored_data_type_and_order(dtype, order, tmp_path):
     check(created(RAW | {"dtype": dtype, "order": order}, {"shape": [5, 3]}), tmp_path)
 
@@ -67,13 +68,13 @@ COMPRESSORS = {
 }
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@each("name", COMPRESSORS)
 def test_compressor(name, tmp_path):
     metadata = {"compressor": COMPRESSORS[name]}
     check(created(metadata, {"dtype": "uint16", "shape": [5, 3]}), tmp_path)
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@each("name", COMPRESSORS)
 def test_codec(name, tmp_path):
     json = {"driver": "zarr", "compressor": COMPRESSORS[name]}
     if name in ("unknown", "blosc and more", "zlib 10"):
@@ -108,8 +109,8 @@ def test_filters_are_refused_and_nothing_is_created(tmp_path):
     assert files(tmp_path) == {}
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<i2", "|b1", "bfloat16", "<c8"])
-@pytest.mark.parametrize("fill", [None, -1, 1.5, "1.5", True])
+@each("dtype", ["<f4", "<i2", "|b1", "bfloat16", "<c8"])
+@each("fill", [None, -1, 1.5, "1.5", True])
 def test_fill_value(fill, dtype, tmp_path):
     metadata = RAW | {"dtype": dtype, "fill_value": fill}
     check(created(metadata, {"shape": [3]}), tmp_path)

@@ -10,6 +10,7 @@ import gpustore
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from tests.drivers import parity
 from tests.drivers.parity import check, files
+from tests.matrix import each
 
 NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
@@ -65,8 +66,8 @@ CODECS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-@pytest.mark.parametrize("name", CODECS)
+@each("dtype", ["uint8", "uint16"])
+@each("name", CODECS)
 def test_codecs_in_the_metadata(name, dtype, tmp_path):
     check(created({"codecs": CODECS[name]}, {"dtype": dtype, "shape": [5, 3]}), tmp_path)
 
@@ -76,16 +77,16 @@ VALID = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-@pytest.mark.parametrize("name", VALID)
+@each("dtype", ["uint8", "uint16"])
+@each("name", VALID)
 def test_codecs_in_the_schema(name, dtype, tmp_path):
     json = {"driver": "zarr3", "codecs": CODECS[name]}
     keywords = {"dtype": dtype, "shape": [5, 3], "codec": lambda library: library.CodecSpec(json)}
     check(created({}, keywords), tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "bfloat16", "complex64"])
-@pytest.mark.parametrize("fill", [0, -1, 1.5, "1.5", True, None, [1, 2]])
+@each("dtype", ["float32", "int16", "bool", "bfloat16", "complex64"])
+@each("fill", [0, -1, 1.5, "1.5", True, None, [1, 2]])
 def test_fill_value(fill, dtype, tmp_path):
     check(created({"data_type": dtype, "fill_value": fill}, {"shape": [3]}), tmp_path)
 

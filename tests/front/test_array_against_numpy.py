@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import gpustore
 from gpustore.backends.host import HostBackend
 from gpustore.errors import MismatchError
+from tests.matrix import each
 
 FORMATS = ("zarr2 C", "zarr2 F", "zarr3 raw", "zarr3 gzip", "zarr3 big")
 
@@ -321,8 +322,8 @@ async def _wait(future):
     return await future
 
 
-@pytest.mark.parametrize("driver", ["zarr2", "zarr3"])
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 0, 2), ()])
+@each("driver", ["zarr2", "zarr3"])
+@each("shape", [(0,), (3, 0), (0, 0, 2), ()])
 def test_empty_and_zero_dimensional_arrays(driver, shape):
     store, model = opened(shape, "int16", driver)
     assert np.array_equal(store.read().result(), model)

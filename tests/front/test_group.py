@@ -12,6 +12,7 @@ import zarr
 
 import gpustore
 from gpustore.errors import GpustoreError
+from tests.matrix import each
 
 FORMATS = pytest.mark.parametrize("zarr_format", [2, 3], ids=["v2", "v3"])
 
@@ -543,7 +544,7 @@ def test_names_that_are_reserved(root, zarr_format):
     assert root.keys() == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "options"),
     [
         ("memory://a|zarr3:", {"zarr_format": 2}),

@@ -7,12 +7,12 @@ several contradictions is named first is not the same.
 
 import json
 
-import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from tests.matrix import each
 
 MANY = settings(max_examples=250, derandomize=True, deadline=None)
 
@@ -203,7 +203,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("constraints", FOUND.values(), ids=FOUND)
+@each("constraints", FOUND.values(), ids=FOUND)
 def test_constraints_that_once_came_to_something_else(constraints):
     case = {"driver": "zarr3", "metadata": {}, "codecs": [], "layouts": [], "dtype": "uint16"}
     case |= constraints

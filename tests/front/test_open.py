@@ -11,6 +11,7 @@ import tensorstore as ts
 import gpustore
 from gpustore.backends.selection import missing_for_cuda
 from tests.drivers.parity import LIBRARIES, agree, both, check, description, files, outcome
+from tests.matrix import each
 
 ZARR3 = {
     "shape": [10, 20],
@@ -190,8 +191,8 @@ def test_what_exists_is_said_with_what_to_do(tmp_path):
     gpustore.open(path, create=True, delete_existing=True, dtype="uint8", shape=[1]).result()
 
 
-@pytest.mark.parametrize("driver", FORMATS)
-@pytest.mark.parametrize("name", KEYWORDS)
+@each("driver", FORMATS)
+@each("name", KEYWORDS)
 def test_keyword_on_an_existing_array(name, driver, stored):
     """The same store, or the same refusal, and nothing changed."""
     outcomes = [
@@ -278,9 +279,7 @@ METADATA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("driver", "name"), [(driver, name) for driver, cases in METADATA.items() for name in cases]
-)
+@each(("driver", "name"), [(driver, name) for driver, cases in METADATA.items() for name in cases])
 def test_metadata_of_the_spec_constrain_those_stored(driver, name, stored):
     spec = {"driver": driver, "kvstore": f"file://{stored}/{driver}"}
     spec["metadata"] = METADATA[driver][name]
@@ -317,8 +316,8 @@ CREATE = {
 }
 
 
-@pytest.mark.parametrize("driver", FORMATS)
-@pytest.mark.parametrize("name", CREATE)
+@each("driver", FORMATS)
+@each("name", CREATE)
 def test_creating(name, driver, tmp_path):
     def create(library, root):
         store = library.open(f"memory://a|{driver}:", create=True, **CREATE[name]).result()
@@ -337,8 +336,8 @@ DOMAINS = {
 }
 
 
-@pytest.mark.parametrize("driver", FORMATS)
-@pytest.mark.parametrize("name", DOMAINS)
+@each("driver", FORMATS)
+@each("name", DOMAINS)
 def test_creating_with_a_domain(name, driver, tmp_path):
     spec = {"driver": driver, "kvstore": "memory://", "schema": {"domain": DOMAINS[name]}}
     check(
@@ -465,9 +464,9 @@ AUTO = {
 }
 
 
-@pytest.mark.parametrize("driver", FORMATS)
-@pytest.mark.parametrize("name", AUTO)
-@pytest.mark.parametrize("keywords", [{}, {"dtype": "int8"}, {"dtype": "uint8"}, {"create": True}])
+@each("driver", FORMATS)
+@each("name", AUTO)
+@each("keywords", [{}, {"dtype": "int8"}, {"dtype": "uint8"}, {"create": True}])
 def test_ways_to_name_an_array(name, driver, keywords, tmp_path):
     def run(library, root):
         url = f"file://{root}/a"
@@ -524,8 +523,8 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("driver", FORMATS)
-@pytest.mark.parametrize("name", TRANSFORMS)
+@each("driver", FORMATS)
+@each("name", TRANSFORMS)
 def test_part_of_an_array(name, driver, tmp_path):
     def run(library, root):
         url = f"file://{root}/a"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from tests.matrix import each
 
 PROPERTIES = (
     *("rank", "ndim", "dtype", "domain", "transform", "chunk_layout", "codec", "fill_value"),
@@ -118,7 +119,7 @@ def outcome(function):
         return builtin.__name__, re.split("; (?:known:|did you mean)", text)[0]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@each("name", SPECS)
 def test_spec_is_that_of_tensorstore(name):
     theirs, ours = ts.Spec(SPECS[name]), gpustore.Spec(SPECS[name])
     assert ours.to_json() == theirs.to_json()
@@ -126,8 +127,8 @@ def test_spec_is_that_of_tensorstore(name):
     assert gpustore.Spec(ours.to_json()).to_json() == ours.to_json()
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("attribute", PROPERTIES)
+@each("name", SPECS)
+@each("attribute", PROPERTIES)
 def test_property_is_that_of_tensorstore(name, attribute):
     theirs, ours = ts.Spec(SPECS[name]), gpustore.Spec(SPECS[name])
     expected = outcome(lambda: getattr(theirs, attribute))
@@ -137,14 +138,14 @@ def test_property_is_that_of_tensorstore(name, attribute):
     assert outcome(lambda: getattr(ours, attribute)) == expected
 
 
-@pytest.mark.parametrize("name", BAD)
+@each("name", BAD)
 def test_bad_spec_has_tensorstores_message(name):
     expected = outcome(lambda: ts.Spec(BAD[name]))
     assert isinstance(expected, tuple)
     assert outcome(lambda: gpustore.Spec(BAD[name])) == expected
 
 
-@pytest.mark.parametrize("name", SPECS)
+@each("name", SPECS)
 def test_spec_pickles(name):
     spec = gpustore.Spec(SPECS[name])
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -163,7 +164,7 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("base", "name"),
     [
         (base, name)
@@ -242,8 +243,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("json", INDEXED.values(), ids=INDEXED)
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@each("json", INDEXED.values(), ids=INDEXED)
+@each("view", VIEWS.values(), ids=VIEWS)
 def test_views_of_a_spec_are_those_of_tensorstore(json, view):
     ours, theirs = (lambda: view(gpustore.Spec(json))), (lambda: view(ts.Spec(json)))
     expected = outcome(theirs)
@@ -325,9 +326,9 @@ CONSTRAINTS = {
 }
 
 
-@pytest.mark.parametrize("base", [ZARR3, ZARR2, {"driver": "auto", "kvstore": "memory://a"}])
-@pytest.mark.parametrize("view", THROUGH)
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@each("base", [ZARR3, ZARR2, {"driver": "auto", "kvstore": "memory://a"}])
+@each("view", THROUGH)
+@each("constraint", CONSTRAINTS)
 def test_constraints_are_those_of_what_the_spec_shows(base, view, constraint):
     """What is given to a spec with a transform is about its own dimensions."""
 

@@ -18,6 +18,7 @@ from tests.drivers.parity import (
     outcome,
     without_context,
 )
+from tests.matrix import each
 
 DRIVERS = ("zarr3", "zarr2")
 
@@ -104,8 +105,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", VIEWS)
+@each("driver", DRIVERS)
+@each("name", VIEWS)
 def test_view(name, driver, tmp_path):
     """All properties of it, and its elements."""
     view = VIEWS[name]
@@ -117,7 +118,7 @@ def test_view(name, driver, tmp_path):
     check(read, tmp_path)
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@each("name", VIEWS)
 def test_reading_in_another_order(name, tmp_path):
     def strides(library, root):
         array = VIEWS[name](filled(library), library).read(order="F").result()
@@ -132,8 +133,8 @@ def test_unknown_order(order, tmp_path):
     check(lambda library, root: library.array([1, 2]).read(order=order).result(), tmp_path)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("name", VIEWS)
+@each("driver", DRIVERS)
+@each("name", VIEWS)
 def test_writing_a_view(name, driver, tmp_path):
     def write(library, root):
         store = filled(library, driver)
@@ -188,10 +189,8 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize(
-    "dtype", ["uint8", "bool", "int4", "int64", "float32", "bfloat16", "complex64"]
-)
-@pytest.mark.parametrize("name", SOURCES)
+@each("dtype", ["uint8", "bool", "int4", "int64", "float32", "bfloat16", "complex64"])
+@each("name", SOURCES)
 def test_write(name, dtype, tmp_path):
     """Casting under the rule "safe", Python numbers by value; broadcasting."""
 
@@ -245,8 +244,8 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", views_of_source(gpustore))
+@each("target", TARGETS)
+@each("name", views_of_source(gpustore))
 def test_writing_a_store_to_a_store(name, target, tmp_path):
     """Dimensions with the same label belong together."""
 
@@ -322,7 +321,7 @@ PYTHON = {
 }
 
 
-@pytest.mark.parametrize("name", PYTHON)
+@each("name", PYTHON)
 def test_python(name, tmp_path):
     check(lambda library, root: PYTHON[name](library.array([1, 2])), tmp_path)
 
@@ -353,9 +352,9 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("base", ["memory://a", "file://<root>/a"])
-@pytest.mark.parametrize("name", SPECS)
+@each("driver", DRIVERS)
+@each("base", ["memory://a", "file://<root>/a"])
+@each("name", SPECS)
 def test_spec(name, base, driver, tmp_path):
     def run(library, root):
         context = library.Context({"cache_pool": {"total_bytes_limit": 1000}})

@@ -19,6 +19,7 @@ from gpustore.metadata.component import is_opaque, select
 from gpustore.metadata.data_type import native_dtype
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
+from tests.matrix import each
 
 CASES = Path(__file__).with_name("cases")
 CLASSES = {"zarr2": Zarr2Metadata, "zarr3": Zarr3Metadata}
@@ -85,7 +86,7 @@ def test_corpus_is_not_empty():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(("version", "case"), ACCEPTED)
+@each(("version", "case"), ACCEPTED)
 def test_accepted_document_round_trips(version, case):
     metadata = CLASSES[version].decode(document(version, case), where=WHERE)
     encoded = metadata.encode()
@@ -95,7 +96,7 @@ def test_accepted_document_round_trips(version, case):
     assert hash(again) == hash(metadata)
 
 
-@pytest.mark.parametrize(("version", "case"), REFUSED)
+@each(("version", "case"), REFUSED)
 def test_refused_document_is_typed_error_naming_file(version, case):
     data = document(version, case)
     with pytest.raises(GpustoreError) as caught:
@@ -108,7 +109,7 @@ def test_refused_document_is_typed_error_naming_file(version, case):
     assert len(str(error)) < 3000
 
 
-@pytest.mark.parametrize(("version", "case"), REFUSED)
+@each(("version", "case"), REFUSED)
 def test_refusal_is_fast_and_small(version, case):
     data = document(version, case)
 
@@ -132,12 +133,12 @@ def test_refusal_is_fast_and_small(version, case):
     assert peak < 100 << 20
 
 
-@pytest.mark.parametrize(("version", "case"), ALL)
+@each(("version", "case"), ALL)
 def test_a_difference_from_tensorstore_has_a_reason(version, case):
     assert ("tensorstore" in case) == bool(case.get("why"))
 
 
-@pytest.mark.parametrize(("version", "case"), ASKED)
+@each(("version", "case"), ASKED)
 def test_tensorstore_agrees_or_the_case_says_otherwise(version, case, oracle):
     said = case.get("tensorstore", "rejects" if "error" in case else "accepts")
     reply = oracle.open(version, document(version, case))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpustore.errors import MetadataError
 from gpustore.metadata.chunk_edges import ChunkEdges
+from tests.matrix import each
 
 ENTRIES = st.lists(st.integers(1, 5) | st.tuples(st.integers(1, 5), st.integers(1, 4)).map(list))
 
@@ -31,7 +32,7 @@ def expanded(value):
     return sizes
 
 
-@pytest.mark.parametrize(("value", "sizes"), REGISTERED, ids=str)
+@each(("value", "sizes"), REGISTERED)
 def test_examples_of_the_registration(value, sizes):
     edges = ChunkEdges.from_json(value)
     ends = np.cumsum(sizes)
@@ -86,7 +87,7 @@ def test_long_runs_are_never_written_out():
     assert ChunkEdges.regular(3).locate(np.array([2**62 - 1]))[0].tolist() == [(2**62 - 1) // 3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "message"),
     [
         (0, "received: 0"),

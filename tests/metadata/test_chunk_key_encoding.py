@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
+from tests.matrix import each
 
 ENCODINGS = [ChunkKeyEncoding(name, separator) for name in ("default", "v2") for separator in "./"]
 
@@ -34,10 +35,8 @@ def test_cell_is_inverse_of_key(encoding, cell):
     assert encoding.cell("0" + key, len(cell)) is None
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
-@pytest.mark.parametrize(
-    "index", ["", "01", "-1", "+1", " 1", "1 ", "1_0", "\u0661", "1" * 5000, "x", "zarr.json"]
-)
+@each("encoding", ENCODINGS)
+@each("index", ["", "01", "-1", "+1", " 1", "1 ", "1_0", "\u0661", "1" * 5000, "x", "zarr.json"])
 def test_other_keys_have_no_cell(encoding, index):
     assert encoding.cell(f"{encoding.prefix}0{encoding.separator}{index}", 2) is None
     assert encoding.cell(index, 0) is None

@@ -13,9 +13,10 @@ from gpustore.metadata.data_type import (
     parse_v3_data_type,
     v2_dtype_to_json,
 )
+from tests.matrix import each
 
 
-@pytest.mark.parametrize("name", V3_DATA_TYPES)
+@each("name", V3_DATA_TYPES)
 def test_v3_name_is_that_of_tensorstore(name):
     assert parse_v3_data_type(name) is DTYPES[name]
     assert parse_v3_data_type({"name": name, "configuration": {}}) is DTYPES[name]
@@ -28,18 +29,16 @@ def test_data_type_without_v3_name_is_refused(name):
         data_type_to_json(DTYPES[name])
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize(
-    "code", ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
-)
+@each("order", "<>")
+@each("code", ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
 def test_v2_typestr_keeps_byte_order(order, code):
     stored = parse_v2_dtype(order + code)
     assert stored == np.dtype(order + code)
     assert v2_dtype_to_json(stored) == order + code
 
 
-@pytest.mark.parametrize("order", "<>|")
-@pytest.mark.parametrize("code", ["b1", "i1", "u1"])
+@each("order", "<>|")
+@each("code", ["b1", "i1", "u1"])
 def test_v2_byte_has_no_order(order, code):
     assert v2_dtype_to_json(parse_v2_dtype(order + code)) == "|" + code
 

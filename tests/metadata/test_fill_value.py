@@ -20,6 +20,7 @@ from gpustore.metadata.fill_value import (
     v2_fill_value_to_json,
     v3_fill_value_to_json,
 )
+from tests.matrix import each
 
 V2_DTYPES = (
     *("|b1", "|i1", "|u1", "<i2", ">i2", "<u2", ">u4", "<i8", ">u8", "<f2", ">f2", "<f4", ">f4"),
@@ -66,7 +67,7 @@ def check_v3(value, data_type):
     assert parsed.tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize == 1])
+@each("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize == 1])
 def test_v3_fill_value_of_one_byte_keeps_every_bit(name):
     for value in all_elements(DTYPES[name]):
         check_v3(value, DTYPES[name])
@@ -89,7 +90,7 @@ def check_v2(value, stored):
     assert through_json(v2_fill_value_to_json(parsed, stored)) == written
 
 
-@pytest.mark.parametrize("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize == 1])
+@each("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize == 1])
 def test_v2_fill_value_of_one_byte_keeps_every_bit_but_those_of_nan(typestr):
     stored = parse_v2_dtype(typestr)
     for value in all_elements(DTYPES[stored.name]):
@@ -104,7 +105,7 @@ def test_v2_fill_value_keeps_every_bit_but_those_of_nan(typestr, data):
     check_v2(data.draw(elements(DTYPES[stored.name])), stored)
 
 
-@pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if "float" in n])
+@each("name", [n for n in V3_DATA_TYPES if "float" in n])
 def test_nan_and_infinities_are_those_of_numpy_or_refused(name):
     data_type = DTYPES[name]
     for text, number in (("NaN", np.nan), ("Infinity", np.inf), ("-Infinity", -np.inf)):

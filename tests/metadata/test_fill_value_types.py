@@ -26,6 +26,7 @@ from gpustore.metadata.fill_value import (
     v2_fill_value_to_json,
     v3_fill_value_to_json,
 )
+from tests.matrix import each
 
 MORE = ("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
 PARTS = (
@@ -196,7 +197,7 @@ DATE = parse_v3_data_type(
 TEXT = parse_v3_data_type({"name": "fixed_length_utf32", "configuration": {"length_bytes": 12}})
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "data_type", "bits"),
     [
         ("NaT", DATE, -(2**63)),
@@ -212,7 +213,6 @@ TEXT = parse_v3_data_type({"name": "fixed_length_utf32", "configuration": {"leng
                                      "configuration": {"length_bytes": 2}}), b"ab"),
         (["0x7e01", "-Infinity"], parse_v3_data_type("complex_float16"), b"\1\x7e\0\xfc"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_v3_forms_that_occur(value, data_type, bits):
     found = parse_v3_fill_value(value, data_type)
@@ -222,7 +222,7 @@ def test_v3_forms_that_occur(value, data_type, bits):
     assert found.tobytes() == (expected if isinstance(expected, bytes) else expected.tobytes())
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "stored", "bits"),
     [
         ("NaT", ">M8[s]", (-(2**63)).to_bytes(8, "little", signed=True)),
@@ -234,13 +234,12 @@ def test_v3_forms_that_occur(value, data_type, bits):
         (0, [["x", "<u2"]], bytes(2)),
         (1, "|b1", b"\1"),
     ],
-    ids=str,
 )
 def test_v2_forms_that_occur(value, stored, bits):
     assert parse_v2_fill_value(value, parse_v2_dtype(stored)).tobytes() == bits
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "data_type", "message"),
     [
         (2**63, DATE, "Expected 64-bit signed integer"),
@@ -260,7 +259,6 @@ def test_v2_forms_that_occur(value, stored, bits):
         ({"a": 1}, parse_v3_data_type(struct({"a": "int8", "b": "int8"})), '"b"'),
         ({"p": {"x": 300}}, parse_v3_data_type(struct({"p": struct({"x": "int8"})})), '"p".*"x"'),
     ],
-    ids=str,
 )
 def test_wrong_values_are_refused_and_located(value, data_type, message):
     with pytest.raises(MetadataError, match=message):

@@ -4,6 +4,7 @@ import pytest
 
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
+from tests.matrix import each
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_equality_is_that_of_json():
     assert NamedConfiguration("a") != "a"
 
 
-@pytest.mark.parametrize(
+@each(
     ("a", "b", "equal"),
     [
         (None, None, True),

@@ -17,6 +17,7 @@ from gpustore.metadata.zarr2 import (
 )
 from gpustore.metadata.zarr2_member import UNSET
 from gpustore.runtime.limits import Limits
+from tests.matrix import each
 
 DOCUMENT = {
     "zarr_format": 2,
@@ -209,7 +210,7 @@ REFUSED_CONSTRAINTS = [
 ]
 
 
-@pytest.mark.parametrize("value", CONSTRAINTS, ids=json.dumps)
+@each("value", CONSTRAINTS)
 def test_constraints_are_printed_as_tensorstore_does(value):
     constraints = Zarr2Constraints.from_json(value)
     spec = ts.Spec({"driver": "zarr", "metadata": value})
@@ -217,7 +218,7 @@ def test_constraints_are_printed_as_tensorstore_does(value):
     assert Zarr2Constraints.from_json(constraints.to_json()) == constraints
 
 
-@pytest.mark.parametrize("value", REFUSED_CONSTRAINTS, ids=lambda value: json.dumps(value)[:60])
+@each("value", REFUSED_CONSTRAINTS)
 def test_refused_constraints_read_as_in_tensorstore(value):
     expected = tensorstore_text(lambda: ts.Spec({"driver": "zarr", "metadata": value}))
     with pytest.raises(MetadataError) as caught:
@@ -225,8 +226,8 @@ def test_refused_constraints_read_as_in_tensorstore(value):
     assert str(caught.value).startswith(expected)
 
 
-@pytest.mark.parametrize("value", CONSTRAINTS, ids=json.dumps)
-@pytest.mark.parametrize("members", [{}, {"dimension_separator": "."}], ids=["-", "separator"])
+@each("value", CONSTRAINTS)
+@each("members", [{}, {"dimension_separator": "."}], ids=["-", "separator"])
 def test_validation_agrees_with_tensorstore(value, members):
     expected = tensorstore_text(lambda: open_in_tensorstore(DOCUMENT | members, value))
     constraints = Zarr2Constraints.from_json(value)

@@ -14,6 +14,7 @@ from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, decode, validate
 from gpustore.runtime.limits import Limits
+from tests.matrix import each
 
 DOCUMENT = {
     "zarr_format": 3,
@@ -230,7 +231,7 @@ REFUSED_CONSTRAINTS = [
 ]
 
 
-@pytest.mark.parametrize("value", CONSTRAINTS, ids=json.dumps)
+@each("value", CONSTRAINTS)
 def test_constraints_are_printed_as_tensorstore_does(value):
     constraints = Zarr3Constraints.from_json(value)
     spec = ts.Spec({"driver": "zarr3", "metadata": value})
@@ -241,7 +242,7 @@ def test_constraints_are_printed_as_tensorstore_does(value):
     assert Zarr3Constraints.from_json(constraints.to_json()) == constraints
 
 
-@pytest.mark.parametrize("value", REFUSED_CONSTRAINTS, ids=lambda value: json.dumps(value)[:60])
+@each("value", REFUSED_CONSTRAINTS)
 def test_refused_constraints_read_as_in_tensorstore(value):
     expected = tensorstore_text(lambda: ts.Spec({"driver": "zarr3", "metadata": value}))
     with pytest.raises(MetadataError) as caught:
@@ -251,7 +252,7 @@ def test_refused_constraints_read_as_in_tensorstore(value):
     assert found.startswith(expected) or found.split(" (")[0] == expected.split(", r<N>")[0]
 
 
-@pytest.mark.parametrize("value", CONSTRAINTS, ids=json.dumps)
+@each("value", CONSTRAINTS)
 def test_validation_agrees_with_tensorstore(value):
     expected = tensorstore_text(lambda: open_in_tensorstore(DOCUMENT, value))
     constraints = Zarr3Constraints.from_json(value)
@@ -314,7 +315,7 @@ def test_merge_is_union():
     assert Zarr3Constraints().merge(merged) == merged
 
 
-@pytest.mark.parametrize(
+@each(
     ("a", "b"),
     [
         ({"shape": [1]}, {"shape": [2]}),
@@ -326,7 +327,6 @@ def test_merge_is_union():
         ({"dimension_names": ["x"]}, {"dimension_names": ["y"]}),
         ({"chunk_key_encoding": {"name": "v2"}}, {"chunk_key_encoding": {"name": "default"}}),
     ],
-    ids=json.dumps,
 )
 def test_contradictory_constraints_do_not_merge(a, b):
     with pytest.raises((MismatchError, MetadataError)):

@@ -11,6 +11,7 @@ from gpustore.errors import MetadataError
 from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor, shared
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
+from tests.matrix import each
 
 KEYS = [
     "cache_pool",
@@ -76,7 +77,7 @@ def outcome(function, *args, **kwargs):
     return f"ValueError: {start}{colon}{sorted(cycle.split(' -> '))}"
 
 
-@pytest.mark.parametrize("json", SPECS, ids=str)
+@each("json", SPECS)
 def test_spec_is_what_tensorstore_makes_of_it(json):
     def look(context_type):
         return [
@@ -88,8 +89,8 @@ def test_spec_is_what_tensorstore_makes_of_it(json):
     assert look(Context) == look(tensorstore.Context)
 
 
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("json", [spec for spec in SPECS if isinstance(spec, dict)], ids=str)
+@each("key", KEYS)
+@each("json", [spec for spec in SPECS if isinstance(spec, dict)])
 def test_resource_is_what_tensorstore_has(json, key):
     def look(context_type):
         return [
@@ -268,7 +269,7 @@ def test_values_follow_the_json():
     assert context["limits"].value == Limits.from_json({"rank": 2}, base=DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize("id", registry.ids("resources"))
+@each("id", registry.ids("resources"))
 def test_every_resource_round_trips_its_defaults(id):
     default = Context()[id]
     for include_defaults in (False, True):

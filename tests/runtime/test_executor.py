@@ -14,6 +14,7 @@ import pytest
 from gpustore.runtime import executor as executor_module
 from gpustore.runtime.executor import CancelToken, Executor, reset_after_fork, shared
 from gpustore.runtime.future import CancelledError, Promise
+from tests.matrix import each
 
 
 @pytest.fixture
@@ -133,8 +134,8 @@ def test_system_exit_in_a_task_is_its_error(executor):
 # ------------------------------------------------------- run_all
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 100])
-@pytest.mark.parametrize("limit", [1, 2, 5])
+@each("count", [0, 1, 2, 3, 100])
+@each("limit", [1, 2, 5])
 def test_run_all_runs_each_task_once_then_the_rest(count, limit):
     done = []
     tasks = [lambda i=i: done.append(i) for i in range(count)]

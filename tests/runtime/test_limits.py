@@ -9,11 +9,12 @@ import pytest
 
 from gpustore.errors import LimitError, MetadataError
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
+from tests.matrix import each
 
 NAMES = [field.name for field in fields(Limits)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_each_limit_round_trips_through_json(name):
     limits = Limits.from_json({name: 7})
     assert getattr(limits, name) == 7
@@ -27,7 +28,7 @@ def test_json_keeps_the_rest_of_the_base():
     assert Limits.from_json({}) == Limits()
 
 
-@pytest.mark.parametrize(
+@each(
     ("json", "text"),
     [
         ([], "Expected object, but received: []"),

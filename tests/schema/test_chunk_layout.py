@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError
 from gpustore.schema.chunk_layout import ChunkLayout
+from tests.matrix import each
 
 MANY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -244,7 +245,7 @@ def test_parts_are_copies():
     assert layout == ChunkLayout(chunk_shape=[1, None])
 
 
-@pytest.mark.parametrize(
+@each(
     ("keywords", "text"),
     [
         ({"chunk_shape": [1, "2"]}, "Invalid chunk_shape"),

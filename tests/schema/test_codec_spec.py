@@ -7,6 +7,7 @@ import tensorstore as ts
 from gpustore.errors import MetadataError
 from gpustore.schema import Schema
 from gpustore.schema.codec_spec import CodecSpec
+from tests.matrix import each
 
 SPECS = [
     {"driver": "zarr"},
@@ -22,7 +23,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("json", SPECS, ids=str)
+@each("json", SPECS)
 def test_json_and_repr_as_tensorstore(json):
     ours, theirs = CodecSpec(json), ts.CodecSpec(json)
     assert ours.to_json() == theirs.to_json()
@@ -31,7 +32,7 @@ def test_json_and_repr_as_tensorstore(json):
     assert pickle.loads(pickle.dumps(ours)) == ours
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {},
@@ -46,7 +47,6 @@ def test_json_and_repr_as_tensorstore(json):
         {"driver": "zarr", "foo": 1},
         {"driver": "zarr3", "foo": 1},
     ],
-    ids=str,
 )
 def test_errors_as_tensorstore(json):
     with pytest.raises(ValueError) as theirs:  # noqa: PT011 (compared below)
@@ -69,8 +69,8 @@ def without_specs(text):
     return re.sub(r"(Cannot merge codec spec).*?\} with \{.*?\}(:|$)", r"\1\2", text)
 
 
-@pytest.mark.parametrize("b", SPECS, ids=str)
-@pytest.mark.parametrize("a", SPECS, ids=str)
+@each("b", SPECS)
+@each("a", SPECS)
 def test_merging_as_tensorstore(a, b):
     ours = merged(CodecSpec, Schema, a, b)
     theirs = merged(ts.CodecSpec, ts.Schema, a, b)

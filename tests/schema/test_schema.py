@@ -17,6 +17,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains
 from gpustore.schema.fill_value import FillValue
+from tests.matrix import each
 
 MANY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -268,7 +269,7 @@ def test_indexing_fill_value_as_tensorstore(index):
     assert no_diagnosis(ours) == no_diagnosis(theirs)
 
 
-@pytest.mark.parametrize(
+@each(
     "apply",
     [
         lambda s: s.T,
@@ -360,7 +361,7 @@ def test_labels_that_would_occur_twice_are_refused():
 # ------------------------------------------------------------------------ fill values
 
 
-@pytest.mark.parametrize("name", sorted(set(DTYPES) - {"char", "byte"}))
+@each("name", sorted(set(DTYPES) - {"char", "byte"}))
 def test_fill_value_of_every_type_round_trips_through_json(name):
     value = {"string": b"a", "ustring": "a", "json": {"a": [1]}}.get(name, 1)
     schema = Schema(dtype=name, fill_value=value)
@@ -424,7 +425,7 @@ def test_fill_value_converts_as_c_does():
 # ------------------------------------------------------------------------ the rest
 
 
-@pytest.mark.parametrize(
+@each(
     ("keywords", "text"),
     [
         ({"domain": {"shape": [3]}}, "Invalid domain"),

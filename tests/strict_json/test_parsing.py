@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError
 from gpustore.strict_json import parsing
 from gpustore.strict_json.parsing import Members, at_position, in_member
+from tests.matrix import each
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -74,7 +75,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("data", "reason"), REFUSED.values(), ids=REFUSED.keys())
+@each(("data", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_parse_refuses(data, reason):
     with pytest.raises(MetadataError) as caught:
         parse(data)
@@ -114,7 +115,7 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize(("data", "value"), ACCEPTED.values(), ids=ACCEPTED.keys())
+@each(("data", "value"), ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_parse_accepts(data, value):
     assert parse(data) == (json.loads(data) if value is None else value)
 
@@ -208,7 +209,7 @@ class HasJson:
         return "HasJson()"
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "expected"),
     [
         ({"a": (1, 2.5)}, {"a": [1, 2.5]}),
@@ -223,7 +224,6 @@ class HasJson:
         (Colour.RED, 1),
         (None, None),
     ],
-    ids=repr,
 )
 def test_from_python_converts(value, expected):
     converted = parsing.from_python(value)
@@ -303,7 +303,7 @@ EXPECTATIONS = {
 }
 
 
-@pytest.mark.parametrize(("take", "value", "message"), EXPECTATIONS.values(), ids=EXPECTATIONS)
+@each(("take", "value", "message"), EXPECTATIONS.values(), ids=EXPECTATIONS)
 def test_members_say_what_was_expected(take, value, message):
     members = Members({"a": value})
     with pytest.raises(MetadataError) as caught:
@@ -434,7 +434,7 @@ def tensorstore_error(ts, spec):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("rank", [40, -5, "3", 3.5, True, None, [1], {"b": 1, "a": "é\n"}, 1e300])
+@each("rank", [40, -5, "3", 3.5, True, None, [1], {"b": 1, "a": "é\n"}, 1e300])
 def test_messages_are_those_of_tensorstore(rank):
     ts = pytest.importorskip("tensorstore")
     expected = tensorstore_error(ts, {"rank": rank})

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
 from gpustore.strict_json.pointer import MISSING, dereference, parse_pointer, replaced
+from tests.matrix import each
 
 # RFC 6901, section 5.
 RFC = {
@@ -77,27 +78,25 @@ def ours(document, pointer, new=None):
         return error.status, error.text
 
 
-@pytest.mark.parametrize("pointer", RFC_VALUES)
+@each("pointer", RFC_VALUES)
 def test_examples_of_the_rfc(pointer):
     assert dereference(RFC, parse_pointer(pointer)) == RFC_VALUES[pointer]
 
 
-@pytest.mark.parametrize("pointer", POINTERS)
+@each("pointer", POINTERS)
 def test_reading_is_as_in_tensorstore(pointer):
     assert ours(DOCUMENT, pointer) == oracle(DOCUMENT, pointer)
 
 
-@pytest.mark.parametrize("pointer", POINTERS)
+@each("pointer", POINTERS)
 def test_writing_is_as_in_tensorstore(pointer):
     before = json.dumps(DOCUMENT)
     assert ours(DOCUMENT, pointer, {"new": 1}) == oracle(DOCUMENT, pointer, {"new": 1})
     assert json.dumps(DOCUMENT) == before, "the document itself is unchanged"
 
 
-@pytest.mark.parametrize("pointer", ["", "/a", "/a/0", "/0", "/-", "/-/-"])
-@pytest.mark.parametrize(
-    "document", [MISSING, None, [], {}, 3], ids=["missing", "null", "[]", "{}", "3"]
-)
+@each("pointer", ["", "/a", "/a/0", "/0", "/-", "/-/-"])
+@each("document", [MISSING, None, [], {}, 3], ids=["missing", "null", "[]", "{}", "3"])
 def test_parents_are_created_as_in_tensorstore(document, pointer):
     assert ours(document, pointer, 1) == oracle(document, pointer, 1)
 

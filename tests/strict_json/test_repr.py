@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.strict_json.repr import pretty
+from tests.matrix import each
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -62,7 +63,7 @@ def test_pretty_prints_as_tensorstore_prints_chunk_layouts_and_schemas(layout):
         assert pretty(type(value).__name__, value.to_json()) == repr(value)
 
 
-@pytest.mark.parametrize("length", range(20, 90))
+@each("length", range(20, 90))
 def test_pretty_breaks_lines_where_tensorstore_does(length):
     ts = pytest.importorskip("tensorstore")
     for attributes in ({"a": "x" * length}, {"x" * length: {}}, {"a": [["x" * length, []]]}):
@@ -70,10 +71,9 @@ def test_pretty_breaks_lines_where_tensorstore_does(length):
         assert pretty("Spec", spec.to_json()) == repr(spec)
 
 
-@pytest.mark.parametrize(
+@each(
     "value", [1e14, 1e15, 123456789012345.5, 1234567890123456.5, -9999999999999998.0, 1e16, 1e-4,
               1e-5, -0.0, 5e-324, 1.5, 1e22, 2**53, True, None, "a'b\"\\\n\té\x01f"],
-    ids=repr,
 )  # fmt: skip
 def test_pretty_writes_scalars_as_tensorstore_does(value):
     ts = pytest.importorskip("tensorstore")
