@@ -126,7 +126,7 @@ class IndexTransform:
                 given |= {k: v for k, v in kwargs.items() if k.startswith("implicit")}
                 domain = make_domain(*box_from_arguments(_NAMES, input_rank, given))
             if output is None:
-                maps = identity_maps(domain.rank)
+                maps = identity_maps(len(domain.box.inclusive_min))
             else:
                 maps = checked_maps(domain.box, output)
         object.__setattr__(self, "domain", domain)
