@@ -1,16 +1,15 @@
 """The seam between pipelines and memory: what every backend offers.
 
 A backend owns arrays in one memory space. To read is to decode the values of a window and to put
-their elements where they belong: at once (:class:`AtOnce`), or while the next values are fetched
-(:class:`Flight`). :meth:`Backend.gather` does the reverse. All work on whole windows, so that a
-device can launch one kernel for all of them.
+their elements where they belong, through a :class:`Sink`. :meth:`Backend.gather` does the reverse.
+Both work on whole windows, so that a device can launch one kernel for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,21 +43,24 @@ class Memory(Protocol):
     def strides(self) -> tuple[int, ...]: ...
 
 
-Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
+Check = Callable[[PlanWindow, Sequence[Buffer | None], dict[int, GpustoreError]], None]
 
 
-class Flight(Protocol):
-    """Values on their way into one array. A context manager: leaving it waits for the device.
+class Sink(Protocol):
+    """Encoded values on their way into arrays. A context manager: leaving it waits for the device.
+
+    The host places values before a method returns; a device may do so later, until :meth:`finish`.
 
     Attributes
     ----------
-    nbytes : int
-        Decoded bytes that should be given at once.
+    nbytes : int or None
+        Decoded bytes that should be given together; None: as many as the kvstore wants.
     """
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int | None: ...
 
-    def __enter__(self) -> Flight: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self,
@@ -68,70 +70,29 @@ class Flight(Protocol):
     ) -> None: ...
 
     def arena(self) -> Arena:
-        """Memory for the values that are given next."""
+        """Memory for the values that are given next; the values given before may lose theirs."""
 
-    def scatter(
-        self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: Any
-    ) -> None:
-        """Begin what :meth:`AtOnce.scatter` does."""
+    def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
+        """Decode `values`, one a row (None: a missing chunk), into the only array."""
 
-    def cut(
-        self,
-        pieces: CopyWindow,
-        first: int,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        fill_value: Any,
-        out: Sequence[Any],
+    def copy_regions(
+        self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
     ) -> None:
-        """Begin to decode values and to copy all pieces of them to where they belong.
+        """Decode chunks and copy all their regions to where they belong.
 
         Parameters
         ----------
-        pieces : CopyWindow
-            Of a plan whose block is ``direct``.
+        regions : CopyWindow
         first : int
-            Number of the chunk of the first value in it.
-        out : sequence of Memory
-            The array of each target.
+            Number of the chunk of the first value among ``regions.chunks``.
+        rows : PlanWindow
+            The chunks of `values`, refined.
+        values : sequence of buffer or None
+            Encoded chunks; None is a missing one.
         """
 
     def finish(self) -> None:
         """Wait until all values are in place."""
-
-
-class AtOnce(Protocol):
-    """Values are in their places when a method returns."""
-
-    def scatter(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
-        fill_value: Any,
-        out: Memory,
-    ) -> dict[int, GpustoreError]:
-        """Decode `values`, one a row (None: a missing chunk), into `out`.
-
-        Returns
-        -------
-        dict
-            The error of each row that failed; the others are in place.
-        """
-
-    def cut(
-        self, block: Memory, pieces: CopyWindow, lo: int, hi: int, out: Sequence[Memory]
-    ) -> None:
-        """Copy pieces `lo` to `hi` to where they belong.
-
-        Parameters
-        ----------
-        block : Memory
-            Blocks in C order, one after the other, of the data type of the arrays.
-        pieces : CopyWindow
-        out : sequence of Memory
-            The array of each target.
-        """
 
 
 class Backend(Protocol):
@@ -145,25 +106,46 @@ class Backend(Protocol):
     defers: bool
     """Whether a small read may run on whoever asks for its result."""
 
+    uses_blocks: bool
+    """Whether regions are copied from blocks of decoded chunks in C order; otherwise from each
+    chunk as its codecs leave it."""
+
     def sub_batch_nbytes(self, limits: Limits) -> int | None:
         """Decoded bytes that a device takes together; None where few at once are best."""
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if a device decodes them."""
 
-    @property
-    def at_once(self) -> AtOnce | None:
-        """What reads where there is no :meth:`flight`."""
-
-    def flight(
-        self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0
-    ) -> Flight | None:
-        """What a task that reads `rows` rows has on its way, and cuts `pieces` pieces from them.
+    def sink(
+        self,
+        chain: CodecChain,
+        fill_value: Any,
+        out: Sequence[Memory],
+        limits: Limits,
+        check: Check,
+        *,
+        rows: int,
+        regions: int = 0,
+        blocks: tuple[int, ...] = (),
+    ) -> Sink:
+        """Make the sink of one task of a read.
 
         Parameters
         ----------
+        chain : CodecChain
+            Decodes the values.
+        fill_value : ndarray
+            Value of the elements of missing chunks, or the bytes of a stored record.
+        out : sequence of Memory
+            The arrays that are filled; one for :meth:`Sink.scatter`.
         check : callable
-            Called with rows, values and errors of what is done, by the methods of the flight.
+            Called by the methods of the sink with rows, values and errors of what is done: the
+            error of each row that failed, the others are in place. What it raises they raise.
+        rows, regions : int
+            About how many values will be given, and how many regions copied from them.
+        blocks : tuple of int, optional
+            Shape of the memory for blocks from which regions are copied, in elements, if
+            :attr:`uses_blocks`.
         """
 
     def caller_stream(self, stream: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Memory for the bytes of one batch, reused for the next."""
+"""Memory for the bytes of one batch, reused for the next; each thread has one in host memory."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,23 @@ class Arena:
             self._block = memoryview(bytearray())
         self._position = 0
         self._full = 0
+
+
+class _Threads(threading.local):
+    """The arena of each thread."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+
+
+_THREADS = _Threads()
+
+
+def thread_arena() -> Arena:
+    """Take back all pieces of the calling thread's arena of host memory, and return the arena."""
+    arena = _THREADS.arena
+    arena.reset()
+    return arena
 
 
 def _aligned(nbytes: int) -> memoryview:

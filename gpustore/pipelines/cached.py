@@ -12,15 +12,14 @@ An array with a cache is read as if its chunks were stored decoded
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.arena import Arena
 from gpustore.kvstores.columns import ReadRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.stored import BATCH_NBYTES, refuse_missing, stored_batches
+from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missing
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import CacheUse, Entry
@@ -28,26 +27,17 @@ from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 
-def batches(
-    array: ChunkedArray,
-    planned: PlanWindow,
-    *,
-    nbytes: int | None = None,
-    into: Callable[[], Arena] | None = None,
+def cached_batches(
+    array: ChunkedArray, planned: PlanWindow, nbytes: int | None
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    """What :func:`gpustore.pipelines.stored.stored_batches` yields, from the cache if there is one.
+    """What :func:`gpustore.pipelines.fetch.fetched_batches` yields, of an array with a cache.
 
-    The values belong to ``array.chain``.
+    The values are decoded chunks and belong to ``array.chain``.
     """
-    if array.cache is None or array.stored is None:
-        return stored_batches(array, planned, nbytes=nbytes, into=into)
+    use, stored = array.cache, array.stored
+    assert use is not None
+    assert stored is not None
     nbytes = nbytes or array.store.batch_nbytes or BATCH_NBYTES
-    return _cached_batches(array, array.stored, array.cache, planned, nbytes)
-
-
-def _cached_batches(
-    array: ChunkedArray, stored: ChunkedArray, use: CacheUse, planned: PlanWindow, nbytes: int
-) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     batch = max(1, nbytes // max(1, array.chain.batch_nbytes))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
@@ -73,7 +63,7 @@ def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffe
     STATISTICS.add(cache_hits=len(rows) - len(missing))
     if missing:
         seen: dict[str, bytes] = {}
-        for first, some, values in stored_batches(stored, rows.take(missing), seen):
+        for first, some, values in fetched_batches(stored, rows.take(missing), seen=seen):
             for row, key, value in zip(missing[first:], some.keys, values):
                 decoded = None if value is None else _decoded(stored, key, value)
                 entry = Entry(

@@ -1,26 +1,34 @@
-"""From the rows of a window to the encoded bytes of each: refining and fetching.
+"""From the rows of a window to the encoded values of each, batch by batch.
 
 1. :func:`refine` lets each stage of the chain that can narrow the rows do so. A stage says which
    byte ranges it must see (its *probe*: a shard index), gets them, and rewrites the rows. Stages
    never do I/O; this module owns the loop, and remembers the generation of each value probed.
 2. :func:`fetch` reads what is left, on condition that the values are still those that were probed;
-   otherwise it raises :class:`Changed`, and the caller refines anew. Ranges of one value that lie
-   close together are read as one.
+   otherwise it raises :class:`Changed`. Ranges of one value that lie close together are read as
+   one.
+3. :func:`fetched_batches` does both for a window, and refines the rest of it anew after a change.
 
 A missing value has no bytes; every other failure is an error that names the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpustore.errors import CorruptChunkError, GpustoreError, LimitError
-from gpustore.kvstores.arena import Arena
+from gpustore.errors import (
+    ConflictError,
+    CorruptChunkError,
+    GpustoreError,
+    LimitError,
+    NotFoundError,
+)
+from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 GAP_NBYTES = 4096
@@ -30,6 +38,13 @@ MERGED_NBYTES = 16 << 20
 """Longest range that is made by merging."""
 
 
+ATTEMPTS = 5
+"""How often a window is refined anew because a writer replaced its values meanwhile."""
+
+BATCH_NBYTES = 1 << 20
+"""Decoded bytes fetched at once by one task, so that they are still in cache when decoded."""
+
+
 @dataclass(slots=True)
 class Changed(Exception):
     """A value was replaced between its probe and its fetch."""
@@ -37,9 +52,7 @@ class Changed(Exception):
     key: str
 
 
-def refine(
-    array: ChunkedArray, rows: PlanWindow, arena: Arena
-) -> tuple[PlanWindow, dict[str, bytes]]:
+def refine(array: ChunkedArray, rows: PlanWindow) -> tuple[PlanWindow, dict[str, bytes]]:
     """Let each stage narrow the window.
 
     Returns
@@ -55,6 +68,9 @@ def refine(
         Naming the key.
     """
     generations: dict[str, bytes] = {}
+    if not array.refiners:
+        return rows, generations
+    arena = thread_arena()
     for refiner in array.refiners:
         probe = refiner.probe(rows)
         heads: Sequence[Buffer | None] = ()
@@ -282,3 +298,80 @@ def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
     for row, error in sorted(columns.error.items()):
         raise _explained(array, keys[row], error) from error
     return columns
+
+
+def fetched_batches(
+    array: ChunkedArray,
+    planned: PlanWindow,
+    nbytes: int | None = None,
+    arena: Callable[[], Arena] = thread_arena,
+    seen: dict[str, bytes] | None = None,
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
+    """Refine a window once, then fetch it batch by batch.
+
+    Parameters
+    ----------
+    nbytes : int, optional
+        About as many decoded bytes are in a batch, by default what the store wants, or else
+        ``BATCH_NBYTES``.
+    arena : callable
+        Gives the memory for the values of each batch.
+    seen : dict, optional
+        The generations of the values are put there, by key.
+
+    Yields
+    ------
+    int, PlanWindow, list of buffer or None
+        The first of some rows of `planned`, those rows refined, and their values, which are valid
+        until the next batch.
+    """
+    batch = max(
+        1, (nbytes or array.store.batch_nbytes or BATCH_NBYTES) // max(1, array.chain.batch_nbytes)
+    )
+    wanted = CancelToken.current()
+    done = attempts = 0
+    while done < len(planned):
+        try:
+            # After a change one key at a time: of many, one could change in every attempt.
+            end = _end_of_key(planned.keys, done) if attempts else len(planned)
+            rows, generations = refine(array, planned.part(done, end))
+            for first in range(0, len(rows), batch):
+                wanted.check()  # After Ctrl-C the threads stop here.
+                some = rows.part(first, first + batch)
+                values = fetch(array, some, generations, arena(), seen)
+                if not array.fill_missing:
+                    refuse_missing(array, some, values)
+                yield done, some, values
+                done += len(some)
+                attempts = 0
+        except Changed as change:
+            attempts += 1
+            STATISTICS.add(retries=1)
+            if attempts == ATTEMPTS:
+                raise ConflictError(
+                    f"Error reading {array.store.describe(change.key)}: it was replaced {ATTEMPTS} "
+                    f"times while being read; retry when its writer is done",
+                    key=change.key,
+                ) from None
+    thread_arena()  # It may have grown beyond what is kept.
+
+
+def _end_of_key(keys: list[str], first: int) -> int:
+    """Where the rows end that follow row `first` and have its key."""
+    end = first
+    while end < len(keys) and keys[end] == keys[first]:
+        end += 1
+    return end
+
+
+def refuse_missing(array: ChunkedArray, rows: PlanWindow, values: list[Buffer | None]) -> None:
+    """Raise NotFoundError for the first row without a value."""
+    for row, value in enumerate(values):
+        if value is None:
+            cell = ", ".join(str(column[row]) for column in rows.cells)
+            key = rows.keys[row]
+            raise NotFoundError(
+                f"chunk {{{cell}}} stored at {array.store.describe(key)} is missing; pass "
+                f"fill_missing_data_reads=True to read it as the fill value",
+                key=key,
+            )

@@ -21,15 +21,16 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import Memory
+from gpustore.backends.base import Memory, Sink
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
-from gpustore.pipelines.cached import batches
+from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.fetch import fetched_batches
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
@@ -158,23 +159,32 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
 def read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     check = partial(check_rows, array)
-    keys = most_keys(array)
-    flight = array.backend.flight(array.chain, len(plan) // parts + 1, array.limits, check)
-    if flight is not None:
-        batch = min(PLANNED_ROWS, max(1, flight.nbytes // max(1, array.chain.layout.nbytes)))
-        with flight:
-            for planned in plan.windows(part, parts, PLANNED_ROWS // batch * batch, most_keys=keys):
-                some = batches(array, planned, nbytes=flight.nbytes, into=flight.arena)
-                for _, rows, values in some:
-                    flight.scatter(rows, values, array.fill_value, out)
-            flight.finish()
-        return
-    at_once = array.backend.at_once
-    assert at_once is not None
-    for planned in plan.windows(part, parts, PLANNED_ROWS, most_keys=keys):
-        for _, rows, values in batches(array, planned):
-            errors = at_once.scatter(rows, values, array.chain, array.fill_value, out)
-            check_rows(array, rows, values, errors)
+    rows = len(plan) // parts + 1
+    with array.backend.sink(
+        array.chain, array.fill_value, (out,), array.limits, check, rows=rows
+    ) as sink:
+        most_rows = whole_batches(array, sink)
+        for planned in plan.windows(part, parts, most_rows, most_keys=most_keys(array)):
+            for _, some, values in batches(array, planned, sink):
+                sink.scatter(some, values)
+        sink.finish()
+
+
+def batches(
+    array: ChunkedArray, planned: PlanWindow, sink: Sink
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
+    """Values of the rows of a window for a sink, from the cache of the array if it has one."""
+    if array.stored is None:
+        return fetched_batches(array, planned, sink.nbytes, sink.arena)
+    return cached_batches(array, planned, sink.nbytes)
+
+
+def whole_batches(array: ChunkedArray, sink: Sink) -> int:
+    """Rows that a window has at most, so that its batches are as large as `sink` wants them."""
+    if sink.nbytes is None:
+        return PLANNED_ROWS
+    batch = min(PLANNED_ROWS, max(1, sink.nbytes // max(1, array.chain.layout.nbytes)))
+    return PLANNED_ROWS // batch * batch
 
 
 def most_keys(array: ChunkedArray) -> int | None:
@@ -187,7 +197,7 @@ def most_keys(array: ChunkedArray) -> int | None:
 def check_rows(
     array: ChunkedArray,
     rows: PlanWindow,
-    values: list[Buffer | None],
+    values: Sequence[Buffer | None],
     errors: Mapping[int, GpustoreError],
 ) -> None:
     """Raise the first error of a scatter, naming its key; count missing rows if there is none.

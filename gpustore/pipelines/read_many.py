@@ -5,11 +5,10 @@
 I/O.
 3. Split the plan among the threads, so that no key belongs to two tasks.
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
-5. Decode each chunk into its block, which is one chunk or, where crops are dense, a few
-   neighbours. When all of a block are there, copy all its regions and go on to the next
-   (:meth:`gpustore.backends.base.AtOnce.cut`). On a device the chunks of a sub-batch are decoded
-   together and all their regions copied at once, without blocks
-   (:meth:`gpustore.backends.base.Flight.cut`).
+5. Decode chunks and copy their regions (:meth:`gpustore.backends.base.Sink.copy_regions`). The
+   host decodes each chunk into its block, which is one chunk or, where crops are dense, a few
+   neighbours; when all of a block are there, its regions are copied. A device copies from decoded
+   chunks.
 6. When the last task is done the Future resolves with the array of all crops.
 
 Crops of a few elements are not copied one by one: their elements are gathered together.
@@ -24,10 +23,16 @@ from typing import Any
 
 from gpustore.backends.base import Memory
 from gpustore.index_space import IndexTransform
-from gpustore.pipelines.cached import batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
-from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, check_rows, contiguous, most_keys
-from gpustore.pipelines.stored import BATCH_NBYTES
+from gpustore.pipelines.fetch import BATCH_NBYTES
+from gpustore.pipelines.read import (
+    SMALL_ROWS,
+    SMALL_S,
+    batches,
+    check_rows,
+    contiguous,
+    most_keys,
+)
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
 from gpustore.planning.copy_plan import Block, CopyPlan, Integers
 from gpustore.planning.crop_plan import check_starts, plan_crops
@@ -206,7 +211,7 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
         array.chain.layout.strides,
         array.dtype.itemsize,
         reads_parts and not any(map(_is_crossed, views)),
-        direct=array.backend.at_once is None,
+        direct=not array.backend.uses_blocks,
     )
 
 
@@ -303,50 +308,20 @@ def read_copy_part(
     by_element: bool,
 ) -> None:
     """Fetch, decode and copy one of `parts` parts of the plan."""
-    at_once = array.backend.at_once
-    if at_once is None:
-        _fly_part(array, plan, out, part, parts, by_element=by_element)
-        return
-    slots = max(1, BATCH_NBYTES // max(1, plan.block.nbytes))
-    blocks = array.backend.empty((slots, *plan.block.block_shape), array.dtype, "C")
-    for planned in plan.windows(part, parts, slots, most_units=most_keys(array)):
-        window = planned.by_element() if by_element else planned
-        group = 0
-        for done, rows, values in batches(array, window.chunks):
-            at = 0
-            while at < len(rows):
-                last = window.first_chunk[group + 1] - done
-                end = min(last, len(rows))
-                whole = end - at == len(rows)
-                some = rows if whole else rows.part(at, end)
-                encoded = values if whole else values[at:end]
-                errors = at_once.scatter(some, encoded, array.chain, array.fill_value, blocks)
-                check_rows(array, some, encoded, errors)
-                at = end
-                if at == last:
-                    lo, hi = window.first[group : group + 2]
-                    at_once.cut(blocks, window, lo, hi, out)
-                    group += 1
-
-
-def _fly_part(
-    array: ChunkedArray,
-    plan: CopyPlan,
-    out: Sequence[Memory],
-    part: int,
-    parts: int,
-    *,
-    by_element: bool,
-) -> None:
-    """The same on a device: sub-batch by sub-batch, and nothing is waited for in between."""
-    rows, regions = len(plan) // parts + 1, len(plan.order) // parts
-    check = partial(check_rows, array)
-    flight = array.backend.flight(array.chain, rows, array.limits, check, pieces=regions)
-    assert flight is not None
-    with flight:
-        for planned in plan.windows(part, parts, 1, most_units=most_keys(array)):
+    block = plan.block
+    blocks = 1 if block.direct else max(1, BATCH_NBYTES // max(1, block.nbytes))
+    with array.backend.sink(
+        array.chain,
+        array.fill_value,
+        out,
+        array.limits,
+        partial(check_rows, array),
+        rows=len(plan) // parts + 1,
+        regions=len(plan.order) // parts,
+        blocks=(blocks, *block.block_shape),
+    ) as sink:
+        for planned in plan.windows(part, parts, blocks, most_units=most_keys(array)):
             window = planned.by_element() if by_element else planned
-            some = batches(array, window.chunks, nbytes=flight.nbytes, into=flight.arena)
-            for done, chunks, values in some:
-                flight.cut(window, done, chunks, values, array.fill_value, out)
-        flight.finish()
+            for first, rows, values in batches(array, window.chunks, sink):
+                sink.copy_regions(window, first, rows, values)
+        sink.finish()

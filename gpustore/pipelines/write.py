@@ -29,9 +29,8 @@ from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.fetch import fetch_whole
+from gpustore.pipelines.fetch import BATCH_NBYTES, fetch_whole
 from gpustore.pipelines.read import PLANNED_ROWS
-from gpustore.pipelines.stored import BATCH_NBYTES
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer

@@ -147,12 +147,14 @@ def check(name, count, order="lazy", seed=0, decodes=NO_LZ4):
             errors.update((row, (type(error), str(error))) for row, error in found.items())
 
         before = gpustore.statistics.snapshot()
-        with reader.backend.flight(chain, rows, reader.limits, collect) as flight:
-            flight.scatter(window, values, reader.fill_value, memory)
-            flight.finish()
+        with reader.backend.sink(
+            chain, reader.fill_value, [memory], reader.limits, collect, rows=rows
+        ) as sink:
+            sink.scatter(window, values)
+            sink.finish()
         after = gpustore.statistics.snapshot()
         found = on_host(device, memory.array).tobytes()
-        del memory, reader, store, flight
+        del memory, reader, store, sink
     outcomes = {"right": 0, "error": 0}
     for counter in ("chunks_decoded_device", "retries"):
         outcomes[counter] = after.get(counter, 0) - before.get(counter, 0)

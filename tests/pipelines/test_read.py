@@ -22,8 +22,8 @@ from gpustore.errors import (
 )
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import WriteRequest
+from gpustore.pipelines.fetch import ATTEMPTS
 from gpustore.pipelines.read import SMALL_ROWS, read
-from gpustore.pipelines.stored import ATTEMPTS
 from gpustore.pipelines.write import write
 from gpustore.runtime.executor import CancelToken, Executor
 from gpustore.runtime.limits import Limits

@@ -22,8 +22,8 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.index_space import IndexTransform
+from gpustore.pipelines import fetch as fetch_module
 from gpustore.pipelines import read_many as module
-from gpustore.pipelines import stored as stored_module
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.write import write
 from gpustore.planning import copy_plan, crop_plan
@@ -138,7 +138,7 @@ def test_crops_are_those_that_single_reads_give(data, view):
         # Windows, groups of blocks and fetches of one chunk, of some, and of all; many tasks.
         patch.setattr(copy_plan, "WINDOW_CHUNKS", data.draw(st.sampled_from([1, 3, 10**6])))
         patch.setattr(module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
-        patch.setattr(stored_module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
+        patch.setattr(fetch_module, "BATCH_NBYTES", data.draw(st.sampled_from([1, 200, 10**6])))
         if data.draw(st.booleans()):
             patch.setattr(module, "QUICK_S", 0)
             patch.setattr(module, "SPLIT_S", 1e-12)

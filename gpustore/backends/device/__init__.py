@@ -1,8 +1,6 @@
 """The backend for device memory, written against :class:`gpustore.device.protocol.Device` alone.
 
-What is read goes through sub-batches (:mod:`gpustore.backends.device.submission`). A
-:class:`Flight` is what one task of a read has on its way: it fetches into the slab of one slot
-while the sub-batches of others run.
+What is read goes through a :class:`~gpustore.backends.device.sink.DeviceSink`.
 
 Writes are those of the host: what lies on the device is copied there first, and counted.
 
@@ -12,21 +10,17 @@ Writes are those of the host: what lies on the device is copied there first, and
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.base import Check
 from gpustore.backends.device.conversion import conversion_of
-from gpustore.backends.device.direct_read import Files, direct_unsupported_reason, pages_nbytes
-from gpustore.backends.device.placement import Places
-from gpustore.backends.device.staging_buffer import Slot, Slots
-from gpustore.backends.device.submission import SubBatch
+from gpustore.backends.device.direct_read import Files, direct_unsupported_reason
+from gpustore.backends.device.sink import DeviceMemory, DeviceSink
+from gpustore.backends.device.staging_buffer import Slots
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
 from gpustore.codec_chain.chain import CodecChain
@@ -34,11 +28,9 @@ from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.kernels.launch import copy_launches
 from gpustore.device.kernels.run import Rows
-from gpustore.device.protocol import Device, DeviceArray, Event, Pinned, Spans, Stream
-from gpustore.errors import DeviceError, GpustoreError, LimitError, MismatchError, UnsupportedError
+from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
+from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
-from gpustore.kvstores.arena import Arena
-from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -49,183 +41,6 @@ SLOTS = 4
 
 _SHARES = 6
 """Of a sub-batch are on the device: what was fetched, decoded, and scratch of codecs."""
-
-_ROW_NBYTES = 512
-_PIECE_NBYTES = 160
-"""Room in a slab for tables, for each row and for each piece that is cut from it."""
-
-_MOST_ROWS = 4096
-
-Check = Callable[[PlanWindow, list[Buffer | None], dict[int, GpustoreError]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """An array on a device, and when it may be used.
-
-    Attributes
-    ----------
-    view : DeviceArray
-    ready : Event
-        Behind it the memory is nobody else's.
-    """
-
-    view: DeviceArray
-    ready: Event
-
-    @property
-    def array(self) -> Any:
-        return self.view.array
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self.view.strides
-
-
-class Flight:
-    """The sub-batches that one task has on their way; a context manager.
-
-    Parameters
-    ----------
-    backend : DeviceBackend
-    chain : CodecChain
-    rows, pieces : int
-        About as many rows the task has, and pieces to cut from them.
-    limits : Limits
-    check : callable
-        Gets the rows, values and errors of each sub-batch when it is done.
-
-    Attributes
-    ----------
-    nbytes : int
-        Decoded bytes that should be in a sub-batch.
-    """
-
-    sub_batch: type[SubBatch] = SubBatch
-
-    def __init__(
-        self,
-        backend: DeviceBackend,
-        chain: CodecChain,
-        rows: int,
-        pieces: int,
-        limits: Limits,
-        check: Check,
-    ) -> None:
-        self.nbytes = backend.sub_batch_nbytes(limits)
-        self._backend = backend
-        self._chain = chain
-        self._check = check
-        self._next: Slot | None = None
-        self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
-        chunk = max(1, chain.layout.nbytes)
-        count = max(1, min(rows, self.nbytes // chunk, _MOST_ROWS))
-        values_nbytes = count * min(chunk, chain.encoded_bound)
-        row_nbytes = _ROW_NBYTES + pieces * _PIECE_NBYTES // max(1, rows)
-        self._slab_nbytes = values_nbytes + count * row_nbytes
-        self._files = backend.files if backend.direct_unsupported_reason(chain) is None else None
-        if self._files is not None:
-            self._slab_nbytes += pages_nbytes(count, values_nbytes)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        slots = self._backend.slots
-        while self._pending:
-            slot, batch, _ = self._pending.popleft()
-            batch.give_up()
-            slots.put(slot)
-        if self._next is not None:
-            slots.put(self._next)
-            self._next = None
-
-    def arena(self) -> Arena:
-        """Memory for the values of the next sub-batch."""
-        if self._next is None:
-            slot = self._backend.slots.take(wait=not self._pending)
-            while slot is None:
-                self._finish_one()
-                slot = self._backend.slots.take(wait=not self._pending)
-            self._next = slot
-        self._next.files = self._files
-        self._next.arena.reset()
-        # Else values go to ordinary memory, and to the device in smaller parts.
-        with suppress(MemoryError):
-            self._next.resize(self._slab_nbytes)
-        return self._next.arena
-
-    def scatter(
-        self, rows: PlanWindow, values: Sequence[Buffer | None], fill_value: Any, out: DeviceMemory
-    ) -> None:
-        """Begin to decode and place values, which may lie in :meth:`arena`."""
-        places = Places.of_rows(rows, self._chain.layout, out.view)
-        self._begin(rows, values, fill_value, places, [out.ready])
-
-    def cut(
-        self,
-        pieces: CopyWindow,
-        first: int,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        fill_value: Any,
-        out: Sequence[DeviceMemory],
-    ) -> None:
-        """Begin to decode values and to cut all their pieces; they may lie in :meth:`arena`."""
-        views = [memory.view for memory in out]
-        places = Places.of_pieces(pieces, first, rows, self._chain.layout, views)
-        self._begin(rows, values, fill_value, places, [memory.ready for memory in out])
-
-    def _begin(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        fill_value: Any,
-        places: Places,
-        ready: Sequence[Event],
-    ) -> None:
-        if self._next is None:
-            self.arena()
-        slot, self._next = self._next, None
-        assert slot is not None
-        batch = self.sub_batch(
-            self._backend.driven,
-            slot,
-            places,
-            values,
-            self._chain,
-            fill_value,
-            ready,
-            self._shrink,
-            narrowed=rows.narrowed,
-        )
-        self._pending.append((slot, batch, rows))
-        batch.begin()
-
-    def finish(self) -> None:
-        """Wait for all sub-batches."""
-        while self._pending:
-            self._finish_one()
-
-    def _finish_one(self) -> None:
-        slot, batch, rows = self._pending.popleft()
-        try:
-            errors = batch.finish()
-        finally:
-            batch.give_up()
-            self._backend.slots.put(slot)
-        self._check(rows, batch.values, errors)
-
-    def _shrink(self) -> None:
-        """End what runs, except the newest, and give back idle memory."""
-        while len(self._pending) > 1:
-            self._finish_one()
-        self._backend.slots.free()
 
 
 class DeviceBackend:
@@ -238,7 +53,8 @@ class DeviceBackend:
 
     name = "device"
     defers = False
-    at_once = None
+    uses_blocks = False
+    make_sink = DeviceSink
 
     def __init__(self, driven: Device) -> None:
         self.driven = driven
@@ -265,11 +81,31 @@ class DeviceBackend:
             needs_bytes=chain.needs_bytes
         )
 
-    def flight(
-        self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0
-    ) -> Flight:
-        """What a task needs that reads `rows` rows, and cuts `pieces` pieces from them."""
-        return Flight(self, chain, rows, pieces, limits, check)
+    def sink(
+        self,
+        chain: CodecChain,
+        fill_value: Any,
+        out: Sequence[DeviceMemory],
+        limits: Limits,
+        check: Check,
+        *,
+        rows: int,
+        regions: int = 0,
+        blocks: tuple[int, ...] = (),
+    ) -> DeviceSink:
+        """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
+        return self.make_sink(
+            self.driven,
+            self.slots,
+            self.files if self.direct_unsupported_reason(chain) is None else None,
+            chain,
+            fill_value,
+            out,
+            check,
+            nbytes=self.sub_batch_nbytes(limits),
+            rows=rows,
+            regions=regions,
+        )
 
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.backends.device import Check, DeviceBackend, Flight
+from gpustore.backends.base import Check
+from gpustore.backends.device import DeviceBackend
+from gpustore.backends.device.sink import DeviceSink
 from gpustore.backends.device.submission import SubBatch
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
@@ -35,7 +37,8 @@ from gpustore.device.protocol import (
     Pinned,
     Stream,
 )
-from gpustore.errors import GpustoreError, UnsupportedError
+from gpustore.errors import UnsupportedError
+from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.runtime.limits import Limits
 
 
@@ -63,15 +66,12 @@ def rehearsing(backend: Any, rehearsal: Rehearsal) -> Any:
 
 
 class _HostBackend:
-    """Host memory in which nothing is put. It is what is used at once, too."""
+    """Host memory in which nothing is put."""
 
     name = "host"
     device = "cpu"
     defers = True
-
-    @property
-    def at_once(self) -> _HostBackend:
-        return self
+    uses_blocks = True
 
     def sub_batch_nbytes(self, limits: Limits) -> None:
         del limits
@@ -80,17 +80,31 @@ class _HostBackend:
         del chain
         return "this is the host"
 
-    def flight(self, *_: Any, **__: Any) -> None:
-        """There is none."""
+    def sink(self, *given: Any, **_: Any) -> _HostSink:
+        return _HostSink(given[4])
 
     def empty(self, *_: Any) -> None:
         """Nobody looks at it."""
 
-    def scatter(self, *_: Any) -> dict[int, GpustoreError]:
-        return {}
 
-    def cut(self, *_: Any) -> None:
-        """Nothing is put anywhere."""
+class _HostSink:
+    nbytes = None
+
+    def __init__(self, check: Check) -> None:
+        self.scatter = lambda rows, values: check(rows, values, {})
+        self.copy_regions = lambda regions, first, rows, values: check(rows, values, {})
+
+    def __enter__(self) -> _HostSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is under way."""
+
+    def arena(self) -> Arena:
+        return thread_arena()
+
+    def finish(self) -> None:
+        """Nothing is under way."""
 
 
 class _SubBatch(SubBatch):
@@ -108,26 +122,22 @@ class _SubBatch(SubBatch):
         return {}
 
 
-class _Flight(Flight):
+class _DeviceSink(DeviceSink):
     sub_batch = _SubBatch
-    _backend: _DeviceBackend
+    _device: IdleDevice
 
     def _finish_one(self) -> None:
         batch = self._pending[0][1]._batch
         if batch is not None:
-            self._backend.rehearsal.refused.update(batch.refused.values())
+            self._device.rehearsal.refused.update(batch.refused.values())
         super()._finish_one()
 
 
 class _DeviceBackend(DeviceBackend):
-    def __init__(self, driven: Device, rehearsal: Rehearsal) -> None:
-        self.rehearsal = rehearsal
-        super().__init__(IdleDevice(driven, rehearsal))
+    make_sink = _DeviceSink
 
-    def flight(
-        self, chain: CodecChain, rows: int, limits: Limits, check: Check, *, pieces: int = 0
-    ) -> Flight:
-        return _Flight(self, chain, rows, pieces, limits, check)
+    def __init__(self, driven: Device, rehearsal: Rehearsal) -> None:
+        super().__init__(IdleDevice(driven, rehearsal))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,71 +1,38 @@
 """The host backend: NumPy arrays in host memory, the reference for every other backend.
 
-The inner loops take one chunk at a time, so that a chunk is decoded and scattered while it is
-still in the processor's cache. A chunk that lands contiguously is decoded where it belongs.
+Values are placed by a :class:`~gpustore.backends.host.sink.HostSink` as soon as they are given.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.base import Check
 from gpustore.backends.host.memory import (
-    PHYSICAL_NBYTES,
     HostMemory,
     broadcast,
     converted,
+    empty,
     memory_of,
     object_view,
     too_large,
     viewed,
 )
-from gpustore.backends.host.points import (
-    elements_of,
-    gather_points,
-    is_record,
-    of_record,
-    scatter_points,
-)
-from gpustore.backends.stack import STACK_NBYTES, stacks
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.backends.host.points import elements_of, gather_points
+from gpustore.backends.host.sink import HostSink
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
-from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
-from gpustore.runtime.statistics import STATISTICS
-
-_PIECES_LISTED = 4096
-"""Pieces of a block turned into Python numbers at once."""
-
-
-_GAP_NBYTES = 64
-_CONFLICTING_NBYTES = 512
-_CONFLICTING_LINES = 16
-"""Lines at multiples of 512 bytes from each other share 8 of the 64 sets of a first-level cache."""
-
-
-class _Scratch(threading.local):
-    """One decode buffer a thread, kept across calls: a fresh large one costs page faults."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def take(self, nbytes: int) -> memoryview:
-        if len(self._buffer) < nbytes:
-            self._buffer = bytearray(nbytes)
-        return memoryview(self._buffer)[:nbytes]
-
 
 _CONVERTED_NBYTES = 1 << 20
 """Elements of about so many bytes are converted at once."""
@@ -77,11 +44,10 @@ class HostBackend:
     name = "host"
     device = "cpu"
     defers = True
+    uses_blocks = True
 
     def __init__(self, *, is_fallback: bool = False) -> None:
         self._is_fallback = is_fallback
-        self._scratch = _Scratch()
-        self._spread_scratch = _Scratch()
 
     @cached_property
     def as_fallback(self) -> HostBackend:
@@ -101,16 +67,7 @@ class HostBackend:
         LimitError
             If the memory cannot be had.
         """
-        try:
-            array = np.empty(shape, dtype, order="F" if order == "F" else "C")
-        except (MemoryError, ValueError) as error:
-            raise too_large(shape, dtype) from error
-        if array.nbytes > PHYSICAL_NBYTES:
-            # A kernel that overcommits promises any size and kills whoever fills it.
-            raise too_large(shape, dtype)
-        if dtype.hasobject:
-            return memory_of(array)  # NumPy makes no bytes of references.
-        return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
+        return empty(shape, dtype, order)
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
@@ -170,164 +127,20 @@ class HostBackend:
     def sub_batch_nbytes(self, limits: Limits) -> None:
         """None: a few values at once stay in cache."""
 
-    @property
-    def at_once(self) -> HostBackend:
-        """Itself: a decoded chunk is placed while it is in cache."""
-        return self
-
-    def flight(
-        self, chain: CodecChain, rows: int, limits: Limits, check: Any, *, pieces: int = 0
-    ) -> None:
-        """None: what is asked for is done at once."""
-
-    def scatter(
+    def sink(
         self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        out: HostMemory,
-    ) -> dict[int, GpustoreError]:
-        """Decode and place each value; see :meth:`gpustore.backends.base.AtOnce.scatter`."""
-        if chain.objects is not None:
-            return self._scatter_objects(rows, values, chain, fill_value, out)
-        errors: dict[int, GpustoreError] = {}
-        src_start, dst_start, shapes = rows.rows()
-        stored, dtype = chain.layout.dtype, out.array.dtype
-        src_stride, dst_stride = rows.src_stride, rows.dst_stride
-        flat, base, nbytes = out.flat, out.offset, chain.layout.nbytes
-        # Same strides and type: a chunk that is covered whole is one run of bytes in `out`.
-        in_place = (
-            not chain.is_raw
-            and chain.layout.is_dense
-            and stored == dtype
-            and src_stride == dst_stride
-            and all(stride >= 0 for stride in src_stride)
-        )
-        scratch = None
-        if not chain.is_view and values.count(None) < len(values):
-            try:
-                scratch = self._scratch.take(nbytes)
-            except MemoryError:
-                return {0: too_large(chain.layout.shape, stored)}
-        pitch = (
-            0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
-        )
-        placed: set[int] = set()
-        if not (in_place or pitch or rows.narrowed or chain.decodes_parts):
-            placed = self._scatter_stacks(rows, (src_start, dst_start, shapes), values, chain, out)
-        view = flat.data
-        for i, value in enumerate(values):
-            if i in placed:
-                continue
-            start, first, begin = base + dst_start[i], src_start[i], 0
-            if not rows.narrowed:
-                first += chain.layout.offset
-            try:
-                if rows.points is not None:
-                    decoded = None if value is None else chain.decode(value, scratch)
-                    scatter_points(rows, i, decoded, chain.layout, fill_value, out)
-                    continue
-                if value is None:
-                    np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = (
-                        of_record(fill_value, chain.layout, first, shapes[i], src_stride)
-                        if is_record(fill_value, chain.layout)
-                        else fill_value
-                    )
-                    continue
-                if rows.narrowed:
-                    decoded = chain.check(value)
-                elif in_place and shapes[i] == chain.layout.shape:
-                    chain.decode(value, view[start : start + nbytes])
-                    continue
-                elif chain.decodes_parts and scratch is not None:
-                    low, high = rows.span(first, shapes[i], stored.itemsize)
-                    if high - low <= nbytes // 2:
-                        decoded, begin = chain.decode_part(value, low, high, scratch)
-                        first -= begin
-                    else:
-                        decoded = chain.decode(value, scratch)
-                else:
-                    decoded = chain.decode(value, scratch)
-                strides = src_stride
-                lines = pitch and begin % pitch == len(decoded) % pitch == 0
-                if lines and nbytes <= 4 * math.prod(shapes[i]) * stored.itemsize:
-                    decoded = self._spread(decoded, pitch)
-                    first = _spread_offset(first, pitch)
-                    strides = tuple([_spread_offset(stride, pitch) for stride in src_stride])
-                np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = np.ndarray(
-                    shapes[i], stored, decoded, first, strides
-                )
-            except GpustoreError as error:
-                errors[i] = error
-            except MemoryError:
-                errors[i] = too_large(chain.layout.shape, stored)
-        return errors
-
-    def _scatter_stacks(
-        self,
-        rows: PlanWindow,
-        places: tuple[list[int], list[int], list[tuple[int, ...]]],
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
-        out: HostMemory,
-    ) -> set[int]:
-        """Place small chunks that lie alike with one assignment for many; return their rows.
-
-        `places` is what ``rows.rows()`` returns.
-        """
-        placed: set[int] = set()
-        nbytes, dtype = chain.layout.nbytes, out.array.dtype
-        if len(values) == 1 or 2 * nbytes > STACK_NBYTES or rows.points is not None:
-            return placed
-        src_start, dst_start, shapes = places
-        present = [value is not None for value in values]
-        most = STACK_NBYTES // max(nbytes, 1)
-        for stack, step in stacks(src_start, dst_start, shapes, present, most):
-            source = self._decode_stack([values[i] for i in stack], chain)
-            if source is None:
-                continue
-            shape = (len(stack), *shapes[stack[0]])
-            there = out.offset + dst_start[stack[0]]
-            here = chain.layout.offset + src_start[stack[0]]
-            np.ndarray(shape, dtype, out.flat, there, (step, *rows.dst_stride))[...] = np.ndarray(
-                shape, chain.layout.dtype, source, here, (nbytes, *rows.src_stride)
-            )
-            placed.update(stack)
-        return placed
-
-    def _scatter_objects(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
-        fill_value: Any,
-        out: HostMemory,
-    ) -> dict[int, GpustoreError]:
-        """Decode and place strings or bytes of any length."""
-        errors: dict[int, GpustoreError] = {}
-        src_start, dst_start, shapes = rows.rows()
-        for i, value in enumerate(values):
-            try:
-                elements = None if value is None else chain.decode_objects(value)
-                if rows.points is not None:
-                    src, dst = elements_of(rows, i, base=out.offset)
-                    found = fill_value if elements is None else elements[src // elements.itemsize]
-                    out.flat[dst // out.flat.itemsize] = found
-                    continue
-                view = object_view(out.flat, shapes[i], out.offset + dst_start[i], rows.dst_stride)
-                view[...] = (
-                    fill_value
-                    if elements is None
-                    else object_view(elements, shapes[i], src_start[i], rows.src_stride)
-                )
-            except GpustoreError as error:
-                errors[i] = error
-            except MemoryError:
-                errors[i] = too_large(chain.layout.shape, chain.layout.dtype)
-        if self._is_fallback:
-            STATISTICS.add(host_fallbacks=len(values) - values.count(None))
-        return errors
+        out: Sequence[HostMemory],
+        limits: Limits,
+        check: Check,
+        *,
+        rows: int,
+        regions: int = 0,
+        blocks: tuple[int, ...] = (),
+    ) -> HostSink:
+        """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
+        return HostSink(chain, fill_value, out, check, blocks, counts_fallbacks=self._is_fallback)
 
     def _gather_objects(
         self,
@@ -366,44 +179,6 @@ class HostBackend:
                 limit = too_large(chain.layout.shape, chain.layout.dtype)
                 raise limit.prefixed(f'Error {doing} "{key}"', key=key) from error
         return encoded
-
-    def _decode_stack(self, values: Sequence[Any], chain: CodecChain) -> memoryview | None:
-        """Decoded chunks one after the other; None if one fails: placed alone, it says why."""
-        nbytes = chain.layout.nbytes
-        try:
-            scratch = self._scratch.take(len(values) * nbytes)
-            for i, value in enumerate(values):
-                part = scratch[i * nbytes : (i + 1) * nbytes]
-                decoded = memoryview(chain.decode(value, part))
-                if decoded.obj is not scratch.obj:
-                    part[:] = decoded
-        except (GpustoreError, MemoryError):
-            return None
-        return scratch
-
-    def cut(
-        self, block: HostMemory, pieces: CopyWindow, lo: int, hi: int, out: Sequence[HostMemory]
-    ) -> None:
-        """Copy each piece; see :meth:`gpustore.backends.base.AtOnce.cut`."""
-        if pieces.of_elements:
-            (memory,) = out
-            dtype = memory.array.dtype
-            there = (pieces.dst_start[lo:hi] + memory.offset) // dtype.itemsize
-            here = pieces.src_start[lo:hi] // dtype.itemsize
-            memory.flat.view(dtype)[there] = block.flat.view(dtype)[here]
-            return
-        for first in range(lo, hi, _PIECES_LISTED):
-            _cut_some(block, pieces, slice(first, min(first + _PIECES_LISTED, hi)), out)
-
-    def _spread(self, decoded: Buffer, pitch: int) -> memoryview:
-        """A copy of decoded bytes in which a gap follows every `pitch` of them."""
-        lines = len(decoded) // pitch
-        spread = self._spread_scratch.take(lines * (pitch + _GAP_NBYTES))
-        strides = (pitch + _GAP_NBYTES, 1)
-        np.ndarray((lines, pitch), np.uint8, spread, 0, strides)[...] = np.ndarray(
-            (lines, pitch), np.uint8, decoded
-        )
-        return spread
 
     def gather(
         self,
@@ -457,54 +232,6 @@ class HostBackend:
                         f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
                     ) from error
         return encoded
-
-
-def _cut_some(block: HostMemory, pieces: CopyWindow, cut: slice, out: Sequence[HostMemory]) -> None:
-    dtype, flat, base = block.array.dtype, block.flat, block.offset
-    src_start = pieces.src_start[cut].tolist()
-    dst_start = pieces.dst_start[cut].tolist()
-    counts = pieces.count[:, cut].tolist()
-    shapes = zip(*counts) if counts else repeat(())
-    targets = repeat(0) if pieces.target is None else pieces.target[cut].tolist()
-    src_stride, dst_stride = pieces.src_stride, pieces.dst_stride
-    for src, dst, shape, target in zip(src_start, dst_start, shapes, targets):
-        memory = out[target]
-        there = memory.offset + dst
-        if dtype.hasobject:
-            object_view(memory.flat, shape, there, dst_stride[target])[...] = object_view(
-                flat, shape, base + src, src_stride[target]
-            )
-            continue
-        np.ndarray(shape, dtype, memory.flat, there, dst_stride[target])[...] = np.ndarray(
-            shape, dtype, flat, base + src, src_stride[target]
-        )
-
-
-def _pitch(rows: PlanWindow, shapes: Sequence[tuple[int, ...]], layout: ChunkBytes) -> int:
-    """Distance in a chunk of what lie side by side in the array, if such a distance is a bad one.
-
-    A transposing copy reads one element after the other at this distance. If it is a multiple of a
-    large power of two these share a few lines of the CPU's cache and push each other out: chunks of
-    32 x 128 x 128 in F order were copied at 0.76 GB/s, and at 2.8 with gaps (Zen 5, one thread).
-    """
-    steps = [abs(step) for step in rows.dst_stride]
-    wide = [d for d, step in enumerate(steps) if step and any(shape[d] > 1 for shape in shapes)]
-    if not wide:
-        return 0
-    inner = min(wide, key=steps.__getitem__)
-    pitch = abs(rows.src_stride[inner])
-    if pitch % _CONFLICTING_NBYTES or pitch not in layout.strides:
-        return 0
-    if any(abs(stride) > pitch and stride % pitch for stride in rows.src_stride):
-        return 0
-    return pitch if any(shape[inner] > _CONFLICTING_LINES for shape in shapes) else 0
-
-
-def _spread_offset(offset: int, pitch: int) -> int:
-    """Where a byte stands, or how far bytes are apart, once gaps follow every `pitch` bytes."""
-    lines, rest = divmod(abs(offset), pitch)
-    spread = lines * (pitch + _GAP_NBYTES) + rest
-    return spread if offset >= 0 else -spread
 
 
 def _copy_bytes(chunk: NDArray[np.uint8], decoded: Buffer) -> None:

@@ -52,6 +52,20 @@ class HostMemory:
     strides: tuple[int, ...]
 
 
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> HostMemory:
+    """Allocate an array of undefined contents in `order` ``"C"`` or ``"F"``; LimitError if not."""
+    try:
+        array = np.empty(shape, dtype, order="F" if order == "F" else "C")
+    except (MemoryError, ValueError) as error:
+        raise too_large(shape, dtype) from error
+    if array.nbytes > PHYSICAL_NBYTES:
+        # A kernel that overcommits promises any size and kills whoever fills it.
+        raise too_large(shape, dtype)
+    if dtype.hasobject:
+        return memory_of(array)  # NumPy makes no bytes of references.
+    return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
+
+
 def memory_of(array: NDArray[Any]) -> HostMemory:
     """An array, of any strides, and the bytes that it lies in."""
     low, high = np.lib.array_utils.byte_bounds(array)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import device as backend_device
 from gpustore.backends.device import direct_read, staging_buffer
+from gpustore.backends.device import sink as device_sink
 from gpustore.backends.device.direct_read import Files, direct_unsupported_reason
 from gpustore.backends.device.staging_buffer import Slot
 from gpustore.backends.selection import select_backend
@@ -48,7 +48,7 @@ def lazy():
 def tight(monkeypatch):
     """Slabs have room for values, hardly for tables, and none for pages."""
     monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
-    monkeypatch.setattr(backend_device, "_ROW_NBYTES", 0)
+    monkeypatch.setattr(device_sink, "_ROW_NBYTES", 0)
     monkeypatch.setattr(direct_read, "_PAGES_NBYTES", 512)
 
 

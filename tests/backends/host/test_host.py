@@ -21,6 +21,7 @@ from gpustore.errors import CorruptChunkError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.chunk_plan import plan_chunks
+from gpustore.runtime.limits import Limits
 
 DTYPES = [
     *("|u1", "|b1", ">u2", "<i2", ">f4", "<i4", ">i8", "<f8", "<c8", ">c16"),
@@ -128,6 +129,23 @@ def same(a, b):
     return a.astype(native).tobytes() == b.astype(native).tobytes()
 
 
+def scatter(window, values, chain, fill, memory):
+    """Give values to a sink; the errors that it reports."""
+    reported = []
+
+    def check(rows, given, errors):
+        assert rows is window
+        assert given is values
+        reported.append(errors)
+
+    with BACKEND.sink(chain, fill, [memory], Limits(), check, rows=len(window)) as sink:
+        sink.scatter(window, values)
+        (errors,) = reported
+        sink.finish()
+    assert reported == [errors]
+    return errors
+
+
 @settings(max_examples=200)
 @given(cases(), st.data())
 def test_scatter_places_what_numpy_selects(case, data):
@@ -142,7 +160,7 @@ def test_scatter_places_what_numpy_selects(case, data):
         None if cell in missing else stored_chunk(model, chain, cell, fill)
         for cell in cells(window)
     ]
-    assert BACKEND.scatter(window, values, chain, fill, memory) == {}
+    assert scatter(window, values, chain, fill, memory) == {}
     present = model.copy()
     for cell in missing - {None}:
         index = (slice(i * c, (i + 1) * c) for i, c in zip(cell, chain.layout.shape, strict=True))
@@ -234,7 +252,7 @@ def test_errors_are_reported_by_row_and_the_others_are_in_place():
     memory = BACKEND.destination(out, (6,), out.dtype)
     window = window_of(out, chain, transform, memory)
     values = [b"\1\0\2\0", b"\1\0\2", b"\5\0\6\0"]
-    errors = BACKEND.scatter(window, values, chain, np.uint16(9), memory)
+    errors = scatter(window, values, chain, np.uint16(9), memory)
     assert list(errors) == [1]
     assert isinstance(errors[1], CorruptChunkError)
     assert out.tolist() == [1, 2, 0, 0, 5, 6]

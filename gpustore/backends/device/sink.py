@@ -1,0 +1,195 @@
+"""The sink of a device: what one task of a read has on its way there.
+
+The values of one sub-batch (:mod:`gpustore.backends.device.submission`) are fetched into the slab
+of one slot while the sub-batches of others run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from gpustore.backends.base import Check
+from gpustore.backends.device.direct_read import Files, pages_nbytes
+from gpustore.backends.device.placement import Places
+from gpustore.backends.device.staging_buffer import Slot, Slots
+from gpustore.backends.device.submission import SubBatch
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.device.protocol import Device, DeviceArray, Event
+from gpustore.kvstores.arena import Arena
+from gpustore.planning.copy_plan import CopyWindow
+from gpustore.planning.window import PlanWindow
+from gpustore.runtime.buffer import Buffer
+
+_ROW_NBYTES = 512
+_REGION_NBYTES = 160
+"""Room in a slab for tables, for each row and for each region of it."""
+
+_MOST_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """An array on a device, and when it may be used.
+
+    Attributes
+    ----------
+    view : DeviceArray
+    ready : Event
+        Behind it the memory is nobody else's.
+    """
+
+    view: DeviceArray
+    ready: Event
+
+    @property
+    def array(self) -> Any:
+        return self.view.array
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.view.strides
+
+
+class DeviceSink:
+    """See :class:`gpustore.backends.base.Sink`; values are placed until :meth:`finish` returns.
+
+    Parameters
+    ----------
+    device : Device
+    slots : Slots
+    files : Files or None
+        What values are read from straight into device memory; None if the host must see them.
+    chain, fill_value, out, check, rows, regions
+        As for :meth:`gpustore.backends.base.Backend.sink`.
+    nbytes : int
+        Decoded bytes that should be in a sub-batch.
+    """
+
+    sub_batch: type[SubBatch] = SubBatch
+
+    def __init__(
+        self,
+        device: Device,
+        slots: Slots,
+        files: Files | None,
+        chain: CodecChain,
+        fill_value: Any,
+        out: Sequence[DeviceMemory],
+        check: Check,
+        *,
+        nbytes: int,
+        rows: int,
+        regions: int,
+    ) -> None:
+        self.nbytes = nbytes
+        self._device = device
+        self._slots = slots
+        self._files = files
+        self._chain = chain
+        self._fill_value = fill_value
+        self._out = out
+        self._check = check
+        self._next: Slot | None = None
+        self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
+        chunk = max(1, chain.layout.nbytes)
+        count = max(1, min(rows, nbytes // chunk, _MOST_ROWS))
+        values_nbytes = count * min(chunk, chain.encoded_bound)
+        row_nbytes = _ROW_NBYTES + regions * _REGION_NBYTES // max(1, rows)
+        self._slab_nbytes = values_nbytes + count * row_nbytes
+        if files is not None:
+            self._slab_nbytes += pages_nbytes(count, values_nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        slots = self._slots
+        while self._pending:
+            slot, batch, _ = self._pending.popleft()
+            batch.give_up()
+            slots.put(slot)
+        if self._next is not None:
+            slots.put(self._next)
+            self._next = None
+
+    def arena(self) -> Arena:
+        """Memory for the values of the next sub-batch."""
+        if self._next is None:
+            slot = self._slots.take(wait=not self._pending)
+            while slot is None:
+                self._finish_one()
+                slot = self._slots.take(wait=not self._pending)
+            self._next = slot
+        self._next.files = self._files
+        self._next.arena.reset()
+        # Else values go to ordinary memory, and to the device in smaller parts.
+        with suppress(MemoryError):
+            self._next.resize(self._slab_nbytes)
+        return self._next.arena
+
+    def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
+        """Begin to decode and place values, which may lie in :meth:`arena`."""
+        (out,) = self._out
+        self._begin(rows, values, Places.of_rows(rows, self._chain.layout, out.view))
+
+    def copy_regions(
+        self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
+    ) -> None:
+        """Begin to decode values and to copy their regions; they may lie in :meth:`arena`."""
+        views = [memory.view for memory in self._out]
+        places = Places.of_pieces(regions, first, rows, self._chain.layout, views)
+        self._begin(rows, values, places)
+
+    def _begin(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        places: Places,
+    ) -> None:
+        if self._next is None:
+            self.arena()
+        slot, self._next = self._next, None
+        assert slot is not None
+        batch = self.sub_batch(
+            self._device,
+            slot,
+            places,
+            values,
+            self._chain,
+            self._fill_value,
+            [memory.ready for memory in self._out],
+            self._shrink,
+            narrowed=rows.narrowed,
+        )
+        self._pending.append((slot, batch, rows))
+        batch.begin()
+
+    def finish(self) -> None:
+        """Wait for all sub-batches."""
+        while self._pending:
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        slot, batch, rows = self._pending.popleft()
+        try:
+            errors = batch.finish()
+        finally:
+            batch.give_up()
+            self._slots.put(slot)
+        self._check(rows, batch.values, errors)
+
+    def _shrink(self) -> None:
+        """End what runs, except the newest, and give back idle memory."""
+        while len(self._pending) > 1:
+            self._finish_one()
+        self._slots.free()
