@@ -49,7 +49,7 @@ class GpustoreError(Exception):
     kind : str
         Stable, machine-readable name of the class.
     text, status, key, codec
-        As passed.
+        The parameters; `status` is never None.
     """
 
     kind: ClassVar[str] = "error"
@@ -69,7 +69,7 @@ class GpustoreError(Exception):
         self.codec = codec
         super().__init__(f"{self.status}: {text}" if self.status else text)
 
-    # KeyError would print the repr of its argument, OSError an errno.
+    # KeyError's own __str__ prints the repr of its argument, OSError's an errno.
     __str__ = Exception.__str__
 
     def prefixed(self, context: str, *, key: str | None = None) -> Self:
@@ -92,7 +92,7 @@ class GpustoreError(Exception):
         return self.reworded(self.text + more)
 
     def reworded(self, text: str) -> Self:
-        """Return the same error with another text."""
+        """Return an error of the same class, attributes and cause whose message is `text`."""
         error = type(self)(text, **self._attributes())
         error.__cause__ = self.__cause__
         return error
@@ -112,9 +112,9 @@ class prefixing:
     Parameters
     ----------
     context : str or callable
-        What was being done, or what makes the text of it if it is needed.
+        Description of the operation, or a function that returns it, called only on an error.
     status : str, optional
-        Also replaces the status name.
+        TensorStore's status name to put in place of the error's own.
     """
 
     __slots__ = ("_context", "_status")
@@ -167,9 +167,9 @@ class CorruptChunkError(GpustoreError, ValueError):
     key : str or None
         The kvstore key of the chunk.
     codec : str or None
-        The codec that refused the bytes.
-    reason : str
-        What is wrong with them.
+        Name of the codec that cannot decode the bytes.
+        reason : str
+        Message of the error without key, codec and status name.
     """
 
     kind = "corrupt_chunk"
@@ -177,7 +177,7 @@ class CorruptChunkError(GpustoreError, ValueError):
 
     @property
     def reason(self) -> str:
-        """What is wrong, without status."""
+        """Message of the error without key, codec and status name."""
         return self.text
 
 
@@ -188,7 +188,7 @@ class LimitError(GpustoreError, ValueError):
 
 
 class InvalidKeyError(GpustoreError, ValueError):
-    """A key is not legal; it is never normalised into one that is."""
+    """A key is not legal in its kvstore; no key is normalised into a legal one."""
 
     kind = "invalid_key"
 
@@ -234,7 +234,7 @@ class StoreIOError(GpustoreError, OSError, ValueError):
     Attributes
     ----------
     errno : int or None
-        What the operating system said.
+        Error number of the operating system, None if the error is not one of its.
     """
 
     kind = "store_io"

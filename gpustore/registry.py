@@ -1,8 +1,8 @@
-"""Finds kvstores, codecs, drivers, backends and context resources by name, at run time.
+"""Finds kvstores, codecs, drivers, backends, resources and explanations by name at run time.
 
-This is how a lower layer reaches a higher one: driver JSON -> kvstore, Spec -> driver,
+A lower layer reaches a higher one through this module: driver JSON -> kvstore, Spec -> driver,
 metadata -> codec. It is the only module that uses :mod:`importlib`. A name that comes from a
-file is compared with the folder listing below; nothing is ever imported because a file said so.
+file is compared with the listing of a folder; no module is imported because a file names it.
 
 Each module or package in one of the folders registers itself by defining one object; a module that
 defines none is machinery of its folder:
@@ -13,8 +13,8 @@ folder         object        what it is
 ``resources``  ``RESOURCE``  a context resource, file name = its identifier
 ``kvstores``   ``DRIVER``    a kvstore driver, file name = its identifier
 ``codecs``     ``CODEC``     a codec, file name = its name
-``backends``   ``BACKEND``   how bytes move and decode
-``explain``    ``EXPLAIN``   what one kind of read will do, said beforehand
+``backends``   ``BACKEND``   a backend: moves, decodes and places bytes
+``explain``    ``EXPLAIN``   estimate of one kind of read
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 =============  ============  =================================================
 """
@@ -42,7 +42,7 @@ _ALIASES = {
     ("drivers", "zarr"): "zarr2",
 }
 
-# URL schemes of modules whose names are no schemes; "" for those that have none.
+# URL schemes that are not file names: (folder, scheme) -> file name, "" if the scheme is not one.
 _SCHEMES = {
     ("kvstores", "gs"): "gcs",
     ("kvstores", "gcs"): "",
@@ -51,14 +51,14 @@ _SCHEMES = {
     ("drivers", "zarr"): "",
 }
 
-# Names with a dash, which files have as an underscore.
+# Registered names with a dash; a Python file cannot have one and is named with an underscore.
 _DASHED = {"vlen-bytes", "vlen-utf8"}
 _FILE_NAMES = {name.replace("-", "_"): name for name in _DASHED}
 
 
 @cache
 def _modules(folder: str) -> frozenset[str]:
-    """Names of the modules and packages in a folder, those that begin with ``_`` left out."""
+    """Return the names of the public modules and packages in a folder of this package."""
     path = Path(__file__).parent / folder
     names = {module.name for module in pkgutil.iter_modules([str(path)])}
     return frozenset(name for name in names if not name.startswith("_"))
@@ -66,7 +66,7 @@ def _modules(folder: str) -> frozenset[str]:
 
 @cache
 def ids(folder: str) -> tuple[str, ...]:
-    """Names of all modules registered in `folder`, sorted, without aliases. Imports all of them.
+    """Return the sorted names registered in `folder`, without aliases; imports all its modules.
 
     >>> "file" in ids("kvstores")
     True
@@ -77,14 +77,14 @@ def ids(folder: str) -> tuple[str, ...]:
 
 @cache
 def find(folder: str, name: str) -> Any:
-    """Object that ``gpustore/<folder>/<name>.py`` or the package of that name registers, or None.
+    """Return the object that ``gpustore/<folder>/<name>`` registers, None if there is none.
 
     Parameters
     ----------
     folder : str
         One of the folders listed above.
     name : str
-        A name, possibly from a file: it is only compared with the folder listing and the aliases.
+        A registered name or an alias, possibly from a file: it is only compared with the listing.
     """
     name = _ALIASES.get((folder, name), name)
     if name in _FILE_NAMES:
@@ -105,7 +105,7 @@ def is_kvstore(name: str) -> bool:
 
 
 def find_scheme(folder: str, scheme: str) -> Any:
-    """As :func:`find`, by the scheme of a URL component.
+    """Return the object that is registered for the scheme of a URL component, or None.
 
     >>> find_scheme("kvstores", "memory").id, find_scheme("drivers", "array")
     ('memory', None)
@@ -114,7 +114,7 @@ def find_scheme(folder: str, scheme: str) -> Any:
 
 
 def schemes() -> tuple[str, ...]:
-    """The schemes of URL components that :func:`find_scheme` knows, sorted.
+    """Return the sorted schemes of URL components that :func:`find_scheme` knows.
 
     >>> {"gs", "https", "zarr3"} <= set(schemes()), "array" in schemes()
     (True, False)
@@ -125,7 +125,7 @@ def schemes() -> tuple[str, ...]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module of another package could be imported; imports at most its parents.
+    """Whether a module of another package can be imported; imports at most its parent packages.
 
     >>> is_installed("numpy"), is_installed("no_such_package.part")
     (True, False)

@@ -1,12 +1,14 @@
 """Syntax of URL pipelines: ``root://path|adapter:path|driver:path|cast:dtype``.
 
-A pipeline is a root and what is applied to it, from left to right, separated by ``|``. Each
-component is ``scheme:path?query#fragment``; the root has ``//`` before its path, the others may
-leave out the colon. Paths are percent-encoded UTF-8. Instead of a root there may be a file path
-as people type it, which is taken literally: ``/data/50%.zarr|zarr3:``.
+A pipeline is a root and the adapters and drivers applied to it, from left to right, separated by
+``|``. Each component is ``scheme:path?query#fragment``; the root has ``//`` before its path, the
+others may leave out the colon. Paths are percent-encoded UTF-8. Instead of a root there may be a
+plain file path, which is taken literally: ``/data/50%.zarr|zarr3:``.
 
-Nothing is known here about which schemes exist and what their paths mean. Whoever does hands
-errors to :func:`about_url`.
+This module knows the syntax only. Callers know which schemes exist and what their paths mean, and
+pass their errors through :func:`about_url`.
+
+Source: TensorStore's page "URLs", :rfc:`3986` for percent-encoding.
 """
 
 from __future__ import annotations
@@ -26,30 +28,29 @@ _UNENCODED = "!$&'()*+,/:;="
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_+.-]*")
 # A single letter is a drive: C:\data.
 _ROOT = re.compile(r"([A-Za-z][A-Za-z0-9_+.-]+):(//)?")
-# What may be a secret: a user name and password, and what a web server is asked with.
+# Parts that may be secret: user name and password, and the query sent to a web server.
 _USER = re.compile(r"(?<=//)[^/|?#]*@")
 _QUERY = re.compile(r"\Ahttps?://[^|?#]*(\?[^|]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class UrlComponent:
-    """One component of a pipeline.
+    """One component of a URL pipeline.
 
     Attributes
     ----------
     scheme : str
         As typed; ``"file"`` for a plain path.
     path : str
-        What follows the colon and slashes, percent-decoded. Of ``http://host/p`` it includes
-        the host.
+        Text behind the colon and slashes, percent-decoded; of ``http://host/p`` with the host.
     slashes : bool
         Whether ``//`` preceded the path.
     query, fragment : str or None
-        What follows ``?`` and ``#``, as typed; None if they are not there.
+        Text behind ``?`` and ``#``, as typed; None if the component has none.
     plain : bool
-        Whether this is a file path as people type it, not a URL.
+        Whether the component is a plain file path, not a URL.
     raw : str
-        The whole component as typed, empty if made otherwise; no part in comparisons.
+        The whole component as typed, empty if it was not parsed; not compared by ``==``.
     """
 
     scheme: str
@@ -61,7 +62,7 @@ class UrlComponent:
     raw: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Print so that parsing gives an equal component."""
+        """Format the component as a URL whose parsing gives an equal component."""
         if self.plain:
             return self.path
         path = encode_path(self.path)
@@ -73,7 +74,7 @@ class UrlComponent:
 
     @property
     def text(self) -> str:
-        """The component as typed, with its colon."""
+        """Text of the component as typed, with its colon."""
         return self.raw if ":" in self.raw else str(self)
 
     def require_path_only(self, kind: str) -> None:
@@ -82,7 +83,7 @@ class UrlComponent:
         Parameters
         ----------
         kind : str
-            What the scheme is, for the message: ``"kvstore"`` or ``"TensorStore"``.
+            Kind of the scheme, for the message: ``"kvstore"`` or ``"TensorStore"``.
         """
         if self.query is not None:
             raise self.error(kind, "Query string not supported")
@@ -90,7 +91,7 @@ class UrlComponent:
             raise self.error(kind, "Fragment identifier not supported")
 
     def error(self, kind: str, reason: str) -> MetadataError:
-        """The error that this component, of a `kind` as above, is not valid."""
+        """Return the error for an invalid component; `kind` as in :meth:`require_path_only`."""
         return _invalid(kind, self.text, reason)
 
 
@@ -107,8 +108,12 @@ def parse_pipeline(
     ----------
     url : str
     is_kvstore : callable
-        Whether a scheme is that of a kvstore, which messages call so; all others but the root are
-        TensorStores.
+        ``is_kvstore(scheme)`` is whether messages call the scheme a kvstore; all others but the
+        root are TensorStores.
+
+    Returns
+    -------
+    tuple of UrlComponent, length at least 1
 
     Raises
     ------
@@ -134,7 +139,7 @@ def parse_pipeline(
 
 
 def about_url(error: GpustoreError, url: str) -> GpustoreError:
-    """The same error, saying which URL it is about, without the secrets that may be in that.
+    """Return `error` with `url` in its message, the secrets that `url` may hold left out.
 
     >>> print(about_url(MetadataError("Not known"), "https://me:secret@host/x?token=1|zip:"))
     Parsing spec from url: "https://***@host/x?***|zip:": Not known
@@ -148,7 +153,7 @@ def about_url(error: GpustoreError, url: str) -> GpustoreError:
 
 
 def encode_path(path: str) -> str:
-    """Percent-encode `path` as TensorStore does.
+    """Return `path` percent-encoded as TensorStore does, as UTF-8.
 
     >>> encode_path("/tmp/x y@z")
     '/tmp/x%20y%40z'

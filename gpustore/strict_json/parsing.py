@@ -6,8 +6,6 @@ any recursive code runs. :class:`Members` and the ``expect_*`` functions validat
 their messages are worded as TensorStore words them, nested outside-in::
 
     Error parsing object member "codecs": Error parsing value at position 0: Expected object, ...
-
-:func:`pretty` prints a JSON value as TensorStore prints its ``Spec``, ``Schema`` and so on.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ V = TypeVar("V")
 
 
 class Required(Enum):
-    """Type of :data:`REQUIRED`, the default that means there is none."""
+    """Type of :data:`REQUIRED`, the default of members that have to be given."""
 
     REQUIRED = "required"
 
@@ -71,7 +69,7 @@ def parse(
     data : bytes-like
         UTF-8 without a byte order mark.
     where : str
-        What the bytes are, for messages: ``local file "/p/zarr.json"``.
+        Description of the document, for messages: ``local file "/p/zarr.json"``.
     max_nbytes : int
         Longest document accepted, in bytes.
     max_depth : int
@@ -81,13 +79,18 @@ def parse(
     non_finite : bool
         Whether ``NaN``, ``Infinity`` and ``-Infinity`` are numbers, as Python writes them.
     long_nbytes : int, optional
-        In a longer document the last of duplicate members counts: in consolidated metadata of
-        thousands of arrays looking for them takes as long as all the rest.
+        Length in bytes above which duplicate members are not looked for and the last one counts:
+        in consolidated metadata of thousands of arrays the search takes as long as the parsing.
+
+    Returns
+    -------
+    JsonValue
 
     Raises
     ------
     MetadataError
-        For everything :rfc:`8259` does not allow, and for what is listed above.
+        If the document is not JSON as :rfc:`8259` defines it, is longer or deeper than allowed, or
+        has duplicate members, a byte order mark, lone surrogates or numbers beyond float64.
     """
     try:
         is_long = long_nbytes is not None and len(data) > long_nbytes
@@ -97,7 +100,7 @@ def parse(
 
 
 class _InvalidJsonError(Exception):
-    """The reason, before :func:`parse` says where."""
+    """Reason why a document is not JSON; :func:`parse` adds the place."""
 
 
 def _parse(
@@ -134,9 +137,10 @@ def _parse(
 
 @contextmanager
 def _collector_paused(nbytes: int) -> Iterator[None]:
-    """Not to look for cycles while hundreds of thousands of objects are made: JSON has none.
+    """Pause the search for reference cycles while a document of `nbytes` bytes is parsed.
 
-    A third of the time it takes to parse 10 MB (2 cores, 2026-11).
+    JSON has no cycles, and looking for them takes a third of the time of parsing 10 MB (2 cores,
+    2026-11).
     """
     if nbytes <= _LONG_NBYTES or not gc.isenabled():
         yield
@@ -227,9 +231,9 @@ _TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=Tr
 
 
 def text(value: object) -> str:
-    """Compact JSON of `value` with sorted members for a message, cut when very long.
+    """Return `value` as compact JSON with sorted members for a message, cut when very long.
 
-    Unlike :func:`dump` it never fails: what is not JSON is shown as its repr.
+    Unlike :func:`dump` it never fails: an object that is not JSON is shown as its repr.
     """
     try:
         encoded = _TEXT.encode(value)
@@ -241,14 +245,14 @@ def text(value: object) -> str:
 
 
 def quote(string: str) -> str:
-    """`string` in double quotes, escaped and cut, as it stands in an error message."""
+    """Return `string` in double quotes, escaped and cut, for an error message."""
     if len(string) > _MAX_QUOTED:
         return f'"{escape(string[:_MAX_QUOTED])}"... ({len(string)} characters)'
     return f'"{escape(string)}"'
 
 
 def escape(string: str) -> str:
-    r"""`string` with C escapes for quotes, backslashes and UTF-8 bytes outside printable ASCII.
+    r"""Return `string` with C escapes for quotes, backslashes and bytes beyond printable ASCII.
 
     As in TensorStore's messages and reprs, a hexadecimal digit after a ``\x..`` is escaped too,
     since C would read it as part of the escape.
@@ -279,12 +283,15 @@ _PLAIN_TYPES = frozenset({bool, int, float, str})
 
 
 def from_python(value: object) -> JsonValue:
-    """JSON of a value that a caller typed in Python.
+    """Convert an argument of a Python caller to JSON.
 
-    Sequences and NumPy arrays become lists, NumPy scalars Python ones, and objects with a
-    ``to_json`` method what that returns. The result shares no mutable object with `value`.
+    Sequences and NumPy arrays become lists, NumPy scalars Python ones; an object with a
+    ``to_json`` method becomes the result of that. The result shares no mutable object with `value`.
 
-    Anything else raises TypeError.
+    Raises
+    ------
+    TypeError
+        If `value` holds any other object.
 
     >>> from_python({"shape": (np.int64(3), 4)})
     {'shape': [3, 4]}
@@ -310,12 +317,12 @@ def from_python(value: object) -> JsonValue:
 
 
 def in_member(name: str) -> prefixing:
-    """Prefix errors of the block with ``Error parsing object member "name": ``."""
+    """Return a context manager that puts ``Error parsing object member "<name>": `` first."""
     return prefixing(partial(_member_context, name))
 
 
 def at_position(index: int) -> prefixing:
-    """Prefix errors of the block with ``Error parsing value at position index: ``."""
+    """Return a context manager that puts ``Error parsing value at position <index>: `` first."""
     return prefixing(partial(_position_context, index))
 
 
@@ -333,14 +340,14 @@ def _unexpected(expected: str, value: object) -> MetadataError:
 
 
 def expect_object(value: JsonValue) -> dict[str, JsonValue]:
-    """`value` itself if it is a JSON object, MetadataError otherwise."""
+    """Return `value` if it is a JSON object, raise MetadataError otherwise."""
     if not isinstance(value, dict):
         raise _unexpected("object", value)
     return value
 
 
 def expect_list(value: JsonValue, *, length: int | None = None) -> list[JsonValue]:
-    """`value` as a list if it is a JSON array (of `length` elements), MetadataError otherwise."""
+    """Return `value` as a list if it is an array (of `length`), raise MetadataError otherwise."""
     if not isinstance(value, (list, tuple)):
         raise _unexpected("array", value)
     if length is not None and len(value) != length:
@@ -349,7 +356,7 @@ def expect_list(value: JsonValue, *, length: int | None = None) -> list[JsonValu
 
 
 def expect_bool(value: JsonValue) -> bool:
-    """`value` itself if it is true or false, MetadataError otherwise."""
+    """Return `value` if it is true or false, raise MetadataError otherwise."""
     if not isinstance(value, bool):
         raise _unexpected("boolean", value)
     return value
@@ -362,9 +369,9 @@ def expect_int(
     *,
     integral_floats: bool = False,
 ) -> int:
-    """`value` if it is an integer in ``[minimum, maximum]``, MetadataError otherwise.
+    """Return `value` if it is an integer in ``[minimum, maximum]``, raise MetadataError otherwise.
 
-    With `integral_floats`, ``3.0`` counts as 3, as TensorStore has it in specs.
+    With `integral_floats`, ``3.0`` counts as 3, as in TensorStore's specs.
     """
     number = value
     if isinstance(value, float) and integral_floats and value.is_integer():
@@ -383,7 +390,7 @@ def _describe_int(minimum: int, maximum: int) -> str:
 
 
 def expect_float(value: JsonValue) -> float:
-    """`value` as a float if it is a number, MetadataError otherwise."""
+    """Return a number as a float, raise MetadataError for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _unexpected("64-bit floating-point number", value)
     try:
@@ -393,7 +400,7 @@ def expect_float(value: JsonValue) -> float:
 
 
 def expect_str(value: JsonValue, *, choices: Sequence[str] | None = None) -> str:
-    """`value` itself if it is a string (one of `choices`), MetadataError otherwise."""
+    """Return `value` if it is a string (one of `choices`), raise MetadataError otherwise."""
     if isinstance(value, str) and (choices is None or value in choices):
         return value
     if choices is None:
@@ -405,14 +412,14 @@ def expect_str(value: JsonValue, *, choices: Sequence[str] | None = None) -> str
 class Members:
     """Cursor over the members of a JSON object: take each once, then :meth:`finish`.
 
-    What is not as expected raises MetadataError, starting with a `value` that is no object.
+    A value that is not as expected raises MetadataError, also here if `value` is no object.
 
     Parameters
     ----------
     value : JsonValue
         The object.
     where : str
-        The document, added to messages as ``(in <where>)`` if not empty.
+        Name of the document, added to messages as ``(in <where>)`` if not empty.
     pointer : str
         JSON pointer of `value` in the document; messages begin with it, in TensorStore's words.
     status : str
@@ -450,15 +457,15 @@ class Members:
             raise self._located(error) from error.__cause__
 
     def __contains__(self, name: str) -> bool:
-        """Whether `name` is there and has not been taken."""
+        """Whether the object has a member `name` that has not been taken."""
         return name in self._rest
 
     def names(self) -> tuple[str, ...]:
-        """Names of the members not taken yet."""
+        """Return the names of the members not taken yet."""
         return tuple(self._rest)
 
     def take(self, name: str, default: JsonValue = REQUIRED) -> JsonValue:
-        """Any value of member `name`, or `default` if it is missing."""
+        """Take member `name`, any JSON value; `default` if it is missing."""
         return self.take_with(name, _unchanged, default)
 
     # With the default Required, T is inferred as nothing at all: take_int("a") is an int.
@@ -466,10 +473,11 @@ class Members:
     def take_with(
         self, name: str, convert: Callable[[JsonValue], V], default: T | Required = REQUIRED
     ) -> V | T:
-        """``convert(value)`` of member `name`, its errors located, or `default` if missing.
+        """Take member `name` as ``convert(value)``; `default` if it is missing.
 
-        Without a default, `convert` is given :data:`REQUIRED` for a missing member and is to
-        raise what it raises for any wrong value; the ``expect_*`` functions do.
+        Errors of `convert` get the place of the member in front. Without a default, `convert` is
+        given :data:`REQUIRED` for a missing member and must raise the same error as for a wrong
+        value, as the ``expect_*`` functions do.
         """
         value = self._rest.pop(name, REQUIRED)
         if value is REQUIRED and not isinstance(default, Required):
@@ -489,7 +497,7 @@ class Members:
         maximum: int = INT64_MAX,
         default: T | Required = REQUIRED,
     ) -> int | T:
-        """An integer in ``[minimum, maximum]``; see :func:`expect_int`."""
+        """Take member `name`, an integer in ``[minimum, maximum]`` (see :func:`expect_int`)."""
         if name not in self._rest and not isinstance(default, Required):
             return default
 
@@ -499,7 +507,7 @@ class Members:
         return self.take_with(name, convert, default)
 
     def take_bool(self, name: str, default: T | Required = REQUIRED) -> bool | T:
-        """A boolean."""
+        """Take member `name`, true or false."""
         return self.take_with(name, expect_bool, default)
 
     def take_str(
@@ -509,11 +517,11 @@ class Members:
         *,
         choices: Sequence[str] | None = None,
     ) -> str | T:
-        """A string, one of `choices` if they are given."""
+        """Take member `name`, a string, one of `choices` if they are given."""
         return self.take_with(name, lambda value: expect_str(value, choices=choices), default)
 
     def take_object(self, name: str, default: T | Required = REQUIRED) -> Members | T:
-        """An object as a cursor that knows where it stands."""
+        """Take member `name`, an object, as a cursor whose errors name its place."""
         return self.take_with(name, lambda value: self._child(expect_object(value), name), default)
 
     def _child(self, value: JsonValue, name: str) -> Members:
@@ -526,13 +534,13 @@ class Members:
         return child
 
     def finish(self) -> None:
-        """Raise MetadataError if members are left that nobody took."""
+        """Raise MetadataError if members have not been taken."""
         if self._rest:
             names = ",".join(map(quote, sorted(self._rest)))[:_MAX_QUOTED]
             raise self.error(MetadataError(f"Object includes extra members: {names}"))
 
     def error(self, error: GpustoreError | str, name: str | None = None) -> GpustoreError:
-        """`error` with its place: this object, or its member `name`."""
+        """Return `error` with the place of this object, or of its member `name`, in its message."""
         if isinstance(error, str):
             error = MetadataError(error)
         return self._located(error if name is None else error.prefixed(_member_context(name)))

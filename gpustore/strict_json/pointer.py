@@ -14,7 +14,7 @@ from gpustore.errors import MetadataError, MismatchError, NotFoundError
 from gpustore.strict_json.parsing import JsonValue, quote, text
 
 MISSING: Final[Any] = object()
-"""A document, or a part of one, that does not exist; null does."""
+"""Stands for a document, or a part of one, that does not exist, unlike null."""
 
 _INDEX = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
@@ -42,7 +42,7 @@ def parse_pointer(pointer: str) -> tuple[str, ...]:
 
 
 def _name(tokens: Sequence[str]) -> str:
-    """The pointer made of `tokens`, quoted."""
+    """Return the pointer made of `tokens`, in quotes."""
     return quote("".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens))
 
 
@@ -54,7 +54,7 @@ def _not_applicable(value: JsonValue, tokens: Sequence[str]) -> MismatchError:
 
 
 def _position(value: Sequence[Any], tokens: Sequence[str], *, write: bool) -> int:
-    """The array index the last token means; "-" is the one past the end, for writing only."""
+    """Return the array index of the last token; "-" is the index past the end, for writing only."""
     token = tokens[-1]
     if token == "-":
         if write:
@@ -72,12 +72,12 @@ def _position(value: Sequence[Any], tokens: Sequence[str], *, write: bool) -> in
 
 
 def dereference(document: JsonValue, tokens: Sequence[str]) -> JsonValue:
-    """The value `tokens` points at.
+    """Return the value of `document` at the pointer `tokens`.
 
     Raises
     ------
     NotFoundError, MismatchError
-        If there is none.
+        If there is no value.
     """
     value = document
     for at, token in enumerate(tokens):
@@ -95,14 +95,13 @@ def dereference(document: JsonValue, tokens: Sequence[str]) -> JsonValue:
 
 
 def replaced(document: JsonValue, tokens: Sequence[str], new: JsonValue) -> JsonValue:
-    """A document in which `tokens` points at `new`; missing parents are made, as objects.
+    """Return a copy of `document` with `new` at the pointer `tokens`; missing parents are objects.
 
     Parameters
     ----------
-    document : JsonValue
-        Or ``MISSING``.
+    document : JsonValue or MISSING
     tokens : sequence of str
-        "-" appends to an array.
+        Reference tokens of the pointer; "-" appends to an array.
     new : JsonValue
 
     Raises

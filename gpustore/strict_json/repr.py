@@ -1,4 +1,4 @@
-"""How specs and other JSON objects print in Python."""
+"""Reprs of specs, schemas and other JSON objects, laid out as TensorStore does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _INDENT: Final = 2
 
 
 def pretty(name: str, value: JsonValue) -> str:
-    """Repr of an object of class `name` that is the JSON `value`, laid out as TensorStore does.
+    """Return the repr of an object of class `name` that is the JSON `value`.
 
-    Members are sorted and written as Python literals. The whole goes on one line if it has at
-    most 80 characters, `name` not counted, else on one line a member with a trailing comma;
-    the same holds for each member, with one character less a level.
+    Members are sorted and written as Python literals. The object is one line if it has at most 80
+    characters, `name` not counted, else one line for each member, with a trailing comma; the same
+    holds for each member, with one character less for each level.
 
     >>> pretty("Spec", {"driver": "zarr3", "rank": 3})
     "Spec({'driver': 'zarr3', 'rank': 3})"
