@@ -1,1 +1,1 @@
-"""Futures, threads, contexts, limits, statistics: what every operation runs with."""
+"""Futures, the thread pool, contexts, limits, statistics and caches that all operations share."""

@@ -1,4 +1,4 @@
-"""``Batch``: reads that are started together, so that they can share their work.
+"""``Batch``: reads that are started together and share their work.
 
 A batch collects reads in groups; :meth:`Batch.submit` starts each group with one call. Reads of one
 array share the fetching and decoding of their chunks, reads of keys of one kvstore are one request.
@@ -63,9 +63,9 @@ class Batch:
         self._groups: dict[Hashable, _Group[Any]] | None = {}
 
     def submit(self) -> None:
-        """Start all reads. Does nothing if that was done already.
+        """Start all reads of the batch; does nothing the second time.
 
-        A read that names the batch afterwards is an error.
+        A read that names the batch afterwards raises MetadataError.
         """
         with self._lock:
             groups, self._groups = self._groups, None
@@ -73,14 +73,13 @@ class Batch:
             group.start()
 
     def explain(self) -> list[Any]:
-        """What the reads of arrays will do once the batch is submitted.
+        """Estimate the work of the reads of arrays that the batch holds.
 
         Returns
         -------
         list of Explanation
-            As of :meth:`gpustore.TensorStore.explain`: one for all reads of an array that share its
-            chunks, one for each that is read by itself. Reads of keys, and of arrays that have no
-            chunks, are not among them.
+            One :class:`gpustore.Explanation` for all reads of an array that share its chunks, one
+            for each read of its own. Reads of keys and of arrays without chunks have none.
 
         Raises
         ------
@@ -132,7 +131,7 @@ class Batch:
         promise: Promise[Any],
         explain: Callable[[list[T]], list[Any]] | None = None,
     ) -> None:
-        """Add a read.
+        """Add a read to the group of `key`.
 
         Parameters
         ----------
@@ -163,7 +162,7 @@ class Batch:
     def _later(
         self, start: Callable[[], Future[T]], explain: Callable[[], Any] | None = None
     ) -> Future[T]:
-        """A Future of what `start` begins when the batch is submitted, and what explains it."""
+        """Return a Future of the operation that `start` begins when the batch is submitted."""
         promise: Promise[T]
         promise, future = Promise.new()
 
@@ -176,12 +175,12 @@ class Batch:
 
 
 def already_submitted() -> MetadataError:
-    """The error for a read that names a batch too late."""
+    """Return the error for a read that names a batch which was submitted."""
     return MetadataError("batch was already submitted")
 
 
 def check_batch(batch: object, *, open: bool = True) -> None:
-    """Check an argument ``batch``.
+    """Raise unless `batch` is a Batch or None; with `open`, also if it was submitted.
 
     Raises
     ------

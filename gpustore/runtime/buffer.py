@@ -1,4 +1,4 @@
-"""Bytes in host memory, whoever holds them: :data:`Buffer`."""
+"""Type of bytes in host memory: :data:`Buffer`."""
 
 from __future__ import annotations
 

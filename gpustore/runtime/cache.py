@@ -1,12 +1,13 @@
-"""Caches bounded in bytes: a policy over opaque entries, the least recently used go first.
+"""Caches of opaque entries, bounded in bytes; the least recently used entries go first.
 
 Each :class:`~gpustore.resources.cache_pool.CachePool` has one :class:`Cache`, which all arrays
-opened with that pool share. An entry is known by the :class:`Space` of its array, the key of the
-stored value, and which part of that value it is. It says which generation it was made from and when
-that was known to be the stored one; whether it is still good enough is for its user to decide.
+opened with that pool share. An entry is found by the :class:`Space` of its array, the key of the
+stored value, and the part of that value. It holds the generation it was made from and the time when
+that was known to be the stored one; the reader decides whether that is recent enough.
 
-Writers forget what they change. A reader that fetched a value before such a change must not store
-it after: it takes a stamp first, and an entry is not taken if its stamp has changed.
+Writers drop the entries of the values they change. A reader that fetched a value before such a
+change must not store it afterwards: it takes a stamp first, and :meth:`Cache.put` drops an entry
+whose stamp has changed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any, Final, NamedTuple
 from gpustore.runtime.executor import reset_after_fork
 
 OVERHEAD_NBYTES: Final = 512
-"""Counted for an entry beside its value: an entry without a value takes memory, too."""
+"""Bytes counted for an entry beside its value: entries of missing chunks take memory, too."""
 
 _STAMPS: Final = 1024
-"""Values that share a stamp now and then only cost a fetch."""
+"""Number of stamps. Two values may share one: a change of either only costs a fetch."""
 
 Part = tuple[int, ...] | None
 Key = tuple["Space", str, Part]
@@ -31,18 +32,18 @@ Key = tuple["Space", str, Part]
 
 @dataclass(slots=True)
 class Entry:
-    """What is cached.
+    """One entry of a cache.
 
     Attributes
     ----------
     value : object
-        Immutable.
+        An immutable object, None for a missing chunk.
     nbytes : int
-        Memory of the value.
+        Bytes of memory of `value`.
     generation : bytes
-        Of the stored value it was made from; ``b""`` if unknown.
+        Generation of the stored value that `value` was made from; ``b""`` if unknown.
     read_at : float
-        Latest time at which that was known to be stored, in seconds since the epoch.
+        Latest time at which that generation was known to be stored, in seconds since the epoch.
     """
 
     value: Any
@@ -52,14 +53,14 @@ class Entry:
 
 
 class Space(NamedTuple):
-    """Whose entries they are: values of one store, seen in one way.
+    """Namespace of entries: the values of one kvstore, decoded in one way.
 
     Attributes
     ----------
     store : hashable
         Identity of the kvstore.
     meaning : hashable
-        What makes an entry out of a stored value: readers for whom it differs share nothing.
+        Identity of the decoding: readers that decode differently share no entries.
     """
 
     store: Hashable
@@ -67,12 +68,12 @@ class Space(NamedTuple):
 
 
 class Cache:
-    """Entries of at most `limit` bytes; any number of threads may use it at once.
+    """Cache of entries of at most `limit` bytes; any number of threads may use it at once.
 
     Parameters
     ----------
     limit : int
-        In bytes, :data:`OVERHEAD_NBYTES` for each entry included.
+        Most bytes that the entries take, :data:`OVERHEAD_NBYTES` for each included.
 
     Examples
     --------
@@ -91,7 +92,7 @@ class Cache:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Start empty: a thread of the parent may have been in the middle of a change."""
+        """Empty the cache: a thread of the parent may have been in the middle of a change."""
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._parts: dict[tuple[Space, str], set[Part]] = {}
@@ -100,7 +101,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken now, never more than the limit."""
+        """Bytes that the entries take now, at most `limit`."""
         return self._nbytes
 
     def __len__(self) -> int:
@@ -109,7 +110,18 @@ class Cache:
     def find(
         self, space: Space, names: Sequence[str], parts: Sequence[Part]
     ) -> list[tuple[Entry | None, int]]:
-        """The entry of each part of a value, None where there is none, and the value's stamp."""
+        """Return for each key and part its entry, None if there is none, and the value's stamp.
+
+        Parameters
+        ----------
+        space : Space
+        names, parts : sequence, length n
+            Key of each stored value, and the part of it.
+
+        Returns
+        -------
+        list of (Entry or None, int), length n
+        """
         found: list[tuple[Entry | None, int]] = []
         with self._lock:
             for name, part in zip(names, parts):
@@ -137,7 +149,7 @@ class Cache:
             self._nbytes += nbytes
 
     def forget(self, space: Space, names: Iterable[str]) -> None:
-        """Drop all parts of some values: they were, or may have been, changed."""
+        """Drop all parts of the values `names`, which were or may have been changed."""
         with self._lock:
             for name in names:
                 self._stamps[hash((space, name)) % _STAMPS] += 1
@@ -166,15 +178,15 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How one array uses a cache.
+    """Use of a cache by one array.
 
     Attributes
     ----------
     cache : Cache
     space : Space
     bound : float
-        Entries known to be the stored ones at this time or later are good, in seconds since the
-        epoch; others are checked. Infinite if each use checks.
+        Time in seconds since the epoch. Entries known to be the stored ones at this time or later
+        are used as they are, older ones are checked; infinite if each use checks.
     """
 
     cache: Cache
@@ -182,5 +194,5 @@ class CacheUse:
     bound: float
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop what was made from some values: they were, or may have been, changed."""
+        """Drop the entries of the values `names`, which were or may have been changed."""
         self.cache.forget(self.space, names)

@@ -39,25 +39,25 @@ class ResourceType(abc.ABC, Generic[C, V]):
 
     id: str
     may_be_secret = False
-    """Whether messages must not show what stands in the place of the JSON."""
+    """Whether error messages must not show JSON given for this resource."""
     shares_default = True
     """Whether the default resources of all contexts have one value, made once in a process."""
 
     @abc.abstractmethod
     def parse(self, json: JsonValue) -> C:
-        """Validate JSON, MetadataError if it is not allowed."""
+        """Return the configuration that `json` stands for; MetadataError if it is not allowed."""
 
     @abc.abstractmethod
     def default(self) -> C:
-        """Configuration of a resource nothing was said about."""
+        """Return the configuration of a resource without JSON."""
 
     @abc.abstractmethod
     def to_json(self, config: C, *, include_defaults: bool) -> JsonValue:
-        """JSON that `parse` turns into `config`, without members that are defaults."""
+        """Return JSON that :meth:`parse` turns into `config`; `include_defaults` adds defaults."""
 
     @abc.abstractmethod
     def make(self, config: C) -> V:
-        """Make the value; UnsupportedError if gpustore cannot do what `config` asks for."""
+        """Return the value of a resource; UnsupportedError if gpustore has none for `config`."""
 
     @cached_property
     def shared_default(self) -> tuple[C, V]:
@@ -72,7 +72,7 @@ class _Reference(str):
     __slots__ = ()
 
 
-_NULL: Final = object()  # the definition of a resource whose JSON is null
+_NULL: Final = object()  # definition of a resource whose JSON is null
 _UNMADE: Final = object()
 
 # Resources are found without the lock; it is held only while one is looked up the first time or
@@ -90,14 +90,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Context:
-    """Holds context resources; opening arrays in one context makes them share these.
+    """Set of context resources, shared by all arrays that are opened in it.
 
     Parameters
     ----------
     json : Context.Spec or JSON object, optional
-        The resources it defines. Without it, it has only default resources.
+        Definitions of resources. Without them the context has only default resources.
     parent : Context, optional
-        Where resources are looked up that it does not define.
+        Context in which resources are looked up that this one does not define.
 
     Raises
     ------
@@ -114,7 +114,7 @@ class Context:
     """
 
     class Spec:
-        """Parsed definitions of resources.
+        """Parsed definitions of the resources of a context.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Context:
             }
 
         def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
-            """Return the JSON object; `include_defaults` spells out members not given."""
+            """Return the JSON object; `include_defaults` adds members that were not given."""
             return {
                 key: _to_json(_type_of(key), definition, include_defaults=include_defaults)
                 for key, definition in self._definitions.items()
@@ -160,7 +160,7 @@ class Context:
         Attributes
         ----------
         id : str
-            Its type.
+            Identifier of the resource's type.
         """
 
         __slots__ = ("__weakref__", "_config", "_origin", "_type", "_value", "id")
@@ -176,12 +176,12 @@ class Context:
 
         @property
         def value(self) -> Any:
-            """What it stands for, see the module of its type; made at the first use.
+            """Value of the resource, made at the first use; the module of its type describes it.
 
             Raises
             ------
             UnsupportedError
-                If gpustore cannot do what its JSON asks for.
+                If gpustore has no implementation of what the JSON asks for.
             """
             if self._value is _UNMADE:
                 with _lock:
@@ -190,7 +190,7 @@ class Context:
             return self._value
 
         def to_json(self, include_defaults: bool = False) -> JsonValue:
-            """Return its JSON; `include_defaults` spells out members not given."""
+            """Return the JSON of the resource; `include_defaults` adds members not given."""
             return self._type.to_json(self._config, include_defaults=include_defaults)
 
         def __repr__(self) -> str:
@@ -214,12 +214,12 @@ class Context:
 
     @property
     def spec(self) -> Context.Spec | None:
-        """The definitions it was made of, None if there were none."""
+        """Definitions that the context was made of, None if there were none."""
         return self._spec
 
     @property
     def parent(self) -> Context | None:
-        """The context it inherits from."""
+        """Context from which this one inherits resources, None for the outermost."""
         return self._parent
 
     def __getitem__(self, key: str) -> Context.Resource:
@@ -242,10 +242,10 @@ class Context:
         Parameters
         ----------
         id : str
-            The type.
+            Identifier of the resource's type.
         reference : JSON or Context.Resource
-            None for the default one, a string ``"<id>"`` or ``"<id>#<name>"``, or the JSON of a
-            resource of its own. A resource that is bound already is returned as it is.
+            None for the default resource, a string ``"<id>"`` or ``"<id>#<name>"``, or the JSON of
+            a resource of the spec's own. A bound resource is returned unchanged.
         """
         if reference is None:
             return self[id]
@@ -291,12 +291,12 @@ class Context:
 
 
 def resource_json(id: str, json: JsonValue, *, include_defaults: bool = False) -> JsonValue:
-    """Validate what a spec says about the resource of type `id`, and normalise it.
+    """Validate and normalise the JSON by which a spec refers to a resource of type `id`.
 
     Parameters
     ----------
     id : str
-        The type.
+        Identifier of the resource's type.
     json : JSON
         A reference or the JSON of a resource.
 

@@ -1,6 +1,6 @@
-"""The thread pool.
+"""Thread pool of the process, and executors with threads of their own.
 
-:class:`Executor` differs from :mod:`concurrent.futures` in what it promises:
+:class:`Executor` promises more than :mod:`concurrent.futures`:
 
 * Its threads are daemons, started when there is work for them. The interpreter never waits for
   reads at exit; writes nobody waited for get at most five seconds (``drain=True``).
@@ -47,7 +47,7 @@ _DRAIN_S = 5.0
 
 
 class CancelToken:
-    """Says whether the work a thread is doing is still wanted; got from :meth:`current`."""
+    """Tells whether the work of a thread is still wanted; got from :meth:`current`."""
 
     __slots__ = ("_cancelled",)
 
@@ -74,12 +74,12 @@ class CancelToken:
 
 
 class Executor:
-    """Runs callables on daemon threads of its own.
+    """Executor that runs callables on daemon threads of its own.
 
     Parameters
     ----------
     limit : int
-        The most threads that work at the same time, at least 1.
+        Most threads that work at the same time, at least 1.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class Executor:
         weakref.finalize(self, self._crew.dismiss).atexit = False
 
     def execute(self, task: Callable[[], object], /) -> None:
-        """Call `task` on a worker. It has to deal with its errors itself."""
+        """Call `task` on a worker; `task` must handle its errors itself."""
         self._crew.put(task)
 
     def submit(
@@ -110,9 +110,9 @@ class Executor:
         Parameters
         ----------
         fn : callable
-            If it returns a Future, the result of that one is waited for (without a thread).
+            If it returns a Future, the result is that of this Future; no thread waits for it.
         drain : bool
-            The interpreter waits for it at exit, for at most five seconds: for writes.
+            Whether the interpreter waits at exit for `fn`, at most five seconds: for writes.
 
         Returns
         -------
@@ -133,7 +133,7 @@ class Executor:
         parent: Promise[T] | None = None,
         drain: bool = False,
     ) -> Future[T]:
-        """Call all `tasks`, then `then`, without anybody waiting.
+        """Call all `tasks`, then `then`; no thread waits for a task.
 
         Parameters
         ----------
@@ -142,12 +142,12 @@ class Executor:
             error of a lambda keeps alive what its closure holds, that of a `functools.partial`
             does not.
         then : callable
-            Called by the worker that finishes last, if no task failed. What it returns (or the
-            Future it returns) is the result.
+            Called by the worker that finishes last, if no task failed. The result is the value it
+            returns, or that of a Future it returns.
         parent : Promise, optional
             Finished with the outcome, instead of a new Future; its cancellation stops the tasks.
         drain : bool
-            As for :meth:`submit`.
+            Whether the interpreter waits at exit for the tasks, as in :meth:`submit`.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class _Crew:
         self._spare = 0  # how many threads wait for other tasks
 
     def busy(self) -> bool:
-        """Whether there is work that no thread has taken."""
+        """Whether tasks are queued that no thread has taken."""
         return bool(self._queue)
 
     def put(self, task: Callable[[], object]) -> None:
@@ -205,7 +205,7 @@ class _Crew:
             self._start()
 
     def end_wait(self) -> None:
-        """Undo `begin_wait`."""
+        """Withdraw the spare thread of :meth:`begin_wait`."""
         with self._lock:
             self._spare -= 1
 
@@ -269,7 +269,7 @@ class _Crew:
 
 
 class _Group(Generic[T]):
-    """One fan-out: called by several workers at a time, each takes tasks until none are left."""
+    """Tasks of one fan-out; each worker that calls it takes tasks until none is left."""
 
     __slots__ = (
         "_begun",
@@ -348,7 +348,7 @@ class _Group(Generic[T]):
             error = None
 
     def end(self) -> None:
-        """Finish the Future; called once, when no task is left."""
+        """Call `then` or fail, and finish the Future; called once, when no task is left."""
         _unfinished.discard(self)
         self._tasks = None
         then, self._then = self._then, None
@@ -362,7 +362,7 @@ class _Group(Generic[T]):
 
 
 def _cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -380,14 +380,14 @@ class _Resettable(Protocol):
 _resettables: weakref.WeakSet[_Resettable] = weakref.WeakSet()
 _writes: set[Future[Any]] = set()
 _unfinished: set[_Group[Any]] = set()
-"""Writes of which a step may be running, although they may be cancelled."""
+"""Fan-outs of writes that have a step running, cancelled ones too."""
 
 
 def reset_after_fork(owner: _Resettable) -> None:
-    """Have ``owner.after_fork()`` called in the child of a fork, to make new locks.
+    """Call ``owner.after_fork()`` in the child of each fork, which makes new locks.
 
-    A lock that another thread holds at the moment of the fork would be held for ever. `owner` is
-    referred to weakly.
+    A lock that another thread holds at the moment of the fork would be held for ever in the child.
+    `owner` is referenced weakly.
     """
     _resettables.add(owner)
 
@@ -400,13 +400,13 @@ def _after_fork() -> None:
 
 
 def _remember(write: Future[Any]) -> None:
-    """Keep `write` in mind until it is done."""
+    """Add `write` to the writes that the interpreter waits for at exit, until it is done."""
     _writes.add(write)
     write.add_done_callback(_writes.discard)
 
 
 def _drain() -> None:
-    """Give writes nobody waited for a last chance."""
+    """Wait at exit for writes that are not done, for at most five seconds."""
     deadline = time.time() + _DRAIN_S
     for write in list(_writes):
         try:

@@ -1,12 +1,12 @@
-"""Results that arrive later: :class:`Future` and :class:`Promise`.
+"""Results of operations under way: :class:`Future` and :class:`Promise`.
 
-The consumer's half has TensorStore's interface and semantics: ``result``, ``exception``,
-``done``, ``cancel``, callbacks, and ``await`` in any running :mod:`asyncio` loop. A Future is in
-one of three states, and only ever moves to the right::
+A Future has TensorStore's interface and semantics: ``result``, ``exception``, ``done``,
+``cancel``, callbacks, and ``await`` in any running :mod:`asyncio` loop. It is in one of three
+states, and only ever moves down this list::
 
-    deferred   a small task nobody has asked for yet    ``Future.deferred(fn, executor)``
-    pending    somebody is working on it
-    done       it has a value, an error, or was cancelled
+    deferred   a small task that has not been asked for    ``Future.deferred(fn, executor)``
+    pending    an operation under way
+    done       a value, an error, or cancelled
 
 A deferred task runs exactly once: on the thread that calls ``result()``, or on the executor if it
 is awaited, forced, polled with ``done()``, given a callback, or asked for with a timeout. This
@@ -37,14 +37,14 @@ from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
 T = TypeVar("T")
 
-# What TensorStore raises. It derives from BaseException, so `except Exception` lets it pass.
+# TensorStore's class for it. It derives from BaseException, so `except Exception` lets it pass.
 CancelledError = asyncio.CancelledError
 
-_CANCELLED: Final = CancelledError()  # marks the state; each caller gets an exception of its own
+_CANCELLED: Final = CancelledError()  # marks the state; each caller gets an instance of its own
 
 _SIGNAL_S: Final = 0.25
 
-_epoch = 0  # how often this process is the child of a fork
+_epoch = 0  # number of forks since gpustore was imported
 
 
 def _enter_child() -> None:
@@ -56,24 +56,24 @@ os.register_at_fork(after_in_child=_enter_child)
 
 
 class Runner(Protocol):
-    """What a Future needs of an executor."""
+    """Executor of deferred tasks, as a Future needs it."""
 
     def execute(self, task: Callable[[], object], /) -> None:
         """Call `task` soon, on another thread."""
 
 
 class Crew(Protocol):
-    """What a Future needs of a pool one of whose threads is about to wait, see `executor`."""
+    """Thread pool that replaces a thread which waits, as a Future needs it."""
 
     def begin_wait(self) -> None: ...
     def end_wait(self) -> None: ...
 
 
 class _ThreadState(threading.local):
-    """What the current thread is doing."""
+    """State of the current thread: its pool, and the task it runs."""
 
-    crew: Crew | None = None  # the pool it belongs to
-    cancelled: Callable[[], bool] | None = None  # whether the task it runs was cancelled
+    crew: Crew | None = None  # pool of the thread
+    cancelled: Callable[[], bool] | None = None  # whether the running task was cancelled
 
 
 thread_state = _ThreadState()
@@ -85,10 +85,10 @@ class Future(Generic[T]):
     Parameters
     ----------
     future : Future, coroutine or any other value
-        A Future is returned as it is. A coroutine is run in `loop`. Any other value gives a
+        A Future is returned unchanged. A coroutine is run in `loop`. Any other value gives a
         Future that is done.
     loop : asyncio.AbstractEventLoop, optional
-        Where to run a coroutine; by default the running loop.
+        Event loop in which a coroutine runs; by default the running loop.
 
     Examples
     --------
@@ -108,8 +108,8 @@ class Future(Generic[T]):
     _callbacks: list[Callable[[Future[T]], object]]
     _waiters: list[threading.Lock]
     _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
-    _epoch: int | None  # of the process whose threads do the work; None if any thread may
-    _statistics: Operation | None  # of the operation that it is a part of
+    _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
+    _statistics: Operation | None  # counters of the operation that the Future is a part of
 
     def __new__(
         cls,
@@ -125,24 +125,24 @@ class Future(Generic[T]):
 
     @staticmethod
     def deferred(fn: Callable[[], T | Future[T]], executor: Runner) -> Future[T]:
-        """Return a Future for a small task that is run when somebody asks for its result.
+        """Return a Future for a small task that runs when its result is asked for.
 
         Parameters
         ----------
         fn : callable
-            Called exactly once, or never if nobody asks. It may return another Future, whose
+            Called at most once, when the result is asked for. It may return another Future, whose
             result is then this one's.
         executor : Runner
-            Runs `fn` if it is not the caller of ``result()`` who does.
+            Runs `fn` unless a caller of ``result()`` runs it.
         """
         self: Future[T] = new()
         self._deferred = (fn, executor)
         return self
 
     def done(self) -> bool:
-        """Return whether there is a result, an error or a cancellation.
+        """Return whether the operation has a result or an error, or was cancelled.
 
-        Starts a deferred task, so that a loop which polls ends.
+        A deferred task is started, so that a loop which polls ends.
         """
         if not self._done and self._deferred is not None:
             self.force()
@@ -150,15 +150,15 @@ class Future(Generic[T]):
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it waits to be asked for, see :meth:`deferred`; asking this does not start it."""
+        """Whether this is a task of :meth:`deferred` that has not begun; does not start it."""
         return self._deferred is not None
 
     @property
     def statistics(self) -> Statistics:
-        """What the read or write of an array has done so far; all of it once it is done.
+        """Counters of the work that a read or write has done so far; complete once it is done.
 
-        What a Batch or ``read_many`` fetches and decodes once for several reads is counted once:
-        reads that a Batch joins have one Statistics, the same object. Empty for other operations.
+        Chunks that a Batch or ``read_many`` fetches and decodes once for several reads count once:
+        reads that a Batch joins share one Statistics object. Empty for other operations.
         """
         return Statistics() if self._statistics is None else self._statistics
 
@@ -167,18 +167,18 @@ class Future(Generic[T]):
         return self._done and self._error is _CANCELLED
 
     def cancel(self) -> bool:
-        """Ask the operation to stop; what has not begun is not begun.
+        """Ask the operation to stop; steps that have not begun are skipped.
 
         Returns
         -------
         bool
-            False if it was done already. If True, ``result()`` raises CancelledError from now
-            on, although a step that had begun may still be running.
+            False if the operation was done already. If True, ``result()`` raises CancelledError
+            from now on, although a step that had begun may still be running.
         """
         return self._finish(None, _CANCELLED)
 
     def force(self) -> None:
-        """Make sure that the operation has begun."""
+        """Start the operation if it is deferred."""
         claimed = self._claim()
         if claimed is not None:
             fn, executor = claimed
@@ -221,7 +221,11 @@ class Future(Generic[T]):
     def exception(
         self, timeout: float | None = None, deadline: float | None = None
     ) -> BaseException | None:
-        """Wait for the operation and return its error, or None; raises as ``result`` does."""
+        """Wait for the operation and return its error, None if it has a result.
+
+        Parameters and the errors TimeoutError, CancelledError and KeyboardInterrupt are those of
+        :meth:`result`.
+        """
         if not self._done:
             self._wait(timeout, deadline)
         if self._error is _CANCELLED:
@@ -231,7 +235,7 @@ class Future(Generic[T]):
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call ``callback(self)`` once the operation is done, on the thread that finished it.
 
-        If it is done already, `callback` is called now.
+        If the operation is done already, the callback runs at once, on this thread.
         """
         with self._lock:
             waiting = not self._done
@@ -243,7 +247,7 @@ class Future(Generic[T]):
             callback(self)
 
     def remove_done_callback(self, callback: Callable[[Future[T]], object]) -> int:
-        """Forget `callback`; returns how often it had been added."""
+        """Remove `callback` and return how often it had been added."""
         with self._lock:
             before = len(self._callbacks)
             self._callbacks = [c for c in self._callbacks if c != callback]
@@ -257,7 +261,7 @@ class Future(Generic[T]):
             def wake(_: Future[T]) -> None:
                 try:
                     loop.call_soon_threadsafe(_set_once, waiter)
-                except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+                except RuntimeError:  # the loop was closed meanwhile: nothing awaits the result
                     pass
 
             self.add_done_callback(wake)
@@ -270,7 +274,7 @@ class Future(Generic[T]):
         return self.result()
 
     def _claim(self) -> tuple[Callable[[], T | Future[T]], Runner] | None:
-        """Take the deferred task; only one caller ever gets it."""
+        """Return the deferred task to the first caller, None to all others."""
         if self._deferred is None:
             return None
         with self._lock:
@@ -298,7 +302,7 @@ class Future(Generic[T]):
             self._finish(None, without_locals(error))
         else:
             self.cancel()
-            raise error  # Ctrl-C while this ran on the thread that asked
+            raise error  # Ctrl-C while the task ran on the thread that asked for the result
 
     def _follow(self, inner: Future[T]) -> None:
         """Finish as `inner` does; cancelling this cancels `inner`."""
@@ -318,7 +322,7 @@ class Future(Generic[T]):
             inner.cancel()
 
     def _finish(self, value: Any, error: BaseException | None) -> bool:
-        """Become done; False if it was already."""
+        """Set the outcome and return True; False if the Future was done already."""
         with self._lock:
             if self._done:
                 return False
@@ -328,7 +332,7 @@ class Future(Generic[T]):
         return True
 
     def _announce(self) -> None:
-        """Wake who waits and call the callbacks; called once, by the thread that finished."""
+        """Wake waiting threads and call the callbacks; called once, by the thread that finished."""
         self._deferred = None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -336,13 +340,13 @@ class Future(Generic[T]):
         if not self._callbacks:
             return
         callbacks, self._callbacks = self._callbacks, []
-        # What they begin is no part of the operation that this thread happens to work for.
+        # Operations that callbacks begin are no part of the one that this thread works for.
         operation, CURRENT.operation = CURRENT.operation, None
         for callback in callbacks:
             try:
                 callback(self)
             except (Exception, CancelledError) as error:
-                # The thread that finished is not to blame: show it and go on.
+                # An error of a callback must not end the thread that finished the Future.
                 report(error, f"the callback {callback!r}")
         CURRENT.operation = operation
 
@@ -405,9 +409,9 @@ class Future(Generic[T]):
 
 
 class Promise(Generic[T]):
-    """The producer's half of a Future; made by :meth:`new`.
+    """Producer's end of a Future; made by :meth:`new`.
 
-    A promise that is dropped before it was kept fails its Future with ``ValueError: UNKNOWN``.
+    The Future of a promise that is dropped without an outcome fails with ``ValueError: UNKNOWN``.
     """
 
     __slots__ = ("_future", "_handed_over")
@@ -417,7 +421,7 @@ class Promise(Generic[T]):
 
     @staticmethod
     def new() -> tuple[Promise[T], Future[T]]:
-        """Return a promise and the Future it will finish.
+        """Return a promise and its Future.
 
         >>> promise, future = Promise.new()
         >>> promise.set_result(5)
@@ -444,7 +448,7 @@ class Promise(Generic[T]):
         self.hand_over()._follow(future)
 
     def hand_over(self) -> Future[T]:
-        """Return the Future to somebody who will finish it; this may be dropped from now on."""
+        """Return the Future to code that will finish it; the promise may be dropped from now on."""
         self._handed_over = True
         return self._future
 
@@ -467,7 +471,10 @@ class Promise(Generic[T]):
 
 
 def new(epoch: int | None = None) -> Future[Any]:
-    """Return a pending Future; for `executor`."""
+    """Return a pending Future, which the executor finishes.
+
+    `epoch` is that of the process whose threads do the work, None if any thread may do it.
+    """
     self: Future[Any] = object.__new__(Future)
     self._lock = threading.Lock()
     self._done = False
@@ -500,23 +507,23 @@ def failed(error: BaseException) -> Future[Any]:
 
 
 def report(error: BaseException, where: str) -> None:
-    """Show an error that nobody can catch, as for a thread that ends with one."""
+    """Report an error that no caller can catch, by :func:`threading.excepthook`."""
     error.add_note(f"gpustore: this was raised by {where}, where nobody can catch it")
     args = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(args))
 
 
 def epoch() -> int:
-    """Return how many forks lie between this process and the one that imported gpustore."""
+    """Return the number of forks between this process and the one that imported gpustore."""
     return _epoch
 
 
 def without_locals(error: BaseException) -> BaseException:
-    """Empty the frames `error` has passed, and those of its causes; line numbers stay.
+    """Clear the local variables in the traceback of `error` and its causes; line numbers stay.
 
-    Otherwise a failed Future would keep alive all arrays its task had in local variables. (What
-    the closures of its functions hold stays, frames do not let go of their functions.) The
-    outermost frame, which caught the error and still runs, is taken off the traceback.
+    Otherwise a failed Future would keep alive all arrays its task had in local variables. Closures
+    keep theirs: a frame does not release its function. The outermost frame, which caught the error
+    and still runs, is taken off the traceback.
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next

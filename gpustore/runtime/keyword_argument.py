@@ -27,19 +27,19 @@ def set_keywords(
     Parameters
     ----------
     setters : mapping
-        What to do with the value of each keyword.
+        Function that applies the value of each keyword.
     keywords : mapping
-        The values.
+        Value of each keyword given by the caller; None means not given.
     converters : mapping
-        Conversions before the setter, whose errors pass as they are; TensorStore does so where
-        NumPy converts.
+        Conversion of a value before its setter; its errors are raised unchanged, as TensorStore
+        does where NumPy converts.
 
     Raises
     ------
     TypeError
         For an unknown keyword, or a value of the wrong type (``Invalid <keyword>``).
     GpustoreError
-        What a setter raises, after ``Invalid <keyword>: ``.
+        If a setter raises it; the message gets ``Invalid <keyword>: `` in front.
     """
     unknown = keywords.keys() - setters.keys()
     if unknown:
@@ -59,7 +59,7 @@ def set_keywords(
 
 
 def as_int(value: Any) -> int:
-    """An integer that fits 64 bits; bool and NumPy integers count, floats do not."""
+    """Return an integer that fits 64 bits; bool and NumPy integers count, floats do not."""
     number = operator.index(value)
     if not -(2**63) <= number < 2**63:
         raise TypeError(f"{number} does not fit 64 bits")
@@ -67,7 +67,7 @@ def as_int(value: Any) -> int:
 
 
 def as_float(value: Any) -> float:
-    """A number as float; strings are none."""
+    """Return a number as a float; strings are no numbers."""
     if isinstance(value, str | bytes):
         raise TypeError(f"{value!r} is not a number")
     try:
@@ -77,7 +77,7 @@ def as_float(value: Any) -> float:
 
 
 def as_vector(convert: Callable[[Any], T]) -> Callable[[Any], list[T | None]]:
-    """A conversion of iterables of numbers and None."""
+    """Return a conversion of iterables of numbers and None to lists."""
 
     def convert_all(values: Any) -> list[T | None]:
         """Convert each value; None stays."""
@@ -97,7 +97,7 @@ def when_known(rank: int, setter: Callable[[int], None]) -> None:
 
 
 def expect_type(kind: type[T], value: Any) -> T:
-    """`value` if it is a `kind`, TypeError otherwise."""
+    """Return `value` if it is an instance of `kind`, raise TypeError otherwise."""
     if not isinstance(value, kind):
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

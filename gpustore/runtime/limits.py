@@ -1,8 +1,8 @@
-"""How large things that files and requests ask for may be.
+"""Limits on the sizes that files and requests may ask for.
 
-Sizes are computed in Python integers and compared with a :class:`Limits` before anything is
+Sizes are computed in Python integers and compared with a :class:`Limits` before memory is
 allocated. The limits are a context resource, ``limits``; the environment variable
-``GPUSTORE_LIMITS``, a JSON object with the same members, changes what holds without one.
+``GPUSTORE_LIMITS``, a JSON object with the same members, changes the defaults.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ _MAX_RANK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The largest sizes accepted; sizes are in bytes, the others are counts.
+    """Largest sizes that are accepted; those named ``nbytes`` are in bytes, the others counts.
 
     Parameters
     ----------
     metadata_nbytes : int
-        A metadata document.
+        Bytes of a metadata document.
     hierarchy_nbytes : int
-        The consolidated metadata of a hierarchy, and the document of a group.
+        Bytes of the consolidated metadata of a hierarchy, and of the document of a group.
     metadata_depth : int
-        Nesting of arrays and objects in a metadata document.
+        Levels of arrays and objects in a metadata document.
     rank : int
         Dimensions of an array, at most 32.
     codecs : int
         Codecs in one chain.
     nested_shardings : int
-        Shards within shards.
+        Levels of shards within shards.
     chunk_nbytes : int
-        A decoded chunk.
+        Bytes of a decoded chunk.
     shard_index_nbytes : int
-        A decoded shard index.
+        Bytes of a decoded shard index.
     chunks_per_request : int
-        Chunks one read or write touches.
+        Chunks that one read or write touches.
     zip_entry_nbytes : int
-        A decoded member of a zip archive.
+        Bytes of a decoded member of a zip archive.
     ocdbt_node_nbytes : int
-        A decoded manifest or node of an OCDBT database.
+        Bytes of a decoded manifest or node of an OCDBT database.
     zip_directory_nbytes : int
-        The directory of a zip archive.
+        Bytes of the directory of a zip archive.
     host_in_flight_nbytes, device_in_flight_nbytes : int
-        Encoded and decoded bytes that operations hold in host and device memory at a time, apart
-        from their results.
+        Encoded and decoded bytes that operations hold in host and in device memory at a time,
+        apart from their results.
 
     Examples
     --------
@@ -77,16 +77,16 @@ class Limits:
 
     @classmethod
     def from_json(cls, value: JsonValue, *, base: Self | None = None, where: str = "") -> Self:
-        """Build from a JSON object; members it does not have are those of `base`.
+        """Return the limits that a JSON object sets; others are those of `base`.
 
         Parameters
         ----------
         value : JsonValue
             An object with any of the fields as members.
         base : Limits, optional
-            By default the built-in limits.
+            Limits for missing members; by default the built-in ones.
         where : str
-            What the object is, for messages.
+            Name of the object, for messages.
 
         Raises
         ------
@@ -108,13 +108,13 @@ class Limits:
         Parameters
         ----------
         name : str
-            A field of this class.
+            Name of a field of this class.
         value : int
-            What was found.
+            The size found, in the unit of that field.
         what : str
-            Begins the message: says what it is the size of, and where that stands.
+            Beginning of the message: the object whose size it is, and its place.
         key : str, optional
-            The key the error is about.
+            The kvstore key that the error is about.
 
         Examples
         --------
@@ -151,7 +151,7 @@ def _names_in(members: Members) -> list[str]:
 
 
 def _from_environment() -> Limits:
-    """Read ``GPUSTORE_LIMITS``; what is wrong there is said at import, not ignored."""
+    """Read ``GPUSTORE_LIMITS``; a mistake there raises MetadataError at import."""
     text = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if not text:
         return Limits()

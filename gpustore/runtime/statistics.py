@@ -1,9 +1,9 @@
-"""Counters of what happened: keys read, bytes fetched, chunks decoded where, launches, copies.
+"""Counters of the work done: keys read, bytes fetched, chunks decoded, launches, copies.
 
 A :class:`Statistics` belongs to one operation or to the process. Nothing falls back silently: every
 fallback is counted in both.
 
-Whoever does something counts it in :data:`STATISTICS`. Each read and write of an array is begun by
+All code counts in :data:`STATISTICS`. Each read and write of an array is begun by
 :func:`operation`; its Future, and every Future made meanwhile, knows to which operation it
 belongs, and threads that work for one of them count for that operation too.
 """
@@ -46,7 +46,7 @@ COUNTERS: Final = MappingProxyType(
         "cache_hits": "chunks found in the cache",
     }
 )
-"""What each counter counts; a test holds the package to these names."""
+"""Description of each counter, by name; a test holds the package to these names."""
 
 
 # One lock for all: it is held for a few dictionary updates a batch, never while anything waits.
@@ -63,7 +63,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Statistics:
-    """A set of named counters, see :data:`COUNTERS`, that many threads may add to.
+    """Named counters (see :data:`COUNTERS`) that many threads may add to.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Statistics:
         return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def reset(self) -> dict[str, int]:
-        """Set all counters to 0 and return what they were."""
+        """Set all counters to 0 and return those that were not, by name."""
         with _lock:
             counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
         return {name: counts[name] for name in sorted(counts) if counts[name]}
@@ -110,9 +110,9 @@ def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
 
 
 class Operation(Statistics):
-    """Statistics of one read or write; what is added counts for the process too.
+    """Statistics of one read or write; amounts added count for the process too.
 
-    Small reads are many, so what is added is only kept, and summed up when somebody asks.
+    Small reads are many, so amounts are appended to a list and summed when they are asked for.
     """
 
     __slots__ = ("_kept",)
@@ -136,14 +136,14 @@ class Operation(Statistics):
         return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def reset(self) -> dict[str, int]:
-        """Set all counters to 0 and return what they were; the process's stay."""
+        """Set the counters of this operation to 0 and return those that were not, by name."""
         with _lock:
             counts = self._summed()
             del self._kept[:1]
         return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def _summed(self) -> dict[str, int]:
-        """The sum of what is kept, which it replaces. Others may append meanwhile."""
+        """Replace the amounts kept so far by their sum; other threads may append meanwhile."""
         count = len(self._kept)
         counts: dict[str, int] = {}
         for amounts in self._kept[:count]:
@@ -161,7 +161,7 @@ class Rehearsed(Operation):
 
 
 class _ProcessStatistics(Statistics):
-    """What is added here counts for the operation that the calling thread works for, too."""
+    """Statistics of the process; amounts count for the operation of the calling thread too."""
 
     __slots__ = ()
 
@@ -185,7 +185,7 @@ class _ProcessStatistics(Statistics):
 
 
 class _Current(threading.local):
-    """What a thread counts for besides the process."""
+    """Operation that a thread works for."""
 
     operation: Operation | None = None
 
@@ -193,11 +193,11 @@ class _Current(threading.local):
 CURRENT: Final = _Current()
 
 STATISTICS: Final[Statistics] = _ProcessStatistics()
-"""Counts everything that happens in this process."""
+"""Counters of all operations of this process."""
 
 
 def operation(begin: Callable[[], T]) -> T:
-    """Call `begin`, which begins an operation. Within another one it is a part of that."""
+    """Call `begin`, which begins an operation or, within another one, a part of that one."""
     outer = CURRENT.operation
     if outer is None:
         CURRENT.operation = Operation()
@@ -208,7 +208,7 @@ def operation(begin: Callable[[], T]) -> T:
 
 
 def attributed(operation: Operation | None, begin: Callable[[], T]) -> T:
-    """Call `begin` as a part of an operation, or of none."""
+    """Call `begin` as a part of `operation`, of none if that is None."""
     outer, CURRENT.operation = CURRENT.operation, operation
     try:
         return begin()

@@ -1,4 +1,7 @@
-"""What a write returns: :class:`WriteFutures`; and writes that wait for a read."""
+"""Result of a write, :class:`WriteFutures`, and writes of elements that a read delivers.
+
+Source: ``WriteFutures`` of TensorStore (``python/tensorstore/write_futures.cc``).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from gpustore.runtime.statistics import CURRENT, Statistics, attributed
 
 
 class WriteFutures:
-    """Handle for a write; it also behaves as its :attr:`commit` Future.
+    """Handle for a write; its methods are those of its :attr:`commit` Future.
 
     Parameters
     ----------
     copy : Future
-        Done when the source is no longer read and may be changed.
+        Done when the source array has been read and may be changed.
     commit : Future
         Done when the data are durable, as far as the kvstore can tell.
     """
@@ -27,20 +30,20 @@ class WriteFutures:
         self.commit = commit
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> None:
-        """Wait for the commit, see :meth:`gpustore.Future.result`."""
+        """Wait for the commit; times and errors as in :meth:`gpustore.Future.result`."""
         self.commit.result(timeout, deadline)
 
     def exception(
         self, timeout: float | None = None, deadline: float | None = None
     ) -> BaseException | None:
-        """Wait for the commit and return its error, see :meth:`gpustore.Future.exception`."""
+        """Wait for the commit and return its error, None if it succeeded."""
         return self.commit.exception(timeout, deadline)
 
     @property
     def statistics(self) -> Statistics:
-        """What the write has done so far, see :attr:`gpustore.Future.statistics`.
+        """Counters of the work that the write has done so far.
 
-        Reading a TensorStore that is its source is part of it, unless a Batch does that.
+        If the source is a TensorStore, reading it counts too, unless a Batch reads it.
         """
         return self.commit.statistics
 
@@ -57,7 +60,7 @@ class WriteFutures:
         return self.commit.cancelled()
 
     def force(self) -> None:
-        """Make sure that the write has begun."""
+        """Start the write if it has not begun."""
         self.commit.force()
 
     def add_done_callback(self, callback: Callable[[Future[None]], object]) -> None:
@@ -65,7 +68,7 @@ class WriteFutures:
         self.commit.add_done_callback(callback)
 
     def remove_done_callback(self, callback: Callable[[Future[None]], object]) -> int:
-        """Forget `callback`; returns how often it had been added."""
+        """Remove `callback` and return how often it had been added."""
         return self.commit.remove_done_callback(callback)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -73,13 +76,13 @@ class WriteFutures:
 
 
 def write_after(read: Future[Any], write: Callable[[Any], WriteFutures]) -> WriteFutures:
-    """Write what a read brings, once it is there: a part of the operation that is running now.
+    """Write the result of `read` once it is done, as a part of the operation running now.
 
     Parameters
     ----------
     read : Future
     write : callable
-        From the result to the futures of its write; its errors are those of the write returned.
+        ``write(result)`` begins the write; errors it raises are those of the write returned here.
     """
     copied: Promise[None]
     committed: Promise[None]
