@@ -1,4 +1,4 @@
-"""Elements of one data type as elements of another, as the ``cast`` driver of TensorStore has it.
+"""Conversion of elements from one data type to another, by the rules of TensorStore's ``cast``.
 
 =============================  ====================================================================
 to                             from
@@ -15,11 +15,13 @@ all but complex numbers        ``json``, if its value is one; a text may hold th
 ``char``, ``byte``             each other
 =============================  ====================================================================
 
-What C leaves undefined, floats beyond integers, is what x86 does with one element after the
-other, whatever the machine: the signed integer has 64 bits for ``uint32`` and types of 64 bits, 32
-for others. (Of many elements TensorStore converts some to ``uint32`` four at a time, with other
-results.) Infinities of eight bits become the greatest and least integer, their NaNs 0.
+Floats beyond the range of an integer, which C leaves undefined, become what x86 makes of one
+element after the other, on every machine: the signed integer has 64 bits for ``uint32`` and types
+of 64 bits, 32 for others. (Of many elements TensorStore converts some to ``uint32`` four at a time,
+with other results.) Infinities of eight bits become the greatest and least integer, their NaNs 0.
 TensorStore 0.1.86 converts ``float8_e8m0fnu`` wrongly (1.0 becomes 2**-64); here it is right.
+
+Source: TensorStore's page "cast driver" and ``data_type_conversion.h``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from gpustore.data_types.json_array import array_to_json, element_parser
 from gpustore.errors import MetadataError
 
 Converter: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
-"""Takes an array and returns one of the same shape."""
+"""Function from a host array of one data type to an array of the same shape of another."""
 
 _COMPLEX: Final = frozenset({"complex64", "complex128"})
 _TEXTS: Final = frozenset({"string", "ustring"})
@@ -53,18 +55,18 @@ _NUMBERS: Final = frozenset(
     }
 )
 _SMALL_INTEGERS: Final = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-"""Types of ml_dtypes, and those of NumPy in which their values are."""
+"""Narrow integer types of ml_dtypes, and the NumPy type that holds all their values."""
 
 _SMALL_FLOATS: Final = frozenset(
     name
     for name in _NUMBERS - _COMPLEX
     if "float" in name and DataType(name).itemsize < np.dtype("float32").itemsize
 )
-"""Types whose values are all in float32."""
+"""Real types whose values are all exact in float32."""
 
 
 def converter(source: DataType, target: DataType) -> Converter | None:
-    """What converts elements of `source` to `target`, None if nothing does.
+    """Return the conversion of elements from `source` to `target`, None if there is none.
 
     Examples
     --------
@@ -125,19 +127,19 @@ def _number(source: str, target: DataType, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _plain(source: str, array: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers in a type of NumPy's."""
+    """Return the same numbers in a type that NumPy converts itself."""
     if source in _SMALL_INTEGERS:
         return array.astype(_SMALL_INTEGERS[source])
     if source in _SMALL_FLOATS:
-        with np.errstate(all="ignore"):  # Signalling NaNs.
+        with np.errstate(all="ignore"):  # A signalling NaN would warn.
             return array.astype(np.float32)
     return array
 
 
 def _integers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Floats as integers whose low bits are those of `dtype`."""
+    """Return floats as signed integers, of which `dtype` keeps the low bits."""
     if dtype == np.uint64:
-        # Half of them are beyond the signed integers.
+        # Half of the unsigned range is beyond the signed integers of that size.
         high = array >= 2.0**63
         if high.any():
             low = _signed(np.where(high, array - array.dtype.type(2.0**63), array), np.int64)
@@ -146,7 +148,7 @@ def _integers(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _signed(array: NDArray[Any], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """Floats rounded towards zero; what does not fit is the least integer."""
+    """Return floats rounded towards zero; one that does not fit becomes the least integer."""
     least = np.iinfo(dtype).min
     fits = (array >= float(least)) & (array < -float(least))
     if fits.all():
@@ -157,7 +159,7 @@ def _signed(array: NDArray[Any], dtype: type[np.signedinteger[Any]]) -> NDArray[
 
 
 def _each(convert: Callable[[Any], Any], array: NDArray[Any]) -> NDArray[Any]:
-    """An array of objects, made one by one."""
+    """Return an array of objects, each the conversion of an element."""
     found = np.empty(array.size, object)
     for i, element in enumerate(array.ravel().tolist()):
         found[i] = convert(element)

@@ -51,7 +51,7 @@ _ML_DTYPES = (
 )
 
 MORE_NUMBERS: Final = ("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
-"""Types of numbers that Zarr v3 has and TensorStore has not, by ml_dtypes' names."""
+"""Number types of Zarr v3 that TensorStore lacks, by ml_dtypes' names."""
 
 _NUMPY = (
     "bool",
@@ -72,7 +72,7 @@ _NUMPY = (
 
 
 def _table() -> dict[str, tuple[np.dtype[Any], builtins.type[Any]]]:
-    """Name -> NumPy dtype, scalar type."""
+    """Return NumPy dtype and scalar type of TensorStore's data types, by name."""
     table: dict[str, tuple[np.dtype[Any], builtins.type[Any]]] = {
         "char": (np.dtype("S"), np.bytes_),
         "byte": (np.dtype("V"), np.void),
@@ -89,7 +89,7 @@ def _table() -> dict[str, tuple[np.dtype[Any], builtins.type[Any]]]:
 
 
 class dtype:
-    """A data type.
+    """Data type of elements, without byte order; immutable and hashable.
 
     Parameters
     ----------
@@ -139,32 +139,32 @@ class dtype:
 
     @property
     def name(self) -> str:
-        """TensorStore's name, or NumPy's where it has none."""
+        """TensorStore's name of the data type, or NumPy's where TensorStore has none."""
         return self._name
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype, native byte order; ``S`` and ``V`` without a length for char, byte."""
+        """NumPy dtype in native byte order; ``S`` and ``V`` without a length for char and byte."""
         return self._numpy_dtype
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of an array of such elements: ``S1`` and ``V1`` for char, byte."""
+        """NumPy dtype of arrays in memory: `numpy_dtype`, but ``S1`` for char, ``V1`` for byte."""
         kind = {"char": "S1", "byte": "V1"}.get(self._name)
         return self._numpy_dtype if kind is None else np.dtype(kind)
 
     @property
     def type(self) -> builtins.type[Any]:
-        """The type of one element."""
+        """Python or NumPy scalar type of one element."""
         return self._type
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory; of its pointer for string, ustring and json."""
+        """Bytes of one element in memory; for string, ustring and json those of a pointer."""
         return self.array_dtype.itemsize
 
     def to_json(self) -> str:
-        """The name, as it stands in a spec."""
+        """Return the name, the data type's JSON in a spec."""
         return self._name
 
     def __call__(self, arg: object) -> Any:
@@ -181,8 +181,8 @@ class dtype:
     def __eq__(self, other: object) -> builtins.bool:
         """Whether `other` names the same data type.
 
-        As in TensorStore a wrong name raises. Unlike there, what names no data type at all, such
-        as None, is merely different, so that dtypes can stand in tuples and dataclasses.
+        As in TensorStore a wrong name raises. Unlike there, an object that cannot name a data type,
+        such as None, is merely different, so that dtypes can stand in tuples and dataclasses.
         """
         if self is other:
             return True
@@ -237,7 +237,7 @@ _MORE = {
     name: _make(name, np.dtype(getattr(ml_dtypes, name)), getattr(ml_dtypes, name))
     for name in MORE_NUMBERS
 }
-# Those with a unit, a length or fields. An entry lives as long as the data type is in use.
+# Data types with a unit, a length or fields. An entry lives as long as its data type is in use.
 _OTHERS: WeakValueDictionary[str, dtype] = WeakValueDictionary()
 _NAMES: Final = re.compile(
     r"(datetime64|timedelta64)(\[([1-9][0-9]{0,9})?[a-zA-Z]{1,7}\])?|U[1-9][0-9]{0,8}"
@@ -252,7 +252,7 @@ _BY_KIND = {(DTYPES[name].numpy_dtype.kind, DTYPES[name].itemsize): DTYPES[name]
 
 
 def of_elements(numpy_dtype: np.dtype[Any]) -> dtype:
-    """The data type of an array of such elements; of records one that keeps their fields.
+    """Return the data type of elements of a NumPy dtype; that of records keeps their fields.
 
     >>> of_elements(np.dtype([("x", ">i4"), ("y", "M8[D]", (2,))]))
     dtype("[["x","int32"],["y","datetime64[D]",[2]]]")
@@ -300,7 +300,7 @@ def _fields_to_json(record: np.dtype[Any]) -> list[Any]:
 
 
 def _record(fields: Any, depth: int) -> np.dtype[Any]:
-    """What :func:`_fields_to_json` describes."""
+    """Return the record type that the JSON of :func:`_fields_to_json` describes."""
     parts = []
     for field in expect_list(fields):
         name, kind, *shape = expect_list(field)
@@ -351,7 +351,7 @@ def _by_type(python_type: builtins.type[Any]) -> dtype:
     return _by_numpy_dtype(np.dtype(python_type))
 
 
-# numpy.dtype() deprecates these; they are no data types.
+# Abstract scalar types, which numpy.dtype() deprecates; they are no data types.
 _ABSTRACT = {
     *(np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact),
     *(np.floating, np.complexfloating, np.flexible, np.character),
@@ -359,7 +359,7 @@ _ABSTRACT = {
 
 
 def from_json(value: Any) -> dtype:
-    """The data type that a JSON value names.
+    """Return the data type that a JSON value names.
 
     >>> from_json("int8")
     dtype("int8")

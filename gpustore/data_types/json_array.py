@@ -35,15 +35,21 @@ _MAX_RANK = 32
 
 
 def array_from_json(value: JsonValue, dtype: DataType, *, rank: int | None = None) -> NDArray[Any]:
-    """The array that nested lists stand for.
+    """Convert nested JSON lists to a host array.
 
     Parameters
     ----------
     value : JsonValue
-        The first elements tell the shape.
+        Nested lists; the first elements of each level tell the shape.
     dtype : dtype
+        Data type of the elements.
     rank : int, optional
-        Number of dimensions it must have.
+        Number of dimensions that the array must have.
+
+    Returns
+    -------
+    ndarray of ``dtype.array_dtype``
+        C order, native byte order.
 
     Raises
     ------
@@ -67,7 +73,7 @@ def array_from_json(value: JsonValue, dtype: DataType, *, rank: int | None = Non
 
 
 def array_to_json(array: NDArray[Any], dtype: DataType) -> JsonValue:
-    """Nested lists of the elements.
+    """Convert a host array of `dtype` to nested JSON lists.
 
     NaN and infinities are Python floats, which are not JSON, as in TensorStore.
 
@@ -84,7 +90,7 @@ def array_to_json(array: NDArray[Any], dtype: DataType) -> JsonValue:
     if array.dtype.kind in "Mm":
         return array.view(np.int64).tolist()
     if name.startswith(("float8", "float6", "float4", "bfloat16")):
-        with np.errstate(invalid="ignore"):  # Signalling NaNs.
+        with np.errstate(invalid="ignore"):  # A signalling NaN would warn.
             return array.astype(np.float64).tolist()
     if name.startswith("complex"):
         return np.stack([array.real, array.imag], axis=-1).tolist()
@@ -96,16 +102,17 @@ def array_to_json(array: NDArray[Any], dtype: DataType) -> JsonValue:
 
 
 def object_array(value: Any, dtype: DataType, *, max_rank: int) -> NDArray[Any]:
-    """An array of the Python objects in nested sequences, each checked to be of `dtype`.
+    """Convert nested sequences of Python objects to an array of objects, each checked.
 
     Parameters
     ----------
     value : object
-        Sequences of equal length are dimensions, down to `max_rank`; deeper ones are elements.
+        Nested sequences. Those of equal length are dimensions, down to `max_rank`; deeper ones are
+        elements.
     dtype : dtype
         ``json``, ``string`` or ``ustring``.
     max_rank : int
-        Most dimensions the array may have.
+        Most dimensions that the array may have.
 
     Raises
     ------
@@ -134,7 +141,7 @@ def object_array(value: Any, dtype: DataType, *, max_rank: int) -> NDArray[Any]:
 
 
 def _typed_objects(array: NDArray[Any], dtype: DataType) -> NDArray[Any]:
-    """A copy of an array as strings or bytes; NumPy's own types of those are converted."""
+    """Return a copy of an array as strings or bytes; NumPy's own text types are converted."""
     kinds = "UT" if dtype.type is str else "S"
     found = array.astype(object)
     if array.dtype.kind in kinds:
@@ -157,17 +164,17 @@ def _checked_object(value: Any, dtype: DataType) -> Any:
         value = value.item()
     if not isinstance(value, dtype.type):
         raise TypeError(f"expected {dtype.type.__name__}, {type(value).__name__} found")
-    # Of a class of its own, such as numpy.str_, a slice is a plain one.
+    # A slice of a subclass such as numpy.str_ is a plain string or bytes.
     return value if type(value) is dtype.type else dtype.type.__getitem__(value, slice(None))
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape as TensorStore's messages have it: ``{2, 3}``."""
+    """Format a shape as in TensorStore's messages: ``{2, 3}``."""
     return "{" + ", ".join(map(str, shape)) + "}"
 
 
 def _nested_shape(value: JsonValue, *, leaf_rank: int) -> tuple[int, ...]:
-    """Shape told by the first elements; `leaf_rank` levels of lists belong to an element."""
+    """Return the shape told by the first elements; `leaf_rank` levels of lists are an element."""
     shape: list[int] = []
     while isinstance(value, list | tuple):
         shape.append(len(value))
@@ -182,7 +189,7 @@ def _nested_shape(value: JsonValue, *, leaf_rank: int) -> tuple[int, ...]:
 def _elements(
     value: JsonValue, shape: tuple[int, ...], position: tuple[int, ...], *, leaf_lists: bool
 ) -> Iterator[tuple[tuple[int, ...], JsonValue]]:
-    """All elements with their positions, checking that `value` is rectangular."""
+    """Yield all elements with their positions, checking that `value` is rectangular."""
     depth = len(position)
     if depth == len(shape):
         if depth and not leaf_lists and isinstance(value, list | tuple):
@@ -210,7 +217,10 @@ def _ragged(
 
 
 def element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
-    """What makes an element of `dtype` of a JSON value, or raises MetadataError."""
+    """Return a function that converts a JSON value to an element of `dtype`.
+
+    The function raises MetadataError for a value that is no such element.
+    """
     name = dtype.name
     if name == "bool":
         return _parse_bool
@@ -255,7 +265,7 @@ def _parse_text(value: JsonValue, dtype: DataType) -> Any:
 
 
 def _parse_time(value: JsonValue, dtype: DataType) -> Any:
-    """The integer, or "NaT"."""
+    """Parse a date or duration: an integer, or "NaT"."""
     number = -(2**63) if value == "NaT" else _parse_int(value, -(2**63), 2**63 - 1)
     return np.int64(number).view(dtype.array_dtype)
 
@@ -267,7 +277,7 @@ def _parse_bool(value: JsonValue) -> bool:
 
 
 def _parse_int(value: JsonValue, low: int, high: int) -> int:
-    """An integer; TensorStore also takes 3.0 and "3"."""
+    """Parse an integer; ``3.0`` and ``"3"`` count too, as in TensorStore."""
     number = value
     if isinstance(value, str):
         try:
@@ -281,7 +291,7 @@ def _parse_int(value: JsonValue, low: int, high: int) -> int:
 
 
 def _parse_float(value: JsonValue) -> float:
-    """A number, or a string such as "NaN" and "1.5", which TensorStore takes too."""
+    """Parse a number or a string such as "NaN" and "1.5", as TensorStore does."""
     if isinstance(value, str) and "_" not in value:
         try:
             return float.fromhex(value) if "x" in value.lower() else float(value)

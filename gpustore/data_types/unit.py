@@ -1,4 +1,7 @@
-"""Physical unit of one step along a dimension: a number times a base unit."""
+"""Physical unit of one step along a dimension: a number times a base unit.
+
+Source: ``Unit`` of TensorStore (``tensorstore/util/unit.cc``).
+"""
 
 from __future__ import annotations
 
@@ -31,27 +34,28 @@ _NUMBER_FIRST = re.compile(
 
 
 class Unit:
-    """A quantity: `multiplier` times `base_unit`.
+    """Quantity of `multiplier` times `base_unit`; immutable and hashable.
 
-    Nothing is known about base units; ``Unit("1000nm")`` and ``Unit("1um")`` are different.
+    Base units are text without meaning: ``Unit("1000nm")`` and ``Unit("1um")`` are different.
 
     Parameters
     ----------
     multiplier : float or str or tuple
-        A number; or, alone, a string such as ``"4nm"``, a pair ``(4, "nm")`` or a Unit.
+        A number; or, as the only argument, a string such as ``"4nm"``, a pair ``(4, "nm")`` or a
+        Unit.
     base_unit : str
         ``""`` for a dimensionless quantity.
     unit : str or tuple
-        Alone: a string, a pair or a Unit.
+        As the only argument: a string, a pair or a Unit.
     json : JsonValue
-        Alone: a string, a number or a pair.
+        As the only argument: a string, a number or a pair.
 
     Raises
     ------
     TypeError
-        If the arguments are of other types.
+        If an argument has the wrong type.
     MetadataError
-        If `json` is of another form.
+        If `json` is no string, number or pair.
 
     Examples
     --------
@@ -88,16 +92,16 @@ class Unit:
 
     @property
     def multiplier(self) -> float:
-        """The number."""
+        """Number of base units."""
         return self._multiplier
 
     @property
     def base_unit(self) -> str:
-        """The unit it counts."""
+        """Name of the base unit, ``""`` for a dimensionless quantity."""
         return self._base_unit
 
     def to_json(self) -> list[Any]:
-        """``[multiplier, base_unit]``."""
+        """Return the JSON form, ``[multiplier, base_unit]``."""
         return [self._multiplier, self._base_unit]
 
     def __mul__(self, factor: _Number) -> Unit:
@@ -111,7 +115,7 @@ class Unit:
         return Unit(_divide(self._multiplier, _number(divisor)), self._base_unit)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both parts are equal. Unlike in TensorStore anything else is merely different."""
+        """Whether `other` is a Unit of equal parts. (TensorStore raises for other types.)"""
         if not isinstance(other, Unit):
             return NotImplemented
         return self._multiplier == other._multiplier and self._base_unit == other._base_unit
@@ -193,7 +197,7 @@ def _from_json(value: JsonValue) -> tuple[float, str]:
     multiplier, base_unit = expect_list(value, length=2)
     with at_position(0):
         multiplier = expect_float(multiplier)
-        # Of a pair only: TensorStore takes "-4nm" and a bare 0.
+        # Only in a pair must it be positive: TensorStore takes "-4nm" and a bare 0.
         if not 0 < multiplier < math.inf:
             raise MetadataError(
                 f"Expected finite positive number, but received: {text(multiplier)}"
@@ -204,7 +208,7 @@ def _from_json(value: JsonValue) -> tuple[float, str]:
 
 
 def _divide(dividend: float, divisor: float) -> float:
-    """IEEE division: by zero it gives an infinity or NaN."""
+    """Divide as IEEE 754 does: a division by zero gives an infinity or NaN."""
     if divisor != 0:
         return dividend / divisor
     if dividend == 0 or math.isnan(dividend):

@@ -1,4 +1,4 @@
-"""What the resources that limit concurrency have in common."""
+"""Type of the context resources that limit concurrent work, and their JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from gpustore.strict_json.parsing import JsonValue, Members, expect_int
 
 
 class ConcurrencyType(ResourceType[int | None, Executor]):
-    """``{"limit": "shared"}`` is the pool of the process, ``{"limit": 4}`` one of its own."""
+    """Resource of threads: ``{"limit": "shared"}`` is the process's pool, ``{"limit": 4}`` its own.
+
+    The value is an :class:`~gpustore.runtime.executor.Executor`.
+    """
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -27,7 +30,7 @@ class ConcurrencyType(ResourceType[int | None, Executor]):
 
 
 def parse_limit(json: JsonValue) -> int | None:
-    """The limit that an object with a member ``limit`` sets; None is the shared one."""
+    """Parse an object with a member ``limit``; None stands for the shared limit."""
     members = Members(json, integral_floats=True)
     limit: int | None = members.take_with("limit", _parse_number, default=None)
     members.finish()
@@ -35,7 +38,7 @@ def parse_limit(json: JsonValue) -> int | None:
 
 
 def limit_json(limit: int | None, *, include_defaults: bool) -> JsonValue:
-    """The object that :func:`parse_limit` reads."""
+    """Return the object that :func:`parse_limit` turns into `limit`."""
     if limit is not None:
         return {"limit": limit}
     return {"limit": "shared"} if include_defaults else {}

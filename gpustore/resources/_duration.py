@@ -1,7 +1,9 @@
 """Durations as TensorStore writes them in JSON: ``"60s"``, ``"1m30s"``, ``"100ms"``, ``"inf"``.
 
-They are kept as a whole number of quarters of a nanosecond, which is the resolution of the
-library TensorStore uses (Abseil), or as an infinity.
+A duration is a whole number of quarters of a nanosecond, the resolution of the library that
+TensorStore uses (Abseil), or an infinity.
+
+Source: ``absl::ParseDuration`` and ``absl::FormatDuration``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _MAX_SECONDS = 2**63 - 1
 
 
 def parse_duration(json: JsonValue) -> Duration:
-    """Parse the JSON of a duration, MetadataError if it is none.
+    """Parse the JSON of a duration; MetadataError if it is none.
 
     >>> seconds(parse_duration("1m30s"))
     90.0
@@ -69,7 +71,7 @@ def _parse(string: str) -> Duration | None:
 
 
 def format_duration(duration: Duration) -> str:
-    """Write a duration with the largest units that fit.
+    """Format a duration with the largest units that fit, as Abseil does.
 
     >>> format_duration(parse_duration("5400s")), format_duration(parse_duration("0.25s"))
     ('1h30m', '250ms')
@@ -93,7 +95,7 @@ _LARGER = {"ns": "us", "us": "ms", "ms": "s"}
 
 
 def _number(ticks: int, unit: str) -> str:
-    """`ticks` in `unit`, with as many decimals as it takes."""
+    """Format `ticks` in `unit`, with as many decimals as needed."""
     per_unit = _UNITS[unit]
     whole, rest = divmod(ticks, per_unit)
     decimals = len(str(per_unit // _PER_NS)) - 1 + 2
@@ -102,5 +104,5 @@ def _number(ticks: int, unit: str) -> str:
 
 
 def seconds(duration: Duration) -> float:
-    """Length in seconds; infinities stay infinite."""
+    """Return the length of a duration in seconds; an infinite one stays infinite."""
     return duration / _UNITS["s"]

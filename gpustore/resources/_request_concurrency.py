@@ -1,4 +1,4 @@
-"""What the resources that limit requests under way have in common."""
+"""Type of the context resources that limit the requests under way at a time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gpustore.runtime.executor import reset_after_fork
 from gpustore.strict_json.parsing import JsonValue
 
 _SHARED_LIMIT = 32
-"""As many as TensorStore."""
+"""Requests under way at a time if the JSON does not say: TensorStore's default."""
 
 _MOST = 4096
-"""More connections than a process may have open."""
+"""Largest limit accepted: more connections than a process may have open."""
 
 
 class Permits:
-    """Permission for so many requests at the same time, asked for by any thread.
+    """Permits for requests under way at the same time; any number of threads may take them.
 
     Parameters
     ----------
     limit : int
-        At least 1.
+        Number of permits, at least 1.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,14 +31,14 @@ class Permits:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Start anew: requests of the parent process are its own business."""
+        """Return all permits: the requests of the parent process are not under way in the child."""
         # A queue of C costs a tenth of a semaphore.
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.limit):
             self._permits.put(None)
 
     def take(self, timeout_s: float = 0.0) -> bool:
-        """Take one permit, waiting for at most so long; whether there was one."""
+        """Take one permit, waiting for at most `timeout_s` seconds; False if there was none."""
         try:
             self._permits.get(timeout_s > 0, timeout_s)
         except queue.Empty:
@@ -51,7 +51,10 @@ class Permits:
 
 
 class RequestConcurrencyType(ResourceType[int | None, Permits]):
-    """``{"limit": "shared"}`` is one limit for the process, ``{"limit": 4}`` one of its own."""
+    """Resource of requests: ``{"limit": "shared"}`` is one limit for the process, ``4`` its own.
+
+    The value is a :class:`Permits`.
+    """
 
     def __init__(self, id: str) -> None:
         self.id = id

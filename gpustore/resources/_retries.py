@@ -1,4 +1,4 @@
-"""What the resources that say how often something is repeated have in common.
+"""Type of the context resources that say how often an operation is repeated.
 
 JSON: ``{"max_retries": 32, "initial_delay": "1s", "max_delay": "32s"}``. The delay doubles with
 each retry.
@@ -15,7 +15,7 @@ from gpustore.strict_json.parsing import INT64_MAX, JsonValue, Members
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """When to repeat.
+    """Rule for the repetition of an operation that failed.
 
     Attributes
     ----------
@@ -38,13 +38,14 @@ class _Config:
 
 
 class RetriesType(ResourceType[_Config, Retries]):
-    """A resource whose value is :class:`Retries`.
+    """Resource whose value is a :class:`Retries`.
 
     Parameters
     ----------
     id : str
+        Identifier of the resource.
     max_retries : int
-        The default.
+        Value of the member that JSON without it means.
     """
 
     def __init__(self, id: str, max_retries: int) -> None:

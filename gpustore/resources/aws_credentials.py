@@ -1,9 +1,9 @@
-"""``aws_credentials``: where the s3 kvstore gets its credentials. It never holds any itself.
+"""``aws_credentials``: source of the s3 kvstore's credentials. The resource holds none itself.
 
 JSON: an object with a member ``type``:
 
 ===============  ================================================================================
-``default``      the first of the others that has any (the default); none of them: no signature
+``default``      the first of the others that has credentials; without any, no signature (default)
 ``anonymous``    requests are not signed
 ``environment``  ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``
 ``profile``      a ``profile`` of ``credentials_file`` and ``config_file``, by default
@@ -32,14 +32,14 @@ _MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class AwsCredentialsSource:
-    """Where credentials are.
+    """Source of AWS credentials.
 
     Attributes
     ----------
     type : str
-        One of those above.
+        One of the types in the table of this module.
     profile, config_file, credentials_file, endpoint, auth_token_file : str
-        Empty where nothing was said.
+        Members of the JSON; empty where they are missing.
     """
 
     type: str = "default"

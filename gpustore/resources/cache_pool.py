@@ -1,7 +1,7 @@
-"""``cache_pool``: how much memory caches may use.
+"""``cache_pool``: limit of the memory of caches.
 
-JSON: ``{"total_bytes_limit": 100000000}``; the default 0 keeps nothing. The value,
-:class:`CachePool`, stands for one budget: caches that belong to one pool share it.
+JSON: ``{"total_bytes_limit": 100000000}``, in bytes; the default 0 keeps nothing. The value is a
+:class:`CachePool`: all arrays opened with one pool share its limit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpustore.strict_json.parsing import JsonValue, Members
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CachePool:
-    """One budget for caches; two pools are never equal.
+    """Limit of memory that caches share; two pools are never equal.
 
     Attributes
     ----------
     total_bytes_limit : int
-        Most memory, in bytes, that its caches keep when nobody uses it.
+        Most bytes that the entries of its cache take.
     """
 
     total_bytes_limit: int
@@ -31,12 +31,12 @@ _caches: WeakKeyDictionary[CachePool, Cache] = WeakKeyDictionary()
 
 
 def cache_of(pool: CachePool) -> Cache | None:
-    """The cache of a pool; None if it is to keep nothing."""
+    """Return the cache of a pool, None if its limit is 0."""
     if not pool.total_bytes_limit:
         return None
     cache = _caches.get(pool)
     if cache is None:
-        # `setdefault` is one step: whoever comes first makes it.
+        # `setdefault` is atomic: of several threads the first one's cache is kept.
         cache = _caches.setdefault(pool, Cache(pool.total_bytes_limit))
     return cache
 

@@ -1,10 +1,9 @@
-"""``device``: where arrays live.
+"""``device``: memory in which arrays are returned.
 
 JSON: ``"auto"`` (the default: CUDA if it is usable, else the host), ``"cpu"``, ``"cuda"`` (CUDA's
-current device) or ``"cuda:N"``; another kind of device is known by the name it has in
-:data:`DEVICES`. It stays as written when it is serialised or pickled, so that a
-program written on a laptop uses the GPU of the machine it is sent to; finding out what it means
-here is left to the backends.
+current device) or ``"cuda:N"``; other kinds of devices have the names of :data:`DEVICES`. The text
+stays as written when a spec is serialised or pickled, so that a program written on a laptop uses
+the GPU of the machine it is sent to; the backends select the device.
 """
 
 from __future__ import annotations
@@ -21,22 +20,25 @@ from gpustore.strict_json.parsing import JsonValue, text
 _SYNTAX = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]{0,2}))?")
 
 DEVICES: dict[str, Callable[[int | None], Any]] = {}
-"""Further kinds of devices by name: each makes the :class:`gpustore.device.protocol.Device` of a
-number, or of none. It may make the same one again."""
+"""Further kinds of devices by name.
+
+Each is a function from an ordinal or None to a :class:`gpustore.device.protocol.Device`; it may
+return the same object each time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """Which device, in words.
+    """Parsed name of a device.
 
     Attributes
     ----------
     text : str
-        As written.
+        The name as written.
     kind : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, or one of :data:`DEVICES`.
     ordinal : int or None
-        The N of ``cuda:N``.
+        The N of ``cuda:N``, None if the name has no number.
     """
 
     text: str
@@ -48,7 +50,7 @@ class DeviceName:
 
 
 def parse_device(json: JsonValue) -> DeviceName:
-    """Parse the name of a device, MetadataError if it is none.
+    """Parse the name of a device; MetadataError if there is no such kind.
 
     >>> parse_device("cuda:1").ordinal
     1

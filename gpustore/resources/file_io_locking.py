@@ -1,4 +1,4 @@
-"""``file_io_locking``: how writers of one local file exclude each other.
+"""``file_io_locking``: method by which writers of one local file exclude each other.
 
 JSON: ``{"mode": "os", "acquire_timeout": "60s"}`` with these modes:
 
@@ -34,14 +34,14 @@ _DEFAULT_TIMEOUT = parse_duration("60s")
 
 @dataclass(frozen=True, slots=True)
 class FileIoLocking:
-    """How to lock.
+    """Method of locking local files.
 
     Attributes
     ----------
     mode : str
         ``"os"``, ``"lockfile"``, ``"none"`` or ``"non_atomic"``.
     acquire_timeout_s : float
-        How long to wait for a lock file to go, in seconds; may be infinite.
+        Longest wait for a lock file of another writer, in seconds; may be infinite.
     """
 
     mode: LockMode

@@ -1,4 +1,4 @@
-"""``file_io_mode``: how local files are read. JSON: ``{"mode": "default"}``.
+"""``file_io_mode``: method of reading local files. JSON: ``{"mode": "default"}``.
 
 ===========  ===================================================================================
 ``default``  through the page cache of the system

@@ -1,4 +1,4 @@
-"""``file_io_retries``: how often operations on local files are repeated after passing errors.
+"""``file_io_retries``: repetition of operations on local files after errors that may pass.
 
 JSON: ``{"max_retries": 0, "initial_delay": "1s", "max_delay": "32s"}`` (the defaults). The delay
 doubles with each retry.

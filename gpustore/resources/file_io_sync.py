@@ -1,4 +1,4 @@
-"""``file_io_sync``: what a write to a local file waits for.
+"""``file_io_sync``: durability that a write to a local file waits for.
 
 =====================  =========================================================================
 JSON                   a write is acknowledged when

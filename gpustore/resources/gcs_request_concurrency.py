@@ -1,4 +1,4 @@
-"""``gcs_request_concurrency``: how many requests are under way at the same time.
+"""``gcs_request_concurrency``: number of requests to Google Cloud Storage under way at a time.
 
 JSON: ``{"limit": "shared"}`` (the default: 32, counted over the whole process) or ``{"limit": 4}``.
 The value is a :class:`~gpustore.resources._request_concurrency.Permits`.

@@ -1,6 +1,7 @@
-"""``gcs_user_project``: which project pays for requests to Google Cloud Storage.
+"""``gcs_user_project``: project that pays for requests to Google Cloud Storage.
 
-JSON: ``{"project_id": "my-project"}``; ``{}``, the default, leaves it to the owner of the bucket.
+JSON: ``{"project_id": "my-project"}``; by ``{}``, the default, the owner of the bucket pays. The
+value is the identifier of the project or None.
 """
 
 from __future__ import annotations

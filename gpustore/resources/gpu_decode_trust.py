@@ -1,4 +1,4 @@
-"""``gpu_decode_trust``: which stored values a device may decode.
+"""``gpu_decode_trust``: stored values that a device may decode.
 
 JSON: a string. Decoders for devices promise nothing about damaged streams, except for those that
 check all bounds (LZ4, blosclz); values that any of the others is given have passed a walk through
@@ -6,17 +6,17 @@ their headers, whatever is chosen here. A stream made for the purpose can still 
 out of its memory, which ends the use of the device in this process, or worse.
 
 ==============  ================================================================================
-``"auto"``      the device decodes (the default); of stores that say that they are not to be
-                trusted, only what decoders that check all bounds can
-``"verified"``  as for such stores, and values behind a checksum that is compared before:
-                ``crc32c`` after the compressor
+``"auto"``      the device decodes (the default); of stores that are not trusted (plain http), only
+                streams of decoders that check all bounds
+``"verified"``  streams of decoders that check all bounds, and values behind a checksum that is
+                compared before decoding: ``crc32c`` after the compressor
 ``"never"``     the host decodes everything
 ==============  ================================================================================
 
-What the device does not decode is decoded by the host and counted (``host_fallbacks``). Bytes that
-no codec has encoded are not decoded at all, and so are always copied to the device as they are.
-A checksum shows accidents. It does not stop an attacker, who writes a new one: for data of
-strangers choose ``"never"``, or read them in a process that may die.
+Values that the device does not decode are decoded by the host and counted (``host_fallbacks``).
+Bytes that no codec has encoded are always copied to the device unchanged. A checksum shows
+accidents; an attacker writes a new one. For data from sources that are not trusted choose
+``"never"``, or read them in a process that may die.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _CHOICES = ("auto", "verified", "never")
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """Why values are kept from decoders of a device.
+    """Rule that keeps values from decoders of a device.
 
     Attributes
     ----------
     reason : str
-        A part of a sentence, for people.
+        Reason of the rule, a part of a sentence in messages.
     of_all : bool
-        Whether also from those that check all bounds.
+        Whether values are kept from all decoders, also those that check all bounds.
     ends_with_checksum : bool
-        Whether values of which a checksum was right before may be decoded after all.
+        Whether values whose checksum was found right before may be decoded.
     """
 
     reason: str
@@ -58,8 +58,17 @@ _STORE = Distrust("the store is not trusted, and this decoder does not check bou
 
 
 def distrust_of(trust: str, *, store_is_trusted: bool) -> Distrust | None:
-    """What a value of this resource means for one store; None if a device may decode all of it.
+    """Return the rule for the values of one kvstore, None if a device may decode all of them.
 
+    Parameters
+    ----------
+    trust : str
+        Value of this resource: ``"auto"``, ``"verified"`` or ``"never"``.
+    store_is_trusted : bool
+        Whether the kvstore is trusted; plain http is not.
+
+    Examples
+    --------
     >>> distrust_of("auto", store_is_trusted=True) is None
     True
     """

@@ -1,10 +1,10 @@
-"""``http_authorization``: what the http kvstore proves its rights with. It never holds it.
+"""``http_authorization``: source of the http kvstore's authorization. The resource holds no secret.
 
 JSON: ``{"environment": "NAME"}``, a variable of the environment, or ``{"file": "PATH"}``, a file
-of one line; what it holds is the whole header field ``Authorization``, for instance ``Bearer abc``.
-With ``"as": "X-Api-Key"`` it is that field instead, and with ``"as": "query"`` what is added to the
-query of each request, for instance ``sig=abc``. ``{}``, the default, sends none. TensorStore has no
-such resource: it takes secrets in the ``headers`` of a spec and in URLs.
+of one line; its content is the whole header field ``Authorization``, for instance ``Bearer abc``.
+With ``"as": "X-Api-Key"`` it is that field instead, and with ``"as": "query"`` text that is added
+to the query of each request, for instance ``sig=abc``. ``{}``, the default, sends none. TensorStore
+has no such resource: it takes secrets in the ``headers`` of a spec and in URLs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FIELD = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSource:
-    """Where the field is.
+    """Source of an authorization: an environment variable or a file.
 
     Attributes
     ----------
     environment, file : str
-        At most one is not empty.
+        Name of the variable and path of the file; at most one is not empty.
     sent_as : str
-        The name of the field, or ``"query"``.
+        Name of the header field, or ``"query"``.
     """
 
     environment: str = ""
@@ -41,12 +41,12 @@ class AuthorizationSource:
     sent_as: str = _USUAL
 
     def read(self) -> str:
-        """The field, or the part of a query, as it is now, empty for none.
+        """Return the current text of the field or query, empty without a variable or file.
 
         Raises
         ------
         NotFoundError
-            If the variable or file is not there, or holds no line of visible ASCII.
+            If the variable or file does not exist, or holds no line of visible ASCII.
         """
         if self.environment:
             where = f"environment variable {self.environment}"

@@ -1,13 +1,13 @@
-"""``http_request_timeouts``: how long requests of the http, s3 and gcs kvstores may take.
+"""``http_request_timeouts``: time limits of requests of the http, s3 and gcs kvstores.
 
 JSON: ``{"connect": "10s", "idle": "30s", "total": "120s"}`` (the defaults):
 
 ===========  ===================================================================================
-``connect``  until a connection is there, its encryption and the name of the host included
+``connect``  to open a connection, look-up of the host's name and TLS handshake included
 ``idle``     until the next byte is sent or received
 ``total``    for a request with all its repetitions; every 64 KiB that arrive add a second, so a
-             long transfer is not cut, and one that drips is. What a server without ranges sends
-             before the range adds nothing
+             long transfer is not cut, and one that drips is. Bytes that a server without ranges
+             sends before the range add nothing
 ===========  ===================================================================================
 
 TensorStore has no such resource, and no such limits.
@@ -25,7 +25,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, text
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """The limits, in seconds; may be infinite."""
+    """Time limits of a request in seconds; may be infinite."""
 
     connect_s: float
     idle_s: float

@@ -1,4 +1,4 @@
-"""``limits``: how large things that files and requests ask for may be.
+"""``limits``: largest sizes that files and requests may ask for.
 
 JSON: an object with any of the fields of :class:`~gpustore.runtime.limits.Limits`, for instance
 ``{"chunk_nbytes": 4294967296}``. Other fields are as ``GPUSTORE_LIMITS`` has them, or else the
@@ -30,7 +30,7 @@ class _LimitsType(ResourceType[_Config, Limits]):
         return _Config(DEFAULT_LIMITS, frozenset())
 
     def to_json(self, config: _Config, *, include_defaults: bool) -> JsonValue:
-        # What was given stays, also where it equals the default here: another machine may have
+        # Given members stay, also where they equal the default here: another machine may have
         # another GPUSTORE_LIMITS.
         json = config.limits.to_json()
         return {n: v for n, v in json.items() if include_defaults or n in config.given}

@@ -1,7 +1,7 @@
 """``memory_key_value_store``: the contents of ``memory`` kvstores.
 
 JSON: ``{}``. The value, :class:`MemoryState`, is empty at first; all memory kvstores opened with
-one resource share it, so its name is what distinguishes one set of keys from another.
+one resource share it, so the name of the resource distinguishes one set of keys from another.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gpustore.strict_json.parsing import JsonValue, Members
 
 
 class MemoryState:
-    """Values by key.
+    """Contents of ``memory`` kvstores: values by key, in host memory.
 
     Attributes
     ----------
     entries : dict
-        What the kvstore keeps for each key. After a fork the child has a copy.
+        Entry of the kvstore for each key. After a fork the child has a copy.
     lock : threading.Lock
-        To be held while `entries` is changed.
+        Lock that is held while `entries` is changed.
     identity : object
-        Stands for these values where they should not be kept alive.
+        Identity of the contents for caches, which must not keep the contents alive.
     """
 
     __slots__ = ("__weakref__", "entries", "identity", "lock")

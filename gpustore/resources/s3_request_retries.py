@@ -1,4 +1,4 @@
-"""``s3_request_retries``: how often a request is repeated after an error that may pass.
+"""``s3_request_retries``: repetition of requests of the s3 kvstore after errors that may pass.
 
 JSON: ``{"max_retries": 32, "initial_delay": "1s", "max_delay": "32s"}`` (the defaults). A pause is
 of random length, at most the delay, which doubles with each retry.
