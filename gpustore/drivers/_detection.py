@@ -1,10 +1,11 @@
-"""What lies at a path of a kvstore: formats that are told by bytes, or by names in a directory.
+"""Detection of the format at a path of a kvstore: by the bytes of a file, or by the names in a
+directory.
 
-A *step* of detection first looks at the path as one file, if it may be one: formats of files are
-told by how the file begins or ends, which is one request. Without a file there, formats of
-directories are told by the names in it, all looked for in one request, which also reads the
-metadata of arrays, so that opening them needs no more. What is found is a TensorStore driver, an
-adapter in which the next step is taken, or a format that has a name here but no driver.
+A *step* of detection first looks at the path as one file, if it can be one: the beginning and end
+of the file, read in one request, show its format. Without a file there, the names in the directory
+show the format; one request looks for all of them and also reads the metadata of arrays, so that
+opening them needs no further request. The result is a TensorStore driver, an adapter in which the
+next step is taken, or a known format without a driver.
 
 Source: the algorithms of TensorStore's auto driver page.
 """
@@ -47,9 +48,9 @@ class _Format:
     Attributes
     ----------
     name : str
-        As TensorStore names it among candidates.
+        TensorStore's name in lists of candidates.
     what : str
-        What a thing of this format is, for messages.
+        Noun for an object of this format, for messages.
     folder : str
         ``"drivers"`` or ``"kvstores"`` of the registry.
     """
@@ -109,23 +110,24 @@ _OF_DIRECTORIES: Final = {
 }
 _METADATA: Final = frozenset({".zarray", "zarr.json"})
 _SHOWN: Final = 5
-"""So many names of what is there instead."""
+"""Number of other names in a directory that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one step of detection found.
+    """Result of one step of detection.
 
     Attributes
     ----------
     formats : tuple of _Format
         The candidates, in the order in which messages name them.
     looked_for : str
-        What was looked for and what was found, for the message if there is none.
+        The names and bytes that were tried and the contents found, for the message without a
+        candidate.
     is_directory : bool
-        Whether names were looked for, and not bytes.
+        Whether detection looked at names instead of bytes.
     metadata : FoundMetadata or None
-        Of the only candidate, if it is an array and they were to be read.
+        Metadata of the only candidate, if it is an array and `max_nbytes` allowed reading them.
     """
 
     formats: tuple[_Format, ...]
@@ -141,12 +143,12 @@ def detect(store: KvStore, max_nbytes: int = 0) -> Found:
     ----------
     store : KvStore
     max_nbytes : int
-        Metadata of arrays are read if they are no longer than this; 0 to read none.
+        Longest metadata document to read, in bytes; 0 to read none.
 
     Raises
     ------
     StoreIOError
-        If something could not be read.
+        If a read fails.
     """
     found = None
     if store.path and not store.path.endswith("/"):
@@ -161,14 +163,14 @@ def detect(store: KvStore, max_nbytes: int = 0) -> Found:
 
 
 def one_of(found: Found, store: KvStore) -> _Format:
-    """The only candidate.
+    """Return the only candidate.
 
     Raises
     ------
     MismatchError
-        If there is none, or more than one; says what was looked for.
+        If there is none, or more than one; the message lists the formats that were tried.
     UnsupportedError
-        If there is no driver for it.
+        If its format has no driver.
     """
     where = store.driver.describe(store.path)
     formats = found.formats
@@ -202,22 +204,22 @@ def one_of(found: Found, store: KvStore) -> _Format:
 def through_adapters(
     store: KvStore, spec: KvStore.Spec, context: Context, max_nbytes: int = 0
 ) -> tuple[KvStore, KvStore.Spec, Found]:
-    """Take steps as long as an adapter is found, and nothing else.
+    """Take steps of detection as long as exactly an adapter is found.
 
     Parameters
     ----------
     store : KvStore
     spec : KvStore.Spec
-        Of `store`.
+        Spec of `store`.
     context : Context
-        Where the adapters find their resources.
+        Context of the adapters' resources.
     max_nbytes : int
-        As of :func:`detect`.
+        Longest metadata document to read, in bytes; 0 to read none.
 
     Returns
     -------
     tuple of KvStore, KvStore.Spec, Found
-        The last kvstore, and what the step there found. The spec opens the same driver.
+        The last kvstore, a spec that opens it, and the result of the step there.
     """
     spec = spec.retaining(store.driver)
     for _ in range(_MAX_STEPS):
@@ -242,7 +244,7 @@ def _kind(format_: _Format) -> Any:
 
 
 def _detect_file(store: KvStore) -> Found | None:
-    """What the path is as a file, None if it is none."""
+    """Return the result for the path as a file, None if there is no file."""
     ends = _read_ends(store)
     if ends is None:
         return None
@@ -258,7 +260,7 @@ def _detect_file(store: KvStore) -> Found | None:
 
 
 def _read_ends(store: KvStore) -> tuple[bytes, bytes] | None:
-    """How a file begins and ends; None if there is no file."""
+    """Return the beginning and end of a file; None if there is no file."""
     path = store.path
     columns = store.driver.read_many(
         ReadRequest([path, path], start=[0, -_SUFFIX_NBYTES], stop=[_PREFIX_NBYTES, None])
@@ -287,7 +289,7 @@ def _is_no_file(error: GpustoreError) -> bool:
 
 
 def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
-    """What the path is as a directory."""
+    """Return the result for the path as a directory."""
     names = list(_OF_DIRECTORIES)
     keys = [_directory(store) + name for name in names]
     reads = [max_nbytes > 0 and name in _METADATA for name in names]
@@ -327,7 +329,7 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
 
 
 def _instead(store: KvStore) -> str:
-    """What a directory holds instead, as the end of a message; empty if nobody can tell."""
+    """Return the names in a directory as the end of a message; empty if it cannot be listed."""
     if not store.driver.can_list:
         return ""
     try:

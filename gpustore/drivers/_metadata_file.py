@@ -1,7 +1,7 @@
 """The file that holds the metadata of an array: read, remembered, replaced.
 
-Parsed metadata, and what arrays they describe, are remembered for the last documents: arrays are
-opened again and again, and checking takes time.
+A cache keeps parsed metadata and the described arrays of recent documents, because programs open
+the same arrays repeatedly and checking takes time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpustore.runtime.cache import Cache, Entry, Space
 from gpustore.runtime.limits import Limits
 
 _REMEMBERED_NBYTES = 16 << 10
-"""Longest document whose parsed form is remembered."""
+"""Longest document whose parsed form is cached, in bytes."""
 
 
 @lru_cache(maxsize=64)
@@ -55,7 +55,7 @@ class _Same:
 
 
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
-    """The array that `metadata` describe; those remembered are described once."""
+    """Return the array that `metadata` describe, from a cache of recent ones."""
     return _described(format_, _Same(metadata), limits)
 
 
@@ -67,7 +67,7 @@ def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescriptio
 
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
-    """Where the metadata of an array are stored, and in which format."""
+    """The stored metadata document of an array, and its format."""
 
     format: Format
     store: KvStoreDriver
@@ -78,21 +78,21 @@ class MetadataFile:
 
     @property
     def name(self) -> str:
-        """How messages name it."""
+        """Name of the document for messages."""
         return self.store.describe(self.key)
 
     def load(self, bound: float = math.inf) -> tuple[Any, bytes]:
-        """Metadata (None if there are none) and their generation.
+        """Return the metadata (None if there are none) and their generation.
 
         Parameters
         ----------
         bound : float
-            Cached ones that were stored at this time or later will do, in seconds since the epoch.
+            Time in seconds since the epoch; metadata cached at this time or later are accepted.
 
         Raises
         ------
         MetadataError, UnsupportedError, LimitError, StoreIOError
-            Naming the file.
+            The error names the file.
         """
         if self.cache is None:
             data, generation = self._read()
@@ -112,11 +112,15 @@ class MetadataFile:
         return self._metadata(data, self.name), generation
 
     def of_node(self, node: Node) -> Any:
-        """The metadata that a hierarchy has read already; errors as of :meth:`load`."""
+        """Return the metadata of a node that a hierarchy has read; raises the errors of
+        :meth:`load`.
+        """
         return self._metadata(node.encoded(), node.described)
 
     def of_value(self, data: bytes) -> Any:
-        """The metadata that were read already; errors as of :meth:`load`."""
+        """Return the metadata in a document that was read before; raises the errors of
+        :meth:`load`.
+        """
         return self._metadata(data, self.name)
 
     def _metadata(self, data: bytes, where: str) -> Any:
@@ -140,7 +144,7 @@ class MetadataFile:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Attach the key to errors about what the file says."""
+        """Attach the key to errors about the contents of the document."""
         try:
             yield
         except GpustoreError as error:
@@ -148,7 +152,7 @@ class MetadataFile:
             raise
 
     def save(self, metadata: Any, generation: bytes) -> bool:
-        """Replace the metadata if they still have `generation`; whether that was so."""
+        """Replace the metadata if their generation is still `generation`; return whether it was."""
         try:
             columns = self.store.write_many(
                 WriteRequest([self.key], [metadata.encode()], [generation])

@@ -57,7 +57,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
 @dataclass(frozen=True)
 class ArrayDriver(Unexplained):
-    """A wrapped array."""
+    """An opened NumPy array in host memory."""
 
     array: NDArray[Any]
     dtype: dtype_
@@ -80,16 +80,16 @@ class ArrayDriver(Unexplained):
 
     @property
     def domain(self) -> IndexDomain:
-        """Explicit bounds, origin zero."""
+        """Domain with explicit bounds and origin zero."""
         return IndexDomain(shape=self.array.shape)
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """One chunk; the inner order is that of the array's strides."""
+        """Layout of a single chunk; the inner order is that of the array's strides."""
         return _layout(self.array)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
-        """With a copy of the elements, also if `minimal`."""
+        """Return a spec with a copy of the elements, also if `minimal`."""
         del minimal
         schema = Schema(dtype=self.dtype, rank=self.array.ndim)
         if any(self.dimension_units):
@@ -130,7 +130,7 @@ class ArrayDriver(Unexplained):
         batch: Batch | None = None,
         stream: Any = None,
     ) -> Future[Any]:
-        """Copy the domain of `transform`."""
+        """Copy the elements of the domain of `transform`."""
         del batch, stream  # There is nothing to share, nor to wait for.
         view, shape = self._view(transform), tuple(transform.domain.shape)
         memory = self._memory(shape, out, order)
@@ -151,7 +151,7 @@ class ArrayDriver(Unexplained):
         order: str,
         stream: Any = None,
     ) -> Future[Any]:
-        """Copy the crops, one after the other."""
+        """Copy the crops one after the other."""
         checked = check_starts(transform, starts, shape, self.array.shape)
         view = self._view(transform)
         assert view is not None  # There are no index arrays.
@@ -167,7 +167,7 @@ class ArrayDriver(Unexplained):
         return Future.deferred(run, self.executor)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
-        """Overwrite the domain of `transform`."""
+        """Overwrite the elements of the domain of `transform`."""
         domain = transform.domain
         if self.array.dtype == object:
             source = object_array(source, self.dtype, max_rank=domain.rank)
@@ -184,11 +184,11 @@ class ArrayDriver(Unexplained):
         return WriteFutures(future, future)
 
     def resolve(self) -> Driver:
-        """Itself: the bounds never change."""
+        """Return the driver unchanged: its bounds never change."""
         return self
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """Not possible."""
+        """Raise UnsupportedError: the bounds are fixed."""
         raise UnsupportedError("Resize not supported")
 
 
@@ -216,7 +216,7 @@ def _layout(array: NDArray[Any]) -> ChunkLayout:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """An array to be opened."""
+    """An array in memory to be opened."""
 
     array: NDArray[Any]
     constraints: Schema
@@ -227,7 +227,7 @@ class ArraySpec:
 
     @property
     def schema(self) -> Schema:
-        """What the caller said, with the domain and the layout that the array has."""
+        """Schema of the caller, with the domain and the layout of the array."""
         said = self.constraints
         parts: dict[str, Any] = {
             "dtype": said.dtype,
@@ -241,11 +241,11 @@ class ArraySpec:
 
     @property
     def url(self) -> str:
-        """There is none."""
+        """Raise UnsupportedError: an array in memory has no URL."""
         raise UnsupportedError("URL representation not supported")
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """The elements as nested lists, and the data type."""
+        """Return the elements as nested lists, and the data type."""
         del include_defaults
         dtype = self.constraints.dtype
         assert dtype is not None  # Checked by from_json and set by ArrayDriver.spec.
@@ -256,7 +256,7 @@ class ArraySpec:
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints merged in."""
+        """Return the spec with more constraints merged in."""
         if kvstore is not None:
             raise MetadataError('"kvstore" not supported by "array" driver')
         if schema is None:
@@ -314,17 +314,17 @@ def wrap(
     readable: bool = True,
     writable: bool = True,
 ) -> ArrayDriver:
-    """An opened driver over `array` itself.
+    """Open a driver over `array` without a copy.
 
     Parameters
     ----------
     array : ndarray
     context : Context
     dtype : dtype, optional
-        Which of the types of objects it is, for an array of those.
+        Data type of an array of objects: json, string or ustring.
     units : sequence of Unit or None, optional
     readable, writable : bool
-        Access asked for; a read-only array is never writable.
+        Required access; a read-only array is never writable.
     """
     resource = context.resource("data_copy_concurrency")
     return ArrayDriver(
@@ -353,11 +353,11 @@ class _ArrayKind:
         return ArraySpec(array, schema)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ArraySpec:
-        """There is no URL of an array."""
+        """Raise the error for the URL of an array, which does not exist."""
         raise UnsupportedError('unsupported URL scheme: "array"')
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """There are no codecs."""
+        """Raise the error for codecs of an array, which has none."""
         raise MetadataError("array driver has no codec")
 
 

@@ -1,4 +1,4 @@
-"""The ``auto`` driver: opens what is there.
+"""The ``auto`` driver: opens an array in any detected format.
 
 Formats are detected step by step (:mod:`gpustore.drivers._detection`), through adapters: an array
 in a zip file in a database is three steps. At each exactly one format must be found. The opened
@@ -45,7 +45,7 @@ _MODES = frozenset(field.name for field in fields(OpenMode))
 
 @dataclass(frozen=True)
 class AutoSpec:
-    """Something to be opened, format unknown."""
+    """An array to be opened, with its format unknown."""
 
     kvstore: KvStore.Spec | None
     constraints: Schema
@@ -57,17 +57,18 @@ class AutoSpec:
 
     @property
     def schema(self) -> Schema:
-        """What the caller said."""
+        """Constraints of the caller."""
         return self.constraints
 
     @property
     def url(self) -> str:
+        """URL ``<kvstore>|auto:``."""
         if self.kvstore is None:
             raise MetadataError("Invalid kvstore spec")
         return f"{self.kvstore.url}|auto:"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """Members of the driver."""
+        """Return the members of the driver."""
         members: dict[str, JsonValue] = {}
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
@@ -76,7 +77,7 @@ class AutoSpec:
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints, for the driver that will be found."""
+        """Return the spec with more constraints, for the driver to be detected."""
         spec = self
         if kvstore is not None:
             if self.kvstore is not None:

@@ -1,8 +1,8 @@
-"""The seam between the front and the drivers: what an unopened and an opened driver offer.
+"""The seam between the front and the drivers: the interfaces of an unopened and an opened driver.
 
-A driver is one noun with two states. A :class:`DriverSpec` is plain data, made from JSON: what is
-to be opened and which constraints it must fulfil. :meth:`DriverSpec.open` turns it into a
-:class:`Driver`, which reads and writes through index transforms into its own domain.
+A driver has two states. A :class:`DriverSpec` is plain data, made from JSON: the array to be opened
+and the constraints on it. :meth:`DriverSpec.open` turns it into a :class:`Driver`, which reads and
+writes through index transforms into its own domain.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ METADATA_POOL = "metadata_cache_pool"
 
 @dataclass(frozen=True, slots=True)
 class OpenMode:
-    """What :func:`gpustore.open` may do.
+    """Operations that :func:`gpustore.open` may perform.
 
     Attributes
     ----------
     open : bool
         Open an existing array.
     create : bool
-        Create a new one; with `open`, only if there is none.
+        Create a new array; with `open`, only if there is none.
     delete_existing : bool
-        Delete what is there before creating.
+        Delete everything at the path before creating.
     assume_metadata : bool
-        Neither read nor write metadata: assume what the spec says.
+        Neither read nor write metadata: use those of the spec.
     assume_cached_metadata : bool
-        Do not read metadata when opening: assume what the spec says.
+        Do not read metadata when opening: use those of the spec.
 
     Examples
     --------
@@ -70,23 +70,23 @@ class OpenMode:
 
     @classmethod
     def from_members(cls, members: Members) -> Self:
-        """Take the members of a spec that say how to open it."""
+        """Take the members of a spec that set the open mode."""
         return cls(
             **{field.name: members.take_bool(field.name, default=False) for field in fields(cls)}
         )
 
     @property
     def assumes(self) -> bool:
-        """Whether metadata are taken from the spec, without I/O."""
+        """Whether metadata come from the spec, without I/O."""
         return self.assume_metadata or self.assume_cached_metadata
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Only what is set; to open is the default unless it is created."""
+        """Return the flags that are set; `open` is the default without `create`."""
         names = [field.name for field in fields(self) if getattr(self, field.name)]
         return {name: True for name in names if name != "open" or self.create}
 
     def resolved(self) -> OpenMode:
-        """The mode with its default, `open`, if neither `open` nor `create` is set.
+        """Return the mode with its default, `open`, if neither `open` nor `create` is set.
 
         Raises
         ------
@@ -114,13 +114,13 @@ class OpenMode:
 
 @dataclass(frozen=True, slots=True)
 class FoundMetadata:
-    """The metadata of an array as they were found stored.
+    """Stored metadata of an array, read during detection.
 
     Attributes
     ----------
     value : bytes
     read_at : float
-        Time at which this was begun, in seconds since the epoch.
+        Start of the read, in seconds since the epoch.
     """
 
     value: bytes
@@ -129,25 +129,25 @@ class FoundMetadata:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """How a spec is to be opened.
+    """Arguments for opening a spec.
 
     Attributes
     ----------
     mode : OpenMode
-        As the caller gave it.
+        Open mode of the caller.
     context : Context
-        Where its resources come from.
+        Context of its resources.
     read, write : bool or None
-        Access asked for; without either, both. True for one of them does not ask for the other,
-        False for one of them does. (TensorStore takes False as not said, and so may write.)
+        Required access; both by default. True for one of them leaves the other out, False for one
+        of them requires the other. (TensorStore treats False as unset, and so may write.)
     transform : IndexTransform or None
-        What the spec says about the domain wanted.
+        Transform of the spec.
     hierarchy : Hierarchy or None
-        Of the group through which it is opened.
+        Hierarchy of the group through which the array is opened.
     node : Node or None
-        What that knows of it already: its document is not read again.
+        Node of the array in that hierarchy; its document is not read again.
     found : FoundMetadata or None
-        What was read when the format was detected: it is not read again.
+        Metadata read during detection, which are not read again.
     """
 
     mode: OpenMode
@@ -161,12 +161,12 @@ class OpenRequest:
 
     @property
     def readable(self) -> bool:
-        """Whether reading is asked for."""
+        """Whether reading is required."""
         return not self.write if self.read is None else self.read
 
     @property
     def writable(self) -> bool:
-        """Whether writing is asked for."""
+        """Whether writing is required."""
         return not self.read if self.write is None else self.write
 
 
@@ -177,11 +177,12 @@ class Opening:
     Attributes
     ----------
     executor : Executor
-        Whose threads are to call `run`.
+        Executor whose threads call `run`.
     run : callable
         Blocks; returns the driver, and the transform from the domain wanted to the driver's.
     may_defer : bool
-        Whether it only reads, and so little that whoever asks for the result may as well run it.
+        Whether `run` only reads, and so little that the thread that waits for the result may run
+        it.
     """
 
     executor: Executor
@@ -193,10 +194,12 @@ class Driver(Protocol):
     """An opened array. Immutable: operations that change the domain return a new one."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Name of the driver as specs print it."""
 
     @property
-    def dtype(self) -> dtype_: ...
+    def dtype(self) -> dtype_:
+        """Data type of the elements."""
 
     @property
     def domain(self) -> IndexDomain:
@@ -204,52 +207,58 @@ class Driver(Protocol):
 
     @property
     def base(self) -> Driver | None:
-        """What it adapts; None if it reads its elements itself."""
+        """Driver that it adapts; None if it reads its elements itself."""
 
     @property
     def backend(self) -> Any:
-        """The :class:`~gpustore.backends.base.Backend` whose arrays :meth:`read` returns."""
+        """The :class:`~gpustore.backends.base.Backend` of the arrays that :meth:`read` returns."""
 
     @property
-    def kvstore(self) -> KvStore | None: ...
+    def kvstore(self) -> KvStore | None:
+        """Kvstore of the array, with its path; None for an array in memory."""
 
     @property
     def device(self) -> str:
-        """Where the arrays live that :meth:`read` returns."""
+        """Device of the arrays that :meth:`read` returns: ``"cpu"`` or ``"cuda:N"``."""
 
     @property
-    def chunk_layout(self) -> ChunkLayout: ...
+    def chunk_layout(self) -> ChunkLayout:
+        """Storage layout in terms of the driver's dimensions."""
 
     @property
-    def codec(self) -> CodecSpec | None: ...
+    def codec(self) -> CodecSpec | None:
+        """Codec of the chunks; None for drivers without codecs."""
 
     @property
     def fill_value(self) -> Any:
-        """Ndarray of shape (), or None if there is none."""
+        """Value of missing elements, an ndarray of shape (); None if undefined."""
 
     @property
-    def dimension_units(self) -> tuple[Unit | None, ...]: ...
+    def dimension_units(self) -> tuple[Unit | None, ...]:
+        """Unit of a step along each dimension, None where unknown."""
 
     @property
     def attributes(self) -> Attributes | None:
-        """The user's attributes; None if its format has none."""
+        """User attributes of the array; None if its format has none."""
 
     @property
-    def readable(self) -> bool: ...
+    def readable(self) -> bool:
+        """Whether the array can be read."""
 
     @property
-    def writable(self) -> bool: ...
+    def writable(self) -> bool:
+        """Whether the array can be written."""
 
     @property
     def open_mode(self) -> OpenMode:
-        """What has to be said to open it again in the same way."""
+        """Open mode of a spec that opens the array again in the same way."""
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
-        """The context resources it uses, by identifier, its kvstore's included."""
+        """Context resources of the driver and its kvstore, by identifier."""
 
     def spec(self, *, minimal: bool) -> DriverSpec:
-        """What would open it again; with all metadata unless `minimal`."""
+        """Return a spec that opens the array again; with all metadata unless `minimal`."""
 
     def read(
         self,
@@ -262,7 +271,7 @@ class Driver(Protocol):
     ) -> Future[Any]:
         """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`.
 
-        With a `batch` it may begin only when that is submitted. `stream` counts on devices only.
+        A read in a `batch` may begin when the batch is submitted. `stream` applies to devices only.
         """
 
     def read_many(
@@ -278,7 +287,7 @@ class Driver(Protocol):
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """What a read of the domain of `transform` will do. Blocks.
+        """Predict a read of the domain of `transform`. Blocks.
 
         Raises
         ------
@@ -289,41 +298,43 @@ class Driver(Protocol):
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """What a read of crops will do. Blocks. Raises as :meth:`explain`."""
+        """Predict a read of crops. Blocks. Raises the errors of :meth:`explain`."""
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
 
     @property
     def executor(self) -> Executor:
-        """Whose threads call :meth:`resolve` and :meth:`resize`."""
+        """Executor whose threads call :meth:`resolve` and :meth:`resize`."""
 
     def resolve(self) -> Driver:
-        """The same array with its bounds as they are stored now. Blocks."""
+        """Return the same array with the currently stored bounds. Blocks."""
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """The array with other bounds, which are those of the domain of `transform`. Blocks."""
+        """Change the bounds to those of the domain of `transform`; return the new driver.
+        Blocks.
+        """
 
 
 class Unexplained:
-    """Part of a driver without chunks, whose reads there is nothing to explain of."""
+    """Mixin of drivers without chunks, which cannot predict their reads."""
 
     unexplained: ClassVar[str]
-    """What the error says."""
+    """Message of the error."""
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """Not possible."""
+        """Raise UnsupportedError."""
         raise UnsupportedError(self.unexplained)
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """Not possible."""
+        """Raise UnsupportedError."""
         raise UnsupportedError(self.unexplained)
 
 
 class DriverSpec(Protocol):
-    """What a spec says to a driver: an immutable, picklable value."""
+    """Spec of a driver: an immutable, picklable value."""
 
     @property
     def id(self) -> str:
@@ -331,54 +342,59 @@ class DriverSpec(Protocol):
 
     @property
     def base(self) -> DriverSpec | None:
-        """The spec of what it adapts; None if it adapts nothing."""
+        """Spec of the driver that it adapts; None if it adapts none."""
 
     @property
-    def kvstore(self) -> KvStore.Spec | None: ...
+    def kvstore(self) -> KvStore.Spec | None:
+        """Spec of the kvstore with the array's path; None without a kvstore."""
 
     @property
     def schema(self) -> Schema:
-        """All that is known of the array, including what the driver's own members say."""
+        """All known properties of the array, including those in the driver's own members."""
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """URL of the array; UnsupportedError if there is none."""
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """The driver's own members, with ``schema`` and ``dtype`` but without the open mode."""
+        """Return the driver's own members, with ``schema`` and ``dtype`` but without the
+        open mode.
+        """
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints merged in."""
+        """Return the spec with more constraints merged in."""
 
     def open(self, request: OpenRequest) -> Opening:
-        """Check all that needs no I/O, and say how to do the rest."""
+        """Check everything that needs no I/O, and return the remaining work."""
 
 
 class DriverKind(Protocol):
-    """What a module in ``drivers/`` registers under the name ``DRIVER``."""
+    """The object that a module in ``drivers/`` registers under the name ``DRIVER``."""
 
     id: str
     is_adapter: bool
-    """Whether it adapts another driver, and is an :class:`AdapterKind`."""
+    """Whether the driver adapts another driver, and is an :class:`AdapterKind`."""
 
     def from_json(self, members: Members, schema: Schema) -> DriverSpec:
         """Take the members this driver knows; the caller checks that none are left."""
 
     def from_url(self, base: Any, path: str) -> DriverSpec:
-        """The spec that the URL component ``<id>:path`` stands for.
+        """Return the spec of the URL component ``<id>:path``.
 
-        `base` is the ``KvStore.Spec`` before it, or the :class:`DriverSpec` if it adapts one.
+        `base` is the ``KvStore.Spec`` of the components before it, or their :class:`DriverSpec` for
+        an adapter.
         """
 
 
 class AdapterKind(DriverKind, Protocol):
-    """What a driver registers that adapts another one; it has ``from_base`` for ``from_json``."""
+    """The object that an adapter registers, with ``from_base`` in place of ``from_json``."""
 
     def from_base(
         self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
     ) -> DriverSpec:
-        """Take the members this driver knows; `base` and its own context have been taken."""
+        """Take the members of the driver; `base` and its own context have been taken."""
 
 
 def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:
@@ -387,13 +403,13 @@ def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:
 
 
 def schema_members(constraints: Schema, *, rank_known: bool = False) -> dict[str, JsonValue]:
-    """Constraints as the members ``dtype``, ``rank`` and ``schema`` of a spec.
+    """Return constraints as the members ``dtype``, ``rank`` and ``schema`` of a spec.
 
     Parameters
     ----------
     constraints : Schema
     rank_known : bool
-        Whether other members tell the rank.
+        Whether other members determine the rank.
     """
     schema = constraints.to_json()
     members: dict[str, JsonValue] = {}

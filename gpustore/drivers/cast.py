@@ -7,8 +7,8 @@ JSON example::
 Reads convert from the base's data type, writes to it (:mod:`gpustore.data_types.conversion`); where
 only one of them is possible the store is read-only, or can only be written. Domain, layout, codec
 and units are those of the base, the fill value is converted. On a device kernels convert numbers;
-but the host makes floats of one byte from wider numbers, and what goes into the caller's memory in
-another order, which is counted.
+the host converts wider numbers to floats of one byte, and numbers for an output array in another
+order, and counts these.
 
 Source: TensorStore's ``driver/cast``.
 """
@@ -56,14 +56,14 @@ from gpustore.strict_json.parsing import JsonValue, Members, quote
 
 @dataclass(frozen=True)
 class CastDriver(Unexplained):
-    """An opened cast.
+    """An opened view of a driver with another data type.
 
     Attributes
     ----------
     base : Driver
     dtype : dtype
     decode, encode : Converter or None
-        From the base's data type, and to it.
+        Converters from the base's data type, and to it; None if there is none.
     """
 
     base: Driver
@@ -92,7 +92,7 @@ class CastDriver(Unexplained):
 
     @property
     def backend(self) -> Backend:
-        """That of the base, unless it has no arrays of such elements."""
+        """Backend of the base; the host's for elements that are Python objects."""
         if self.dtype.array_dtype.hasobject:
             host: Backend = registry.find("backends", "host")
             return host
@@ -109,7 +109,7 @@ class CastDriver(Unexplained):
 
     @property
     def fill_value(self) -> Any:
-        """The converted one; None if there is none, or it cannot be."""
+        """Converted fill value of the base; None if undefined or not convertible."""
         fill = self.base.fill_value
         if fill is None or self.decode is None:
             return None
@@ -136,7 +136,7 @@ class CastDriver(Unexplained):
         return self.base.executor
 
     def spec(self, *, minimal: bool) -> DriverSpec:
-        """Of the base, and the data type."""
+        """Return the spec of the base with the data type."""
         return CastSpec(self.base.spec(minimal=minimal), self.dtype)
 
     def read(
@@ -148,7 +148,7 @@ class CastDriver(Unexplained):
         batch: Batch | None = None,
         stream: Any = None,
     ) -> Future[Any]:
-        """Read the base, then convert."""
+        """Read the base, then convert the elements."""
         read = partial(self.base.read, transform, batch=batch, order=order, stream=stream)
         return self._read(read, tuple(transform.domain.shape), out, order, stream)
 
@@ -162,7 +162,7 @@ class CastDriver(Unexplained):
         order: str,
         stream: Any = None,
     ) -> Future[Any]:
-        """Read crops of the base, then convert."""
+        """Read crops of the base, then convert the elements."""
         read = partial(self.base.read_many, transform, starts, shape, order=order, stream=stream)
         return self._read(read, (len(starts), *shape), out, order, stream)
 
@@ -193,7 +193,7 @@ class CastDriver(Unexplained):
         return _then(read(out=None), convert, self.executor)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
-        """Convert, then write to the base."""
+        """Convert `source`, then write to the base."""
         encode, domain = self.encode, transform.domain
         assert encode is not None  # The store checks that it is writable.
         if self.dtype.array_dtype.hasobject:
@@ -208,18 +208,18 @@ class CastDriver(Unexplained):
         return self.base.write(transform, converted)
 
     def resolve(self) -> Driver:
-        """The same over the base as it is now."""
+        """Return the view over the base with its currently stored bounds."""
         return replace(self, base=self.base.resolve())
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """The same over the resized base."""
+        """Resize the base; return the view over it."""
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         return replace(self, base=self.base.resize(transform, request))
 
 
 def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor) -> Future[Any]:
-    """What `convert` makes of a result."""
+    """Return a Future of `convert` applied to the result of another."""
     if future.is_deferred:
         # Whoever asks for the one runs the other as well.
         return Future.deferred(lambda: convert(future.result()), executor)
@@ -246,19 +246,19 @@ def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor
 def cast_driver(
     base: Driver, dtype: dtype_, *, read: bool | None = None, write: bool | None = None
 ) -> CastDriver:
-    """A cast of an opened driver.
+    """Make a view of an opened driver with another data type.
 
     Parameters
     ----------
     base : Driver
     dtype : dtype
     read, write : bool, optional
-        Access that must be possible.
+        Required access.
 
     Raises
     ------
     MetadataError
-        If nothing converts in a direction that is asked for, or in any.
+        If there is no conversion in a required direction, or in any.
     """
     decode, encode = converter(base.dtype, dtype), converter(dtype, base.dtype)
     if decode is None and encode is None:
@@ -277,15 +277,15 @@ def cast_driver(
 
 @dataclass(frozen=True)
 class CastSpec:
-    """A cast to be opened.
+    """A view with another data type, to be opened.
 
     Attributes
     ----------
     base : DriverSpec
     dtype : dtype or None
-        None if it has not been said yet.
+        Data type of the view; None if it is not known yet.
     context : Context.Spec or None
-        Of the base's own spec.
+        Context of the base's own spec.
     """
 
     base: DriverSpec
@@ -300,7 +300,7 @@ class CastSpec:
 
     @property
     def schema(self) -> Schema:
-        """What is known of the base, with the data type and the fill value converted."""
+        """Schema of the base with the data type and the fill value converted."""
         base = self.base.schema
         schema = _without_elements(base)
         if self.dtype is None:
@@ -313,13 +313,13 @@ class CastSpec:
 
     @property
     def url(self) -> str:
-        """``<base>|cast:<dtype>``."""
+        """URL ``<base>|cast:<dtype>``."""
         if self.dtype is None:
             raise MetadataError("cast URL requires target dtype to be specified")
         return f"{self.base.url}|cast:{self.dtype.name}"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """The data type, and the rank; the base is the caller's business, as modes go there."""
+        """Return the data type and rank; the caller adds the base, which carries the open mode."""
         del include_defaults
         said = Schema()
         if self.dtype is not None:
@@ -332,7 +332,7 @@ class CastSpec:
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints: on its data type, all others on the base."""
+        """Return the spec with more constraints: the data type's own, all others on the base."""
         spec = self
         if schema is not None:
             dtype = schema.dtype

@@ -57,7 +57,9 @@ _ATTEMPTS = 100
 _DELETE_BATCH = 4096
 
 _MOST_ENUMERATED = 100_000
-"""Up to this many chunks are deleted by name; beyond, those that exist are listed first."""
+"""Largest number of chunks that are deleted by name; with more, the existing ones are
+listed first.
+"""
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -70,22 +72,22 @@ class ChunkedDriver:
     ----------
     file : MetadataFile
     metadata : object
-        Of the format's metadata class.
+        Stored metadata, of the format's metadata class.
     description : ArrayDescription
     array, reader : ChunkedArray
-        What the pipelines need: to write, and to read.
+        Arguments of the pipelines for writing, and for reading.
     respec : callable
-        Makes the unopened spec; with the metadata, or None for a minimal one.
+        Makes the unopened spec from the metadata, or from None for a minimal one.
     assumed : bool
-        Whether the metadata are those of the spec, whatever is stored.
+        Whether the metadata are those of the spec, regardless of the stored ones.
     recheck : float
         Metadata read before this time are read again by each operation; infinite for all.
     read_at : float
         Time at which the metadata were read or assumed, in seconds since the epoch.
     hierarchy : Hierarchy or None
-        That it is known to lie in: changes take its consolidated metadata away.
+        The array's hierarchy, if known: changes remove its consolidated metadata.
     zattrs : mapping of str to JsonValue, optional
-        The document beside the metadata of Zarr v2, if it was read already.
+        The attributes document ``.zattrs`` of Zarr v2, if it was read before.
     """
 
     file: MetadataFile
@@ -144,7 +146,7 @@ class ChunkedDriver:
 
     @cached_property
     def attributes(self) -> Attributes:
-        """Those in the metadata, or of Zarr v2 in the document beside them."""
+        """Attributes in the metadata, or for Zarr v2 in the document ``.zattrs`` beside them."""
         file = self.file
         member = None if file.format.zarr_format == 2 else "attributes"
         values = self.zattrs if member is None else self.metadata.attributes
@@ -168,7 +170,7 @@ class ChunkedDriver:
         return OpenMode(assume_metadata=self.assumed)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
-        """What would open or create it again."""
+        """Return a spec that opens or creates the array again."""
         if minimal:
             return self.respec(None)
         metadata = self.metadata
@@ -218,13 +220,13 @@ class ChunkedDriver:
         return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """Explain through :mod:`gpustore.explain.explain`."""
+        """Predict a read through :mod:`gpustore.explain.explain`."""
         return self._explain("explain", transform)
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """Explain through :mod:`gpustore.explain.explain_many`."""
+        """Predict a read of crops through :mod:`gpustore.explain.explain_many`."""
         return self._explain("explain_many", transform, starts, shape)
 
     def _explain(self, pipeline: str, transform: IndexTransform, *what: Any) -> Explanation:
@@ -240,7 +242,7 @@ class ChunkedDriver:
         Raises
         ------
         UnsupportedError
-            If extensions are not known that are passed over in reading.
+            If the metadata have unknown extensions, which reads ignore.
         """
         if self.description.passed_over:
             names = ", ".join(map(quote, self.description.passed_over))
@@ -258,7 +260,7 @@ class ChunkedDriver:
     def _rechecked(
         self, transform: IndexTransform, begin: Callable[..., Future[Any]]
     ) -> Callable[[], Future[Any]]:
-        """What starts a read within the bounds that are stored when it runs."""
+        """Wrap a read so that it uses the bounds stored when it runs."""
 
         def run() -> Future[Any]:
             driver = self.resolve(self.recheck)
@@ -296,7 +298,7 @@ class ChunkedDriver:
         return WriteFutures(copy, commit)
 
     def with_metadata(self, metadata: Any, read_at: float) -> ChunkedDriver:
-        """The same array with other metadata, those of the time `read_at`."""
+        """Return the same array with other metadata, read at the time `read_at`."""
         description = described(self.file.format, metadata, self.file.limits)
         array = replace(self.array, shape=description.shape)
         return replace(
@@ -314,16 +316,17 @@ class ChunkedDriver:
         return self.array.executor
 
     def resolve(self, bound: float = math.inf) -> ChunkedDriver:
-        """Read the metadata again; only the shape may have changed. Assumed ones stay.
+        """Read the metadata again and return the driver with them; only the shape may differ.
+        Assumed metadata stay.
 
-        Cached ones that were stored at the time `bound` or later will do.
+        Metadata cached at the time `bound` or later are accepted.
 
         Raises
         ------
         NotFoundError
-            If they are gone.
+            If the metadata no longer exist.
         MismatchError
-            If another array has taken the place of this one.
+            If another array has replaced this one.
         """
         if self.assumed:
             return self
@@ -348,16 +351,18 @@ class ChunkedDriver:
         return metadata, generation
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """Change the shape and delete the chunks that are now outside.
+        """Change the shape and delete the chunks outside of it.
 
         Raises
         ------
         MetadataError
-            If the bounds of the domain of `transform` are not resizable, or metadata assumed.
+            If the bounds of the domain of `transform` are not resizable, or the metadata are
+            assumed.
         MismatchError
-            If it would affect more than `transform` shows, or is not the direction asked for.
+            If the change would affect elements outside of `transform`, or has not the requested
+            direction.
         NotFoundError
-            If the metadata are gone.
+            If the metadata no longer exist.
         """
         if not self.writable:
             raise MetadataError("Destination does not support writing.")

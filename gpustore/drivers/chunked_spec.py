@@ -78,16 +78,16 @@ class ChunkedSpec:
     ----------
     format : Format
     kvstore : KvStore.Spec or None
-        With the array's path, which ends in ``/`` or is empty.
+        Kvstore with the array's path, which ends in ``/`` or is empty.
     constraints : Schema
-        What the caller said in terms of the schema.
+        Constraints of the caller on the schema.
     metadata : object
-        What the caller said in terms of the format's metadata.
+        Constraints of the caller on the format's metadata.
     options : mapping
-        Other members, as written: only those that differ from their default.
+        Other members that differ from their default, as JSON.
     node_path : str
-        The end of the array's path that lies in a hierarchy whose root is known: groups are
-        created there with the array. No part of JSON or URL.
+        Path of the array in a hierarchy whose root is known: the groups on the way are created with
+        the array. Not part of JSON or URL.
     """
 
     format: Format
@@ -105,7 +105,7 @@ class ChunkedSpec:
 
     @property
     def schema(self) -> Schema:
-        """What the caller said in either way, and what the format implies."""
+        """Constraints of the caller on schema and metadata, with those that the format implies."""
         return self.format.constrained(self.metadata, self.constraints)
 
     @property
@@ -124,7 +124,7 @@ class ChunkedSpec:
         return f"{self.kvstore.url}|{self.format.id}:"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """Members of the driver."""
+        """Return the members of the driver."""
         members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
             members = {**_DEFAULTS, **members}
@@ -144,12 +144,12 @@ class ChunkedSpec:
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints merged in.
+        """Return the spec with more constraints merged in.
 
         Raises
         ------
         MetadataError
-            If they contradict what is there.
+            If the constraints contradict each other.
         """
         spec = self
         if kvstore is not None:
@@ -170,7 +170,7 @@ class ChunkedSpec:
         return spec
 
     def open(self, request: OpenRequest) -> Opening:
-        """Open or create the array; see the steps of this module."""
+        """Open or create the array in the steps of this module."""
         steps = _Steps(self, request)
         # Reading local metadata is quicker than handing it over to another thread.
         local = steps.store.driver.is_local and not steps.mode.create
@@ -378,7 +378,7 @@ class _Steps:
         )
 
     def _cache_use(self, metadata: Any, nbytes: int) -> CacheUse | None:
-        """How decoded chunks are cached, if there is room for one."""
+        """Return the use of the cache for decoded chunks, None if it has no room for one."""
         if self.cache is None or nbytes + OVERHEAD_NBYTES > self.cache.limit:
             return None
         # Another shape decodes the same values in the same way.
@@ -397,7 +397,7 @@ def _zattrs(node: Node | None) -> Mapping[str, JsonValue] | None:
 
 
 def _missing(description: ArrayDescription) -> Any:
-    """What missing chunks read as: one element, or a stored one where those in it differ."""
+    """Return the element that missing chunks read as; a stored one where its parts differ."""
     dtype, fill = description.dtype.array_dtype, description.fill_value
     if fill is None:
         objects = is_object(description.dtype)
@@ -467,7 +467,7 @@ def _directory(spec: KvStore.Spec) -> KvStore.Spec:
 
 
 class ChunkedKind:
-    """What the module of a chunked format registers as its driver."""
+    """Base of the objects that modules of chunked formats register as drivers."""
 
     is_adapter = False
 
@@ -493,7 +493,7 @@ class ChunkedKind:
         return ChunkedSpec(format_, spec, schema, constraints, options)
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
-        """``<base>|<id>:path``: the path is a logical one in a hierarchy whose root is `base`."""
+        """Return the spec of ``<base>|<id>:path``; the path is logical, below the root `base`."""
         node_path = logical_path(path) if path else ""
         spec = _directory(_directory(base) + node_path)
         format_ = self.format

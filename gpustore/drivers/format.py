@@ -1,4 +1,5 @@
-"""What distinguishes one chunked format from another: the words of its metadata.
+"""Interface of a chunked format: translation between metadata documents and the description of an
+array.
 
 A :class:`Format` translates between a metadata document and an :class:`ArrayDescription`, which is
 all the chunked driver knows. Adding a format is one such translation.
@@ -35,20 +36,20 @@ from gpustore.strict_json.parsing import JsonValue, Members, text
 
 @dataclass(frozen=True, slots=True)
 class SchemaWords:
-    """How a format words the comparison of stored metadata with a schema: as TensorStore does.
+    """Wording of the comparison of stored metadata with a schema, after TensorStore.
 
     Attributes
     ----------
     dtype : str
-        Member of the metadata that holds the data type.
+        Name of the metadata member that holds the data type.
     rank : str
-        Template with the fields ``schema`` and ``stored``.
+        Template of the message about ranks, with the fields ``schema`` and ``stored``.
     domain : str
-        What precedes a mismatch of domains.
+        Beginning of a message about domains.
     status : str
-        Of mismatches of domain and fill value.
+        Status of errors about domain and fill value.
     stored_first : bool
-        Which of two domains is named first.
+        Whether messages name the stored domain before that of the schema.
     has_units : bool
         Whether the format stores dimension units.
     """
@@ -61,7 +62,7 @@ class SchemaWords:
     has_units: bool
 
     def merge_domains(self, schema: IndexDomain, stored: IndexDomain) -> IndexDomain:
-        """The domain that is both; MetadataError without :attr:`domain` before it."""
+        """Merge two domains; raises a MetadataError without the beginning :attr:`domain`."""
         return merge_domains(stored, schema) if self.stored_first else merge_domains(schema, stored)
 
 
@@ -70,40 +71,41 @@ _NO_UNITS = "Dimension units not supported by zarr driver"
 
 @dataclass(frozen=True, slots=True)
 class ArrayDescription:
-    """An array as its metadata describe it, in the driver's words.
+    """Properties of an array derived from its metadata, independent of the format.
 
     Attributes
     ----------
     shape, chunk_shape : tuple of int
-        In elements.
+        Shape of the array and of its stored chunks, in elements.
     dtype : dtype
     fill_value : ndarray, or None
-        Of shape (), or of that of the inner dimensions. None if the format leaves it undefined;
-        missing chunks then read as zero, and chunks of zeros are stored.
+        Fill value of shape (), or of the shape of the inner dimensions. None if the format leaves
+        it undefined; missing chunks then read as zero, and chunks of zeros are stored.
     read_shape : tuple of int
-        Of the innermost chunks: `chunk_shape`, unless those are shards.
+        Shape of the innermost chunks: `chunk_shape`, unless these are shards.
     levels : tuple of ShardLevel
-        Sharding, outermost first; empty without.
+        Levels of sharding, outermost first; empty without sharding.
     chain : CodecChain
-        Of the innermost chunks.
+        Codecs of the innermost chunks.
     inner_order : tuple of int
         Dimensions from the slowest to the fastest in the decoded chunk.
     key_prefix, key_separator : str
-        How chunk keys are written, relative to the array.
+        Prefix and separator of chunk keys, relative to the array.
     labels : tuple of str
     units : tuple of Unit or None
     codec_json : JsonValue
         The codec spec.
     inner_rank : int
-        How many of the dimensions, the last ones, lie inside each stored element.
+        Number of dimensions, the last ones, inside each stored element.
     blank : ndarray of shape (), or None
-        Bytes ``V<n>`` of a stored element that was never written, where elements are parts of it.
+        Bytes ``V<n>`` of a missing stored element, where elements are parts of stored ones.
     grid : RectilinearGrid, or None
-        Where chunks differ in shape; `chunk_shape` is that of the largest then.
+        Grid of chunks that differ in shape; `chunk_shape` is then the largest extent in each
+        dimension.
     passed_over : tuple of str
-        Names of extensions that are not known and need not be to read the array.
+        Names of unknown extensions that reads may ignore.
     domain : IndexDomain
-        Origin zero, upper bounds implicit (resizable) but for inner dimensions.
+        Domain with origin zero, and implicit (resizable) upper bounds except for inner dimensions.
     """
 
     shape: tuple[int, ...]
@@ -133,21 +135,21 @@ class ArrayDescription:
         object.__setattr__(self, "domain", make_domain(box, self.labels))
 
     def cells(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How many chunks with keys an array of this shape has, inner dimensions left out."""
+        """Return the number of chunks with keys along each outer dimension."""
         if self.grid is not None:
             return self.grid.cells(shape)
         return tuple(-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape))
 
     @property
     def codec(self) -> CodecSpec:
-        """The codec spec; made when asked for, because most opened arrays never are."""
+        """Codec spec, made on first use because most opened arrays never need it."""
         return CodecSpec(self.codec_json)
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """Read chunks are the innermost, write chunks the outermost.
+        """Layout with the innermost chunks as read chunks and the outermost as write chunks.
 
-        Their shape is unset along dimensions along which they differ.
+        The chunk shape is unset along dimensions with chunks of several sizes.
         """
         rank = len(self.shape)
         write = self.chunk_shape if self.grid is None else self.grid.uniform(self.shape)
@@ -161,19 +163,19 @@ class ArrayDescription:
         )
 
     def check(self, schema: Schema, words: SchemaWords) -> None:
-        """Compare with the constraints of a schema.
+        """Compare the array with the constraints of a schema.
 
         Parameters
         ----------
         schema : Schema
             Soft constraints are ignored.
         words : SchemaWords
-            Those of the format.
+            Wording of the format.
 
         Raises
         ------
         MismatchError, MetadataError
-            In TensorStore's words, naming the first property that differs.
+            The message, in TensorStore's words, names the first property that differs.
         """
         if schema.is_empty:
             return
@@ -246,12 +248,12 @@ def _check_uniform(
 
 
 def created_domain(schema: Schema) -> IndexDomain:
-    """The domain of a new Zarr array, whose lower bounds :func:`with_zarr_domain` has checked.
+    """Return the domain of a new Zarr array; :func:`with_zarr_domain` has checked its lower bounds.
 
     Raises
     ------
     MetadataError
-        If it is not known how far it extends.
+        If an upper bound is unknown.
     """
     # Without dimensions there is nothing left to say about a domain.
     domain = IndexDomain(rank=0) if schema.rank == 0 else schema.domain
@@ -261,9 +263,9 @@ def created_domain(schema: Schema) -> IndexDomain:
 
 
 def with_zarr_domain(schema: Schema, words: SchemaWords, inner_rank: int = 0) -> Schema:
-    """The schema with the bounds a Zarr array has: from zero, to where it is resized.
+    """Return the schema with the bounds of a Zarr array: from zero to a resizable end.
 
-    The last `inner_rank` dimensions are not.
+    The last `inner_rank` dimensions cannot be resized.
 
     Raises
     ------
@@ -289,11 +291,13 @@ def with_zarr_domain(schema: Schema, words: SchemaWords, inner_rank: int = 0) ->
 
 
 _PARTS = ("rank", "dtype", "chunk_layout", "codec", "fill_value", "dimension_units")
-"""What a schema holds besides its domain."""
+"""Properties of a schema besides its domain."""
 
 
 def merge_codec(schema: Schema, codec: CodecSpec) -> None:
-    """Merge in the codec a format implies; one of another driver is left for opening to refuse."""
+    """Merge the codec that a format implies into a schema; opening refuses one of another
+    driver.
+    """
     if schema.codec is None or schema.codec.driver == codec.driver:
         schema.update(codec=codec)
 
@@ -305,26 +309,26 @@ def _has_filters(codec: CodecSpec) -> bool:
 
 
 def check_codec_chunk(layout: ChunkLayout) -> None:
-    """Refuse chunks within chunks: no codec has any yet."""
+    """Raise UnsupportedError for chunks within chunks, which no codec has."""
     if any(layout.codec_chunk.shape or ()):
         raise MetadataError("codec_chunk_shape not supported")
 
 
 def check_rank(rank: int) -> int:
-    """`rank`, with inner dimensions, if an array can have it."""
+    """Return `rank`, inner dimensions included, if arrays can have it."""
     if rank > 32:
         raise MetadataError(f"Rank {rank} is outside valid range [0, 32]")
     return rank
 
 
 def check_dtype(dtype: dtype_, *, more: Sequence[str] = ()) -> None:
-    """Refuse data types of which the metadata have to say more, and those Zarr arrays lack.
+    """Refuse data types that need more metadata than a schema has, and those that Zarr arrays lack.
 
     Parameters
     ----------
     dtype : dtype
     more : sequence of str
-        Data types that only this format has.
+        Further data types of this format.
     """
     numbers = (*V3_DATA_TYPES, *more)
     is_other = is_object(dtype) or dtype.array_dtype.kind in "MmU"
@@ -338,12 +342,12 @@ def check_dtype(dtype: dtype_, *, more: Sequence[str] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of each stored element a spec asks for.
+    """Part of each stored element that a spec opens.
 
     Attributes
     ----------
     field : str
-        Of a structured data type, the field to open; empty if none is named.
+        Name of the field of a structured data type; empty if none is named.
     as_void : bool
         Whether to open the bytes of the stored elements.
     """
@@ -358,7 +362,7 @@ class Selection:
         Raises
         ------
         MetadataError
-            If both are there.
+            If both are present.
         """
         name = members.take_str("field", "")
         as_void = members.take_bool("open_as_void", default=False)
@@ -367,13 +371,15 @@ class Selection:
         return cls(name, as_void) if name or as_void else NO_SELECTION
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The member that differs from its default, if any."""
+        """Return the member that differs from its default, if any."""
         if self.as_void:
             return {"open_as_void": True}
         return {"field": self.field} if self.field else {}
 
     def of(self, stored: np.dtype[Any]) -> Component:
-        """The component of elements stored so; see :func:`gpustore.metadata.component.select`."""
+        """Return the component of elements of a stored type; see
+        :func:`gpustore.metadata.component.select`.
+        """
         return select(stored, self.field, as_void=self.as_void)
 
 
@@ -381,12 +387,12 @@ NO_SELECTION = Selection()
 
 
 def is_shown(component: Component, stored: np.dtype[Any]) -> bool:
-    """Whether stored elements are the elements shown."""
+    """Return whether the stored elements are opened as they are."""
     return component.is_element and not is_opaque(stored)
 
 
 def stored_element(fill: Any, stored: np.dtype[Any]) -> Any:
-    """The bytes ``V<n>`` of a stored element of that fill value, zeros if it is None."""
+    """Return the bytes ``V<n>`` of a stored element with this fill value, zeros for None."""
     opaque = f"V{stored.itemsize}"
     if fill is None:
         return np.zeros((), opaque)
@@ -396,7 +402,7 @@ def stored_element(fill: Any, stored: np.dtype[Any]) -> Any:
 
 
 def fill_of_component(component: Component, stored: np.dtype[Any], fill: Any) -> tuple[Any, Any]:
-    """The fill value an array shows (None if undefined), and its :attr:`blank`."""
+    """Return the fill value that an array shows (None if undefined), and its `blank`."""
     if is_shown(component, stored):
         return fill, None
     element = stored_element(fill, stored)
@@ -405,12 +411,12 @@ def fill_of_component(component: Component, stored: np.dtype[Any], fill: Any) ->
 
 
 def fill_to_element(fill: Any, stored: np.dtype[Any], component: Component, json: JsonValue) -> Any:
-    """A fill value of the schema as that of the stored elements.
+    """Return a fill value of the schema as the fill value of stored elements.
 
     Raises
     ------
     MetadataError
-        If it does not broadcast to the inner dimensions, or leaves other fields open.
+        If the value does not broadcast to the inner dimensions, or leaves other fields undefined.
     """
     if is_shown(component, stored):
         return fill
@@ -424,72 +430,74 @@ def fill_to_element(fill: Any, stored: np.dtype[Any], component: Component, json
 
 
 class Format(Protocol):
-    """A metadata format; `M` is its metadata class, `C` that of its constraints."""
+    """A metadata format; `M` is the class of its metadata, `C` that of its constraints."""
 
     id: str
     """Name of the driver and of its URL scheme."""
 
     json_id: str
-    """Name specs and messages print."""
+    """Name in specs and messages."""
 
     zarr_format: int
     """Version of Zarr that its hierarchies have."""
 
     words: SchemaWords
-    """How it words mismatches."""
+    """Wording of mismatches with a schema."""
 
     metadata_key: str
     """Key of the metadata, relative to the array, unless the spec says otherwise."""
 
     no_constraints: Any
-    """What :meth:`constraints` makes of an empty object."""
+    """Result of :meth:`constraints` for an empty object."""
 
     def __hash__(self) -> int:
         """Equal formats describe metadata alike, which is remembered."""
 
     @property
     def selection(self) -> Selection:
-        """What it opens of each stored element."""
+        """Part of each stored element that the format opens."""
 
     def selecting(self, selection: Selection) -> Format:
-        """The same format for another part of each stored element."""
+        """Return the format for another part of each stored element."""
 
     def component(self, metadata: Any) -> Component:
-        """The part of each stored element that is opened, from (native or stored) metadata."""
+        """Return the opened part of each stored element, from (native or stored) metadata."""
 
     def constraints(self, value: JsonValue) -> Any:
         """Parse the ``metadata`` member of a spec."""
 
     def constraints_of(self, metadata: Any) -> Any:
-        """Constraints that only these metadata fulfil."""
+        """Return constraints that only these metadata fulfil."""
 
     @staticmethod
     def decode(data: Any, *, where: str, limits: Limits) -> Any:
         """Parse a stored document."""
 
     def describe(self, metadata: Any, *, limits: Limits) -> ArrayDescription:
-        """The array that `metadata` describe; resolves its codecs.
+        """Return the array that `metadata` describe, with its codecs resolved.
 
         Raises
         ------
         MetadataError, UnsupportedError, LimitError
-            If its codecs are not known, not supported or not applicable.
+            If a codec is unknown, unsupported or not applicable.
         """
 
     def create(self, constraints: Any, schema: Schema, *, limits: Limits) -> Any:
-        """New metadata that fulfil both, with the format's defaults for the rest."""
+        """Return new metadata that fulfil both constraints, with the format's defaults."""
 
     def constrained(self, constraints: Any, schema: Schema) -> Schema:
-        """`schema` with what `constraints` say merged in.
+        """Merge `constraints` into `schema`.
 
         Raises
         ------
         MetadataError
-            If they contradict each other.
+            If the two contradict each other.
         """
 
     def completed(self, constraints: Any, metadata: Any) -> Any:
-        """Stored metadata with what the document leaves to the spec."""
+        """Return stored metadata, completed from the spec where the document leaves a
+        member open.
+        """
 
     def validate(self, constraints: Any, metadata: Any) -> None:
         """Compare stored metadata with the caller's constraints.
@@ -497,14 +505,16 @@ class Format(Protocol):
         Raises
         ------
         MismatchError
-            Naming the first member that differs.
+            The message names the first member that differs.
         """
 
     def take_constraints(self, members: Members) -> Any:
         """Take the members of a spec that constrain the metadata."""
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
-        """Take members of the spec that only this format has; none equal to its default."""
+        """Take the members of a spec that only this format has; those equal to their default are
+        left out.
+        """
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Merge the JSON of two codec specs.
@@ -512,5 +522,5 @@ class Format(Protocol):
         Raises
         ------
         MetadataError
-            If they contradict each other.
+            If the two contradict each other.
         """

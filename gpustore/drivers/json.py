@@ -57,7 +57,7 @@ _JSON = dtype("json")
 
 @dataclass(frozen=True)
 class JsonDriver(Unexplained):
-    """An opened JSON value."""
+    """An opened JSON value, an array of rank 0."""
 
     kvstore: KvStore
     pointer: str
@@ -80,22 +80,22 @@ class JsonDriver(Unexplained):
 
     @property
     def backend(self) -> Backend:
-        """That of the host."""
+        """Backend of the host."""
         host: Backend = registry.find("backends", "host")
         return host
 
     @property
     def domain(self) -> IndexDomain:
-        """The domain of rank 0."""
+        """Domain of rank 0."""
         return IndexDomain(rank=0)
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """Of rank 0."""
+        """Chunk layout of a rank-0 array."""
         return ChunkLayout(rank=0)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
-        """The same with or without `minimal`."""
+        """Return the spec, which is the same with and without `minimal`."""
         del minimal
         return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
 
@@ -146,7 +146,7 @@ class JsonDriver(Unexplained):
         order: str,
         stream: Any = None,
     ) -> Future[Any]:
-        """Not possible: there is one value, which :meth:`read` reads."""
+        """Raise UnsupportedError: :meth:`read` reads the single value."""
         raise UnsupportedError('read_many is not supported by the "json" driver; read it once')
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
@@ -163,11 +163,11 @@ class JsonDriver(Unexplained):
         return WriteFutures(future, future)
 
     def resolve(self) -> Driver:
-        """Itself: there are no bounds."""
+        """Return the driver unchanged: it has no bounds."""
         return self
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """Not possible."""
+        """Raise UnsupportedError: there are no bounds."""
         raise UnsupportedError("Resize not supported")
 
     @property
@@ -227,20 +227,20 @@ class JsonSpec:
 
     @property
     def schema(self) -> Schema:
-        """Rank 0, and what the caller said."""
+        """Schema of rank 0 with the constraints of the caller."""
         schema = self.constraints.copy()
         schema.update(domain=IndexDomain(rank=0))
         return schema
 
     @property
     def url(self) -> str:
-        """``<kvstore>|json:<pointer>``."""
+        """URL ``<kvstore>|json:<pointer>``."""
         if self.kvstore is None:
             raise MetadataError("Invalid kvstore spec")
         return f"{self.kvstore.url}|json:{encode_path(self.pointer)}"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """Members of the driver."""
+        """Return the members of the driver."""
         members: dict[str, JsonValue] = {}
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
@@ -251,7 +251,7 @@ class JsonSpec:
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
-        """The spec with more constraints merged in."""
+        """Return the spec with more constraints merged in."""
         spec = self
         if schema is not None:
             merged = self.constraints.copy()
@@ -264,7 +264,7 @@ class JsonSpec:
         return spec
 
     def open(self, request: OpenRequest) -> Opening:
-        """Open the kvstore; nothing is read."""
+        """Open the kvstore without reading."""
         if self.kvstore is None:
             raise MetadataError('Error opening "json" driver: "kvstore" must be specified')
         context = request.context
@@ -301,17 +301,17 @@ class _JsonKind:
         return JsonSpec(spec, pointer, _json_schema(schema))
 
     def from_url(self, base: KvStore.Spec, path: str) -> JsonSpec:
-        """``|json:/pointer``."""
+        """Return the spec of ``<kvstore>|json:<pointer>``."""
         with prefixing(f'Invalid TensorStore URL component "json:{encode_path(path)}"'):
             return JsonSpec(base, _checked_pointer(path), _json_schema(Schema()))
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """There are no codecs."""
+        """Raise the error for codecs of a JSON value, which has none."""
         raise MetadataError("json driver has no codec")
 
 
 def _json_schema(constraints: Schema) -> Schema:
-    """The constraints, and what every JSON value is: an array of rank 0 of data type json."""
+    """Return the constraints with those of every JSON value: rank 0, data type json."""
     if constraints.dtype is not None and constraints.dtype != _JSON:
         raise MetadataError(
             f"Specified dtype (json) does not match existing value ({constraints.dtype.name})"

@@ -52,12 +52,12 @@ from gpustore.strict_json.parsing import JsonValue, Members
 
 @dataclass(frozen=True, slots=True)
 class Zarr2Format:
-    """Translates ``.zarray``.
+    """Translates between ``.zarray`` documents and array descriptions.
 
     Attributes
     ----------
     selection : Selection
-        What to open of each stored element.
+        Part of each stored element to open.
     """
 
     selection: Selection = NO_SELECTION
@@ -77,11 +77,11 @@ class Zarr2Format:
     no_constraints = Zarr2Constraints()
 
     def selecting(self, selection: Selection) -> Zarr2Format:
-        """The same format for another part of each stored element."""
+        """Return the format for another part of each stored element."""
         return self if selection == self.selection else Zarr2Format(selection)
 
     def component(self, metadata: Zarr2Metadata) -> Component:
-        """The part of each stored element that is opened."""
+        """Return the opened part of each stored element."""
         return self.selection.of(metadata.dtype)
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
@@ -94,7 +94,7 @@ class Zarr2Format:
         return constraints
 
     def constraints_of(self, metadata: Zarr2Metadata) -> Zarr2Constraints:
-        """Constraints that only these metadata fulfil; unknown members are no constraints."""
+        """Return constraints that only these metadata fulfil; unknown members are left out."""
         compressor = parse_v2(metadata.compressor, stored=True)  # What a spec may say.
         filters = tuple(parse_filters(metadata.filters, stored=True)) or None
         known = dataclasses.replace(metadata, compressor=compressor, filters=filters, extra={})
@@ -106,7 +106,7 @@ class Zarr2Format:
         return Zarr2Metadata.decode(data, where=where, limits=limits)
 
     def take_constraints(self, members: Members) -> Zarr2Constraints:
-        """``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
+        """Take ``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
         constraints = members.take_with("metadata", self.constraints, self.no_constraints)
         separator = members.take_str("key_encoding", None, choices=(".", "/"))
         if separator is not None:
@@ -114,12 +114,12 @@ class Zarr2Format:
         return constraints
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
-        """``metadata_key``."""
+        """Take ``metadata_key``."""
         key = members.take_str("metadata_key", default=self.metadata_key)
         return {} if key == self.metadata_key else {"metadata_key": key}
 
     def describe(self, metadata: Zarr2Metadata, *, limits: Limits) -> ArrayDescription:
-        """The array that `metadata` describe."""
+        """Return the array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
         component = self.component(metadata)
         check_rank(rank + component.rank)
@@ -161,14 +161,16 @@ class Zarr2Format:
         )
 
     def completed(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> Zarr2Metadata:
-        """A document without ``dimension_separator`` leaves it to the spec, as in TensorStore."""
+        """Return the metadata with the ``dimension_separator`` of the spec if the document has
+        none, as in TensorStore.
+        """
         slash = chunk_key_encoding(constraints, metadata).separator == "/"
         if metadata.dimension_separator is None and slash:
             return dataclasses.replace(metadata, dimension_separator="/")
         return metadata
 
     def constrained(self, constraints: Zarr2Constraints, schema: Schema) -> Schema:
-        """`schema` with what `constraints` say merged in."""
+        """Merge `constraints` into `schema`."""
         merged = schema.copy()
         stored = constraints.dtype
         inner: tuple[int, ...] = ()
@@ -198,7 +200,7 @@ class Zarr2Format:
     def create(
         self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits
     ) -> Zarr2Metadata:
-        """New metadata that fulfil both."""
+        """Return new metadata that fulfil both constraints."""
         stored = constraints.dtype
         if self.selection != NO_SELECTION and isinstance(stored, Unset):
             name = next(iter(self.selection.to_json()))

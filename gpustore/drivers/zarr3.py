@@ -64,12 +64,12 @@ from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_mem
 
 @dataclass(frozen=True, slots=True)
 class Zarr3Format:
-    """Translates ``zarr.json``.
+    """Translates between ``zarr.json`` documents and array descriptions.
 
     Attributes
     ----------
     selection : Selection
-        What to open of each stored element.
+        Part of each stored element to open.
     """
 
     selection: Selection = NO_SELECTION
@@ -90,11 +90,11 @@ class Zarr3Format:
     no_constraints = Zarr3Constraints()
 
     def selecting(self, selection: Selection) -> Zarr3Format:
-        """The same format for another part of each stored element."""
+        """Return the format for another part of each stored element."""
         return self if selection == self.selection else Zarr3Format(selection)
 
     def component(self, metadata: Zarr3Metadata) -> Component:
-        """The part of each stored element that is opened."""
+        """Return the opened part of each stored element."""
         return self.selection.of(_stored(metadata.data_type, metadata.codecs))
 
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
@@ -106,9 +106,9 @@ class Zarr3Format:
         return replace(constraints, codecs=parse_v3(constraints.codecs, stored=False))
 
     def constraints_of(self, metadata: Zarr3Metadata) -> Zarr3Constraints:
-        """Constraints that only these metadata fulfil; options left to their default are named.
+        """Return constraints that only these metadata fulfil, options with defaults included.
 
-        Names that are no labels are no constraint: no array could be created with them.
+        Names that are no labels are left out: no array could be created with them.
         """
         members = metadata.to_json()
         members["codecs"] = [codec.to_json() for codec in parse_v3(metadata.codecs, stored=True)]
@@ -123,16 +123,16 @@ class Zarr3Format:
         return Zarr3Metadata.decode(data, where=where, limits=limits)
 
     def take_constraints(self, members: Members) -> Zarr3Constraints:
-        """``metadata``."""
+        """Take ``metadata``."""
         return members.take_with("metadata", self.constraints, self.no_constraints)
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
-        """There are none."""
+        """Return no options: the format has none."""
         del members
         return {}
 
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
-        """The array that `metadata` describe."""
+        """Return the array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
         stored = _stored(metadata.data_type, metadata.codecs)
         component = self.selection.of(stored)
@@ -191,12 +191,12 @@ class Zarr3Format:
         )
 
     def completed(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> Zarr3Metadata:
-        """The document says everything."""
+        """Return the metadata unchanged: the document is complete."""
         del constraints
         return metadata
 
     def constrained(self, constraints: Zarr3Constraints, schema: Schema) -> Schema:
-        """`schema` with what `constraints` say merged in."""
+        """Merge `constraints` into `schema`."""
         merged = schema.copy()
         inner: tuple[int, ...] = ()
         fill: Any = constraints.fill_value
@@ -224,7 +224,7 @@ class Zarr3Format:
     def create(
         self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
     ) -> Zarr3Metadata:
-        """New metadata that fulfil both."""
+        """Return new metadata that fulfil both constraints."""
         data_type = constraints.data_type
         if self.selection != NO_SELECTION and data_type is None:
             name = next(iter(self.selection.to_json()))

@@ -1,7 +1,7 @@
 """Attributes of an array or a group: :class:`Attributes`.
 
 Source: Zarr v2 specification, "Attributes" (``.zattrs``); Zarr v3 core specification, the member
-``attributes`` of ``zarr.json``. The words are zarr-python's.
+``attributes`` of ``zarr.json``. Names follow zarr-python.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from gpustore.strict_json.parsing import (
 
 
 class Attributes(Mapping[str, JsonValue]):
-    """What the user noted about an array or a group, by name.
+    """User attributes of an array or a group, a mutable mapping of names to JSON values.
 
-    Looking costs nothing: it shows what was stored when they were read, or after the last change
-    made here. Every change is atomic: it is made to what is stored at that moment, under its
-    generation, so that writers of different attributes do not undo each other.
+    Lookups cost no I/O: they show the attributes as of the last reading, or of the last change
+    through this object. Every change is atomic: it applies to the attributes stored at that moment,
+    under their generation, so that writers of different attributes do not undo each other.
 
     Parameters
     ----------
     file : JsonFile
-        The document.
+        The document that holds the attributes.
     member : str or None
-        Which member of it; None if the document is nothing else, and then need not exist.
+        Member of the document with the attributes; None if the whole document is the attributes,
+        which then need not exist.
     executor : Executor
-        Whose threads do the writing.
+        Threads for reading and writing.
     values : mapping, optional
-        What was read already.
+        Attributes read before; read on the first lookup by default.
     writable : bool
     before : callable, optional
         Called before each change is stored.
@@ -95,11 +96,11 @@ class Attributes(Mapping[str, JsonValue]):
         return name in self._known()
 
     def asdict(self) -> dict[str, JsonValue]:
-        """All of them, as a dict of one's own."""
+        """Return all attributes as a new dict."""
         return copy.deepcopy(dict(self._known()))
 
     def read(self) -> Future[dict[str, JsonValue]]:
-        """Read them again, and return them as :meth:`asdict` does.
+        """Read the attributes again and return them as a new dict.
 
         Raises
         ------
@@ -132,7 +133,7 @@ class Attributes(Mapping[str, JsonValue]):
         self._change(without).result()
 
     def update(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Future[None]:
-        """Set some and keep the others.
+        """Set some attributes and keep the others.
 
         Parameters
         ----------
@@ -142,20 +143,20 @@ class Attributes(Mapping[str, JsonValue]):
         Returns
         -------
         Future
-            Done when they are stored.
+            Resolves when the attributes are stored.
 
         Raises
         ------
         MetadataError
-            Through the Future: at once, if a value is not JSON (NaN and infinities are not) or
-            they are read-only.
+            Through the Future, if a value is not JSON (NaN and infinities are not) or the
+            attributes are read-only; known before any I/O.
         NotFoundError, ConflictError, StoreIOError
             Through the Future.
         """
         return self._set({**(values or {}), **more}, keep=True)
 
     def put(self, values: Mapping[str, Any]) -> Future[None]:
-        """Set these and remove all others; otherwise as :meth:`update`."""
+        """Set these attributes and remove all others; arguments and errors of :meth:`update`."""
         return self._set(values, keep=False)
 
     def _set(self, values: Mapping[str, Any], *, keep: bool) -> Future[None]:
@@ -205,7 +206,7 @@ class Attributes(Mapping[str, JsonValue]):
 
 
 def json_attributes(values: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Attributes as JSON.
+    """Return attributes as JSON values.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """A hierarchy in a kvstore: reading, making and deleting nodes by logical path. All calls block.
 
-Whatever changes a node first takes the consolidated metadata away from all groups above it, so that
-no reader is ever told what is no longer there; :meth:`Hierarchy.consolidate` writes them again.
+Every change of a node first removes the consolidated metadata of all groups above it, so that no
+reader sees stale metadata; :meth:`Hierarchy.consolidate` writes them again.
 
 Source: Zarr v2 specification, "Hierarchies"; Zarr v3 core specification, "Storage".
 """
@@ -58,11 +58,11 @@ class Hierarchy:
     ----------
     store : KvStoreDriver
     root : str
-        Key prefix of the root: empty, or with a slash at its end.
+        Key prefix of the root: empty, or ending with a slash.
     zarr_format : {2, 3}
     limits : Limits
     cache : Cache or None
-        What keeps metadata of arrays: it forgets what is changed here.
+        Cache of the metadata of arrays; changes through the hierarchy remove their entries.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class Hierarchy:
         self._consolidated_at = ""
 
     def prefix(self, path: str) -> str:
-        """Key prefix of a node: with a slash at its end, or empty."""
+        """Return the key prefix of a node: ending with a slash, or empty."""
         return f"{self.root}{path}/" if path else self.root
 
     def path_of(self, prefix: str) -> str:
-        """The path whose :meth:`prefix` this is."""
+        """Return the path of the node with this key prefix."""
         return prefix[len(self.root) :].rstrip("/")
 
     def where(self, path: str) -> str:
-        """How messages name the document of a node that need not exist."""
+        """Return the name of a node's document for messages; the node need not exist."""
         return self.store.describe(self.prefix(path) + _group_name(self.zarr_format))
 
     def file(self, path: str, name: str) -> JsonFile:
-        """One document of a node."""
+        """Return one document of a node, unread."""
         return JsonFile(self.store, self.prefix(path) + name, self.limits, self.cache)
 
     # ------------------------------------------------------------------ reading
 
     def open(self, path: str, *, use_consolidated: bool | None) -> Node | None:
-        """Read a node in one request, with its consolidated metadata if they are wanted.
+        """Read a node in one request, with its consolidated metadata if wanted.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Hierarchy:
         return node
 
     def read(self, path: str) -> Node | None:
-        """The node at a normalised path, None if there is none."""
+        """Return the node at a normalised path, or None if there is none."""
         known = self._known(path)
         if known is not None and known[1]:
             node = known[0].node(known[1])
@@ -158,11 +158,11 @@ class Hierarchy:
         return next(self._read([path]), None)
 
     def children(self, path: str) -> list[Node]:
-        """Nodes directly below a normalised path, sorted by name."""
+        """Return the nodes directly below a normalised path, sorted by name."""
         return [node for nodes in self._levels([path], 0) for node in nodes]
 
     def walk(self, path: str, max_depth: int | None) -> Iterator[Node]:
-        """All nodes below a normalised path, level by level; 0 is the depth of its children."""
+        """Yield all nodes below a normalised path, level by level; children have depth 0."""
         for nodes in self._levels([path], max_depth):
             yield from nodes
 
@@ -279,7 +279,7 @@ class Hierarchy:
     # ------------------------------------------------------------------ making and deleting
 
     def create_groups(self, paths: Sequence[str]) -> None:
-        """Make groups at normalised paths, the root first, where there is nothing.
+        """Make groups at normalised paths, the root first, where no node exists.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class Hierarchy:
         raise ConflictError(f"{self.where(paths[-1])} was created and deleted {_ATTEMPTS} times")
 
     def create_group(self, path: str, attributes: Mapping[str, JsonValue]) -> bool:
-        """Make a group, and those above it; False if there is something already."""
+        """Make a group and the groups above it; return False if a node exists."""
         check_node_names(path, self.zarr_format)
         above = ancestors(path)
         self._check_format([path])
@@ -344,7 +344,7 @@ class Hierarchy:
                 )
 
     def delete(self, path: str) -> None:
-        """Delete a node and all that is below it.
+        """Delete a node and everything below it.
 
         Raises
         ------
@@ -368,7 +368,7 @@ class Hierarchy:
     # ------------------------------------------------------------------ attributes
 
     def attributes(self, node: Node, executor: Executor, *, writable: bool) -> Attributes:
-        """Those of a group, as they were when it was read."""
+        """Return the attributes of a group as of its reading."""
         path = node.path
         v2 = self.zarr_format == 2
         # Those of a v3 group stand in its own document, beside its consolidated metadata.
@@ -386,7 +386,7 @@ class Hierarchy:
     # ------------------------------------------------------------------ consolidated metadata
 
     def invalidate(self, paths: Sequence[str]) -> None:
-        """Take consolidated metadata away from the groups at normalised paths."""
+        """Remove the consolidated metadata of the groups at normalised paths."""
         self.consolidated = None
         if self.zarr_format == 3:
             for path in paths:
@@ -449,5 +449,5 @@ def _with_member(document: dict[str, JsonValue]) -> _Change:
 
 
 def exists_error(hierarchy: Hierarchy, path: str) -> AlreadyExistsError:
-    """The error that something is at a path already."""
+    """Return the error for a path with an existing node."""
     return AlreadyExistsError(f"Error writing {hierarchy.where(path)}", key=hierarchy.prefix(path))

@@ -9,14 +9,14 @@ from gpustore.metadata.node import Node, describe
 
 
 def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:
-    """A line for each node, drawn below the group it is in; arrays with their shape and type.
+    """Draw a hierarchy with one line for each node; arrays with their shape and data type.
 
     Parameters
     ----------
     name : str
-        Of the group at the top.
+        Name of the group at the top.
     members : iterable of (str, Node)
-        By path relative to it; groups may come in any order, the nodes of one in theirs.
+        Path relative to the group, and node; groups in any order, the nodes of one group sorted.
     """
     below: dict[str, list[tuple[str, Node]]] = {}
     for path, node in members:

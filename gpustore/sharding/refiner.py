@@ -24,7 +24,7 @@ class Probe:
     Attributes
     ----------
     rows : sequence of int
-        Rows of the window whose values they are ranges of; rows of one key need only one.
+        Row of the window for each range; one row of each key suffices.
     start : sequence of int
         First byte; negative for a suffix of that length.
     stop : sequence of int or None
@@ -37,22 +37,23 @@ class Probe:
 
 
 class Refiner(Protocol):
-    """What a stage offers that can read parts of a chunk."""
+    """Interface of the stages of a codec chain that can read parts of a stored value."""
 
     def probe(self, rows: PlanWindow) -> Probe | None:
-        """Ranges to fetch before :meth:`refine`, or None if none are needed."""
+        """Return the byte ranges to fetch before :meth:`refine`, or None if none are needed."""
 
     def refine(
         self, rows: PlanWindow, heads: Sequence[Buffer | None], totals: Sequence[int]
     ) -> PlanWindow:
-        """Rewrite `rows` to fetch less.
+        """Return `rows` with narrower byte ranges, so that less is fetched.
 
         Parameters
         ----------
         rows : PlanWindow
-            As passed to :meth:`probe`.
+            The window given to :meth:`probe`.
         heads : sequence of buffer or None
-            What was found in the probed ranges, None for a missing key; empty without a probe.
+            Bytes of the probed ranges in host memory, None for a missing key; empty without a
+            probe.
         totals : sequence of int
             Size of each of those values in bytes, -1 if unknown.
         """
@@ -60,12 +61,12 @@ class Refiner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawBytesRefiner:
-    """Reads only the span of an uncompressed chunk that holds the elements wanted.
+    """Reads only the span of an uncompressed chunk that holds the wanted elements.
 
     Attributes
     ----------
     nbytes, itemsize : int
-        Of a decoded chunk and of one of its elements.
+        Length of a decoded chunk and of one of its elements, in bytes.
     offset : int
         First byte of the first element.
     """
@@ -75,7 +76,7 @@ class RawBytesRefiner:
     offset: int = 0
 
     def probe(self, rows: PlanWindow) -> Probe | None:
-        """Nothing: the offsets of raw bytes are known from the shape alone."""
+        """Return None: the offsets of raw bytes are known from the shape alone."""
         del rows
         return None
 

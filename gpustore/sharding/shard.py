@@ -39,12 +39,12 @@ from gpustore.strict_json.parsing import JsonValue, in_member
 
 @dataclass(frozen=True, slots=True)
 class ShardLevel:
-    """One level of sharding.
+    """One level of sharding: its index, the order of its dimensions, the size of its inner chunks.
 
     Attributes
     ----------
     index : ShardIndexFormat
-        How the index is stored; its shape is in the order of the encoded dimensions.
+        Stored form of the index; its shape is in the order of the encoded dimensions.
     order : tuple of int
         Array dimension of each encoded dimension: the transposes before the codec.
     divisor : tuple of int, one an array dimension
@@ -57,7 +57,7 @@ class ShardLevel:
     divisor: tuple[int, ...]
 
     def position(self, cell: Sequence[int]) -> int:
-        """Number of the inner chunk that holds an innermost cell, in its shard."""
+        """Return the position in its shard of the inner chunk of an innermost cell."""
         position = 0
         for d, count in zip(self.order, self.index.chunks_per_shard):
             position = position * count + cell[d] // self.divisor[d] % count
@@ -65,7 +65,7 @@ class ShardLevel:
 
     @property
     def ratio(self) -> tuple[int, ...]:
-        """Innermost chunks of a shard along each array dimension."""
+        """Number of innermost chunks in a shard along each array dimension."""
         ratio = [0] * len(self.order)
         for d, count in zip(self.order, self.index.chunks_per_shard):
             ratio[d] = count * self.divisor[d]
@@ -74,7 +74,7 @@ class ShardLevel:
 
 @dataclass(frozen=True, slots=True)
 class ShardRefiner:
-    """Narrows each row to the bytes of its inner chunk of one level.
+    """Narrows each row of a plan to the bytes of its inner chunk at one level of sharding.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class ShardRefiner:
     level: ShardLevel
 
     def probe(self, rows: PlanWindow) -> Probe | None:
-        """The index of each shard, once."""
+        """Return the byte range of the index of each shard, once a shard."""
         low, high = self.level.index.byte_range
         nbytes = self.level.index.nbytes
         probed, start, stop = [], [], []
@@ -159,11 +159,11 @@ class ResolvedCodecs:
     Attributes
     ----------
     chain : CodecChain
-        Of the innermost chunks; its layout is in the order of the array's dimensions.
+        Codecs of the innermost chunks; the layout is in the order of the array's dimensions.
     chunk_shape : tuple of int
-        Of the innermost chunks, in elements.
+        Shape of the innermost chunks, in elements.
     levels : tuple of ShardLevel
-        Outermost first; empty without sharding.
+        Levels of sharding, outermost first; empty without sharding.
     """
 
     chain: CodecChain
@@ -172,7 +172,7 @@ class ResolvedCodecs:
 
     @property
     def key_ratio(self) -> tuple[int, ...]:
-        """Innermost chunks along each dimension that share a key."""
+        """Number of innermost chunks that share a key, along each dimension."""
         return self.levels[0].ratio if self.levels else (1,) * len(self.chunk_shape)
 
 
@@ -189,22 +189,23 @@ def resolve_codecs(
     Parameters
     ----------
     codecs : sequence of NamedConfiguration
-        As stored: everything must be said.
+        The stored codecs, with all options.
     dtype : dtype or Component
-        Of the stored elements.
+        Data type of the stored elements.
     chunk_shape : sequence of int
-        Of the outermost chunks, in elements.
+        Shape of the outermost chunks, in elements.
     limits : Limits
-        ``codecs``, ``nested_shardings``, ``chunk_nbytes`` and ``shard_index_nbytes`` count.
+        The limits ``codecs``, ``nested_shardings``, ``chunk_nbytes`` and ``shard_index_nbytes``
+        apply.
     missing : callable, optional
-        The bytes of a stored element of an inner chunk that is not there, given its data type; by
-        default zeros. Only shards that are encoded as a whole need it.
+        Function from a data type to the bytes of a stored element of a missing inner chunk; zeros
+        by default. Only shards that are encoded as a whole use it.
 
     Raises
     ------
     MetadataError, UnsupportedError, LimitError
-        As :func:`gpustore.codec_chain.resolve.resolve_v3`; also if inner chunks do not divide a
-        shard, or an index has no fixed size.
+        The errors of :func:`gpustore.codec_chain.resolve.resolve_v3`; also if inner chunks do not
+        divide a shard, or an index has no fixed size.
     """
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     given = _Given(component, limits, missing or (lambda dtype: bytes(dtype.itemsize)))
@@ -213,7 +214,7 @@ def resolve_codecs(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What codecs stand in.
+    """Arguments of :func:`resolve_codecs` that all levels share.
 
     Attributes
     ----------

@@ -25,10 +25,10 @@ from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 
 
 def unpack(shard: Buffer, form: ShardIndexFormat, inner_bound: int) -> list[Buffer | None]:
-    """The encoded inner chunks of a whole shard in C order, None where there is none.
+    """Return the encoded inner chunks of a whole shard in C order, None for missing ones.
 
-    They may overlap; each may be so long as `inner_bound`, in bytes, or all together could become
-    far more than the shard when they are written again.
+    Chunks may overlap. A chunk longer than `inner_bound`, in bytes, is an error, because
+    overlapping chunks could grow far beyond the shard when they are written again.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def unpack(shard: Buffer, form: ShardIndexFormat, inner_bound: int) -> list[Buff
 
 
 def pack(chunks: Sequence[Buffer | None], form: ShardIndexFormat) -> Buffer | None:
-    """A shard of encoded inner chunks, in C order without gaps; None if there are none."""
+    """Return a shard of encoded inner chunks in C order without gaps; None if there are none."""
     if all(chunk is None for chunk in chunks):
         return None
     lengths = np.array([-1 if chunk is None else len(chunk) for chunk in chunks], np.int64)
@@ -65,7 +65,7 @@ def pack(chunks: Sequence[Buffer | None], form: ShardIndexFormat) -> Buffer | No
 
 @dataclass(frozen=True, slots=True)
 class WholeShard(BytesCodec):
-    """The codec ``sharding_indexed`` as a stage: elements of a shard in, the stored shard out.
+    """The codec ``sharding_indexed`` as a stage, from the elements of a shard to its stored bytes.
 
     Elements are contiguous. Their dimensions stand in the order in which inner chunks have them.
 
@@ -73,9 +73,9 @@ class WholeShard(BytesCodec):
     ----------
     form : ShardIndexFormat
     inner : CodecChain
-        Of the inner chunks.
+        Codecs of the inner chunks.
     missing : bytes
-        A stored element of an inner chunk that is not there.
+        Bytes of a stored element of a missing inner chunk.
     """
 
     name = "sharding_indexed"
@@ -89,7 +89,7 @@ class WholeShard(BytesCodec):
     def of(
         cls, form: ShardIndexFormat, inner: CodecChain, missing: Callable[[np.dtype[Any]], bytes]
     ) -> WholeShard:
-        """Inner chunks that are not there are `missing` of the type of stored elements."""
+        """Make the stage; missing inner chunks read as `missing`, given the stored data type."""
         if inner.objects is not None:
             raise UnsupportedError(
                 "Shards of elements of any length that are encoded as a whole are not supported"
@@ -112,12 +112,12 @@ class WholeShard(BytesCodec):
         return tuple(counts[d] * extents[d] for d in self.inner.inner_order[: self._rank])
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Twice what inner chunks need: there may be gaps, but not of any size."""
+        """Return twice the length that inner chunks need, which leaves room for gaps."""
         del decoded_nbytes
         return 2 * self.form.count * self.inner.encoded_bound + self.form.nbytes
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """Every inner chunk."""
+        """Encode every inner chunk and pack the shard."""
         chunks = []
         for part in self._parts(np.frombuffer(decoded, np.uint8)):
             whole = np.empty(self.inner.layout.nbytes, np.uint8)
@@ -130,7 +130,7 @@ class WholeShard(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """Every inner chunk, and the fill value where there is none."""
+        """Decode every inner chunk, with the fill value for missing ones."""
         del exact  # A shard has one size.
         low, _ = self.form.byte_range
         if len(encoded) < self.form.nbytes:

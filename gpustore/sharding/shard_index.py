@@ -28,7 +28,7 @@ _MISSING = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """A decoded index.
+    """A decoded index: the place of each inner chunk in a shard.
 
     Attributes
     ----------
@@ -42,22 +42,23 @@ class ShardIndex:
 
     @classmethod
     def empty(cls, count: int) -> ShardIndex:
-        """The index of a shard without any inner chunk."""
+        """Return the index of a shard without inner chunks."""
         return cls(np.full(count, -1, np.int64), np.full(count, -1, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndexFormat:
-    """How the indices of an array's shards are stored.
+    """Stored form of the indices of an array's shards.
 
     Attributes
     ----------
     chunks_per_shard : tuple of int
-        Inner chunks along each dimension.
+        Number of inner chunks along each dimension.
     chain : CodecChain
-        Of a uint64 array of shape ``chunks_per_shard + (2,)``; its stages are exact.
+        Codecs of the uint64 array of shape ``chunks_per_shard + (2,)``; the stages have a fixed
+        encoded size.
     at_end : bool
-        Whether it stands at the end of the shard; otherwise at the start.
+        Whether the index is at the end of the shard instead of the start.
     """
 
     chunks_per_shard: tuple[int, ...]
@@ -66,17 +67,17 @@ class ShardIndexFormat:
 
     @property
     def count(self) -> int:
-        """Inner chunks of a shard."""
+        """Number of inner chunks of a shard."""
         return math.prod(self.chunks_per_shard)
 
     @property
     def nbytes(self) -> int:
-        """Length of the encoded index."""
+        """Length of the encoded index, in bytes."""
         return self.chain.encoded_bound
 
     @property
     def byte_range(self) -> tuple[int, int | None]:
-        """Where it stands in a shard: first byte (negative: from the end), and end."""
+        """Byte range of the index in a shard: first byte (negative: from the end), and end."""
         return (-self.nbytes, None) if self.at_end else (0, self.nbytes)
 
     def decode(self, encoded: Buffer, *, total: int) -> ShardIndex:
@@ -120,7 +121,7 @@ class ShardIndexFormat:
         return ShardIndex(index[:, 0], index[:, 1])
 
     def encode(self, index: ShardIndex) -> Buffer:
-        """The bytes of an index."""
+        """Return the encoded bytes of an index."""
         layout = self.chain.layout
         chunk = np.empty(layout.nbytes, np.uint8)
         table: NDArray[Any] = np.ndarray(layout.shape, layout.dtype, chunk, 0, layout.strides)
