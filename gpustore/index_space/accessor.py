@@ -1,4 +1,4 @@
-"""Attributes that are indexed: ``x.oindex[...]``, ``x.label[...]``, ``x.translate_to[...]``."""
+"""Accessors: attributes that are indexed, as ``x.oindex[...]`` and ``x.translate_to[...]``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class Accessor(Generic[T]):
-    """``subject.name``, to be indexed.
+    """Attribute ``subject.name`` that is indexed.
 
     Parameters
     ----------
     subject : object
-        What the attribute belongs to, printed in front of its name.
+        Object that has the attribute; printed in front of its name.
     name : str
-        The attribute.
+        Name of the attribute.
     apply : callable
-        Called with the index.
+        ``apply(index)`` is the result of indexing.
     """
 
     __slots__ = ("_apply", "_name", "_subject")
@@ -44,7 +44,7 @@ class Accessor(Generic[T]):
 
 
 def labels_argument(index: Any) -> tuple[str, ...]:
-    """The labels in ``label["x", "y"]`` or ``label[["x", "y"]]``."""
+    """Return the labels in ``label["x", "y"]`` or ``label[["x", "y"]]``."""
     labels = (index,) if isinstance(index, str) else index
     if isinstance(labels, Iterable):
         result = tuple(labels)
@@ -54,7 +54,10 @@ def labels_argument(index: Any) -> tuple[str, ...]:
 
 
 def offsets_argument(index: Any, name: str) -> int | tuple[int | None, ...] | None:
-    """The offsets in ``translate_by[1]`` or ``translate_by[1, None]``; None leaves as is."""
+    """Return the offsets in ``translate_by[1]`` or ``translate_by[1, None]``.
+
+    None leaves a dimension, or all of them, unchanged.
+    """
 
     def one(value: Any) -> int | None:
         if value is None:
@@ -68,7 +71,10 @@ def offsets_argument(index: Any, name: str) -> int | tuple[int | None, ...] | No
 
 
 def implicit_argument(index: Any) -> tuple[bool | None, bool | None]:
-    """Lower and upper flag in ``mark_bounds_implicit[True]`` or ``[lower:upper]``."""
+    """Return lower and upper flag of ``mark_bounds_implicit[True]`` or ``[lower:upper]``.
+
+    None leaves the flag of that side unchanged.
+    """
     lower, upper = index, index
     if isinstance(index, slice):
         if index.step is not None:

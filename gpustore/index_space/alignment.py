@@ -1,8 +1,8 @@
-"""Alignment of a source domain with a target domain: which dimension is written to which.
+"""Alignment of a source domain with a target domain: the target dimension of each source dimension.
 
-Labels decide if both domains have any: dimensions with the same label belong together, those
-without one from the last to the first. Otherwise all do so from the last to the first, as in NumPy.
-A source dimension of size one is broadcast; origins do not matter.
+If both domains have labels, dimensions with the same label match, and those without one match from
+the last to the first. Otherwise all dimensions match from the last to the first, as in NumPy. A
+source dimension of size one is broadcast; origins do not matter.
 
 Source: TensorStore ``index_space/alignment.cc``.
 """
@@ -18,12 +18,12 @@ from gpustore.index_space.interval import format_interval, quote
 
 
 def align(source: IndexDomain, target: IndexDomain) -> tuple[int | None, ...]:
-    """The target dimension of each source dimension, None for those of size one without any.
+    """Return the target dimension of each source dimension, None for one that is broadcast.
 
     Raises
     ------
     MetadataError
-        Naming each source dimension whose size does not fit.
+        If the size of a source dimension does not fit; the message names each of them.
 
     Examples
     --------
@@ -51,20 +51,20 @@ def align(source: IndexDomain, target: IndexDomain) -> tuple[int | None, ...]:
 
 
 def arrangement(source: IndexDomain, target: IndexDomain) -> Callable[[Any], Any]:
-    """What puts elements of one domain in the order of another's dimensions.
+    """Return a function that puts an array of one domain in the order of another's dimensions.
 
     Returns
     -------
     callable
-        From an array of the shape of `source` to a view that broadcasts to that of `target`.
+        Function from an array of the shape of `source` to a view that broadcasts to `target`.
 
     Raises
     ------
     MetadataError
-        As :func:`align`.
+        If the size of a source dimension does not fit.
     """
     matches = align(source, target)
-    # Those without a match are of size one; the others go where they match.
+    # Dimensions without a match are of size one; the others move to their target dimension.
     unmatched = tuple(i for i, j in enumerate(matches) if j is None)
     order = sorted((j, i) for i, j in enumerate(matches) if j is not None)
     shape = [1] * target.rank

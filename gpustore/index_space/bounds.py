@@ -1,4 +1,4 @@
-"""Bounds of a domain: checking what the caller gives, and propagating them through maps.
+"""Bounds of a domain: checks of a caller's bounds, and propagation through output index maps.
 
 :func:`propagate` finds the domain of ``b_to_c(a_to_b(x))``: each explicit bound of ``b`` must
 hold for every ``x``, implicit bounds of ``a_to_b`` are replaced by the ones that follow.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Box(NamedTuple):
-    """Bounds of a domain without its labels; one entry per dimension."""
+    """Bounds and implicit flags of a domain, without labels; one entry per dimension."""
 
     inclusive_min: tuple[int, ...]
     exclusive_max: tuple[int, ...]
@@ -38,7 +38,7 @@ class Box(NamedTuple):
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Raise unless the non-empty labels are unique."""
+    """Raise MetadataError unless the non-empty labels are unique."""
     named = [label for label in labels if label]
     if len(set(named)) != len(named):
         named.sort()
@@ -47,7 +47,7 @@ def check_labels(labels: Sequence[str]) -> None:
 
 
 def integers(values: Iterable[Any], name: str) -> tuple[int, ...]:
-    """`values` as int64; TypeError that names the parameter otherwise."""
+    """Return `values` as int64, raise TypeError that names the parameter otherwise."""
     if isinstance(values, (str, bytes)):
         raise TypeError(f"{name}: expected a sequence of integers, got {values!r}")
     try:
@@ -66,14 +66,14 @@ def build_box(
     implicit_lower: Sequence[bool] | None,
     implicit_upper: Sequence[bool] | None,
 ) -> Box:
-    """Check bounds and fill in those not given.
+    """Check bounds and fill in those that were not given.
 
     Parameters
     ----------
     rank : int
-        Number of dimensions, that of all sequences.
+        Number of dimensions, the length of all sequences.
     form : {"shape", "inclusive_max", "exclusive_max"}
-        What `upper` means.
+        Meaning of `upper`.
     """
     if upper is None:
         upper, form = (INF_STOP,) * rank, "exclusive_max"
@@ -103,15 +103,15 @@ def build_box(
 def box_from_arguments(
     names: dict[str, str], rank: Any, given: dict[str, Iterable[Any] | None]
 ) -> tuple[Box, tuple[str, ...]]:
-    """Box and labels from the arguments of a constructor.
+    """Return box and labels from the arguments of a constructor.
 
     Parameters
     ----------
     names : dict
-        From ``rank inclusive_min shape exclusive_max inclusive_max labels`` to the parameter's
-        name in the constructor, for messages.
+        Name of each parameter in the constructor, for messages, by ``rank``, ``inclusive_min``,
+        ``shape``, ``exclusive_max``, ``inclusive_max`` and ``labels``.
     given : dict
-        The arguments under the first names, and ``implicit_lower_bounds implicit_upper_bounds``.
+        Arguments by the keys of `names`, ``implicit_lower_bounds`` and ``implicit_upper_bounds``.
     """
     rank_from = ""
     if rank is not None:
@@ -158,7 +158,7 @@ def box_from_arguments(
 
 
 _UPPER = ("exclusive_max", "inclusive_max", "shape")
-# Of two faults TensorStore reports the one that comes first in this order.
+# Of two wrong arguments TensorStore reports the one that comes first in this order.
 _ORDER = ("inclusive_min", "implicit_lower_bounds", *_UPPER, "implicit_upper_bounds", "labels")
 
 
@@ -174,20 +174,20 @@ def _sequence(key: str, name: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def explicitly_empty(box: Box) -> bool:
-    """Whether some dimension has size 0 and both bounds explicit."""
+    """Whether a dimension has size 0 and two explicit bounds."""
     low, stop, il, iu = box
     return any([low[i] == stop[i] and not il[i] and not iu[i] for i in range(len(low))])
 
 
 def propagate(b: Box, a: Box, a_to_b: Sequence[OutputIndexMap]) -> Box:
-    """The domain of the composition of a transform ``b -> c`` with ``a_to_b``.
+    """Return the domain of the composition of a transform ``b -> c`` with ``a_to_b``.
 
     Raises
     ------
     OutOfBoundsError
-        Some index in `a` is mapped outside an explicit bound of `b`.
+        If an index in `a` is mapped outside an explicit bound of `b`.
     MetadataError
-        A bound overflows.
+        If a bound overflows.
     """
     empty = explicitly_empty(a)
     rank = len(a.inclusive_min)
@@ -218,7 +218,7 @@ def propagate(b: Box, a: Box, a_to_b: Sequence[OutputIndexMap]) -> Box:
 
 
 def check_constant(dim: int, index: int, low: int, stop: int, il: bool, iu: bool) -> None:
-    """Raise unless `index` is within the explicit bounds of output dimension `dim`."""
+    """Raise OutOfBoundsError if `index` is outside an explicit bound of output dimension `dim`."""
     if (il or low <= index) and (iu or index < stop) and -INF < index < INF:
         return
     valid = format_interval(-INF if il else low, INF_STOP if iu else stop)
@@ -231,7 +231,7 @@ def check_constant(dim: int, index: int, low: int, stop: int, il: bool, iu: bool
 def _tighten(
     x: tuple[int, int, bool, bool], y: tuple[int, int, bool, bool]
 ) -> tuple[int, int, bool, bool]:
-    """Intersection in which an explicit bound wins over an implicit one."""
+    """Return the intersection of intervals; an explicit bound wins over an implicit one."""
     il, iu = x[2] and y[2], x[3] and y[3]
     low = max(z[0] for z in (x, y) if il or not z[2])
     stop = min(z[1] for z in (x, y) if iu or not z[3])

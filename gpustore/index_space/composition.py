@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 def compose_maps(
     b_to_c: Sequence[OutputIndexMap], b: Box, a_to_b: Sequence[OutputIndexMap], a: Box
 ) -> OutputIndexMaps:
-    """Output index maps of ``b_to_c(a_to_b(x))`` for x in `a`, whose bounds are propagated."""
+    """Return the output index maps of ``b_to_c(a_to_b(x))`` for x in `a`.
+
+    `a` is the result of :func:`~gpustore.index_space.bounds.propagate`.
+    """
     maps = []
     for dim, outer in enumerate(b_to_c):
         source = outer.input_dimension
@@ -73,7 +76,7 @@ def _through_affine(
 
 
 def _array_bounds(b: Box, dim: int, inner: OutputIndexMap) -> tuple[int, int]:
-    """Values of the index array that lead into the explicit bounds of dimension `dim` of `b`."""
+    """Return bounds of the index array whose values map into dimension `dim` of `b`."""
     low = -INF if b.implicit_lower[dim] else b.inclusive_min[dim]
     stop = INF_STOP if b.implicit_upper[dim] else b.exclusive_max[dim]
     assert inner.stride is not None
@@ -146,7 +149,7 @@ def _sliced(
     a_to_b: Sequence[OutputIndexMap],
     rank: int,
 ) -> IndexArray:
-    """A view of `array`: every input dimension is used at most once, by a slice."""
+    """Return a view of `array`; every input dimension is used at most once, by a slice."""
     view = array[tuple(terms)]
     sources = [a_to_b[dim].input_dimension for dim, t in enumerate(terms) if isinstance(t, slice)]
     shape = [1] * rank
@@ -166,7 +169,7 @@ def _along(values: IndexArray, axis: int, rank: int) -> IndexArray:
 
 
 def _checked_indices(b: Box, dim: int, inner: OutputIndexMap, array: IndexArray) -> IndexArray:
-    """Positions within dimension `dim` of `b` that the array map `inner` leads to."""
+    """Return the positions in dimension `dim` of `b` that the array map `inner` leads to."""
     low, stop = _intersect(_array_bounds(b, dim, inner), inner.bounds)
     bad = (array < max(low, -INF + 1)) | (array >= min(stop, INF))
     if bad.any():
@@ -184,7 +187,7 @@ def _checked_indices(b: Box, dim: int, inner: OutputIndexMap, array: IndexArray)
 
 
 def crop_arrays(maps: Sequence[OutputIndexMap], old: Box, new: Box) -> OutputIndexMaps:
-    """The maps for the domain `new`, a part of `old`: index arrays are cut to size."""
+    """Return the maps for the domain `new`, a part of `old`: index arrays are cropped to it."""
     empty = explicitly_empty(new)
     result = []
     for mapping in maps:

@@ -11,10 +11,10 @@ from gpustore.index_space.selection import dimension_by_label
 def crop_box(
     target: Box, labels: tuple[str, ...], crop: Box, crop_labels: tuple[str, ...]
 ) -> tuple[Box, tuple[str, ...]]:
-    """Box and labels of `target` cropped to `crop`, dimensions matched by label if both have some.
+    """Return box and labels of `target` cropped to `crop`.
 
-    The bounds become those of `crop`, explicit. Dimensions of `target` that `crop` does not name
-    remain as they are.
+    Dimensions match by label if both have labels, else by position. The bounds become those of
+    `crop`, explicit. Dimensions of `target` that `crop` does not name are unchanged.
     """
     rank, crop_rank = len(labels), len(crop_labels)
     if not any(crop_labels) or not any(labels):

@@ -1,4 +1,7 @@
-"""One dimension of an index space: an interval, its implicit flags and its label."""
+"""One dimension of an index space: an interval, its implicit flags and its label.
+
+Source: ``Dim`` of TensorStore (``tensorstore/index_interval.h``).
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ Dim(inclusive_min=2, exclusive_max=4, label="y"))
 
     @classmethod
     def _from_bounds(cls, bounds: interval.Bounds) -> Self:
-        """A Dim of already checked bounds."""
+        """Return a Dim of bounds that were checked."""
         dim = cls.__new__(cls)
         dim._lower, dim._stop, dim.implicit_lower, dim.implicit_upper, dim.label = bounds
         return dim
@@ -182,7 +185,7 @@ Dim(inclusive_min=2, exclusive_max=4, label="y"))
         return self._lower != -INF and self._stop != INF_STOP
 
     def hull(self, other: Dim) -> Dim:
-        """Smallest Dim that contains both; labels must agree, or one be empty.
+        """Return the smallest Dim that contains both; labels must agree, or one be empty.
 
         >>> Dim(5).hull(Dim(7, implicit_upper=True))
         Dim(inclusive_min=0, exclusive_max=7, implicit_upper=True)
@@ -190,7 +193,7 @@ Dim(inclusive_min=2, exclusive_max=4, label="y"))
         return Dim._from_bounds(interval.hull(self._bounds(), other._bounds()))
 
     def intersect(self, other: Dim) -> Dim:
-        """Indices in both; labels must agree, or one be empty.
+        """Return the Dim of the indices in both; labels must agree, or one be empty.
 
         >>> Dim(5, "x").intersect(Dim(inclusive_min=3))
         Dim(inclusive_min=3, exclusive_max=5, label="x")
@@ -242,7 +245,7 @@ Dim(inclusive_min=2, exclusive_max=4, label="y"))
 
 
 def _name_positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; which constructor is meant follows from the positional ones."""
+    """Return arguments by name; the positional ones tell the constructor that is meant."""
     names: tuple[str, ...] = ("size", "label")
     if args and isinstance(args[0], str):
         names = ("label",)

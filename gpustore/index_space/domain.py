@@ -1,4 +1,7 @@
-"""Domain of an index space: bounds, implicit flags and labels of all dimensions."""
+"""Domain of an index space: bounds, implicit flags and labels of all dimensions.
+
+Source: ``IndexDomain`` of TensorStore (``tensorstore/index_space/index_domain.h``).
+"""
 
 from __future__ import annotations
 
@@ -56,14 +59,14 @@ class IndexDomain:
     labels : sequence of str or None, optional
         Unique, or empty.
     json : dict, optional
-        The JSON form, alone.
+        The JSON form, as the only argument.
 
     Raises
     ------
     ValueError
-        The arguments contradict each other or are out of range.
+        If the arguments contradict each other or are out of range.
     TypeError
-        An argument has the wrong type.
+        If an argument has the wrong type.
 
     Examples
     --------
@@ -153,7 +156,7 @@ class IndexDomain:
 
     @property
     def index_exp(self) -> tuple[slice, ...]:
-        """Slices that select the domain in NumPy; None stands for an infinite bound.
+        """Slices that select the domain in a NumPy array; None stands for an infinite bound.
 
         >>> IndexDomain(inclusive_min=[2], exclusive_max=[5]).index_exp
         (slice(2, 5, None),)
@@ -161,7 +164,7 @@ class IndexDomain:
         Raises
         ------
         ValueError
-            A finite bound is negative, which NumPy would count from the end.
+            If a finite bound is negative, which NumPy would count from the end.
         """
         finite = [low for low in self.box.inclusive_min if low != -INF]
         if min((*finite, *self.box.exclusive_max), default=0) < 0:
@@ -187,7 +190,7 @@ class IndexDomain:
     @overload
     def __getitem__(self, key: Any) -> IndexDomain: ...
     def __getitem__(self, key: Any) -> Dim | IndexDomain:
-        """One :class:`Dim` by index or label; else a domain.
+        """Return one :class:`Dim` for an index or label, a domain for other keys.
 
         Parameters
         ----------
@@ -197,9 +200,9 @@ class IndexDomain:
         Raises
         ------
         IndexError
-            The dimension does not exist, or the crop or transform is out of bounds.
+            If the dimension does not exist, or the crop or transform is out of bounds.
         ValueError
-            A selection names a dimension twice, or one that does not exist.
+            If a selection names a dimension twice, or one that does not exist.
         """
         maps = getattr(key, "output", None)
         if isinstance(key, (IndexDomain, str)) or hasattr(key, "__index__") or maps is not None:
@@ -225,11 +228,11 @@ class IndexDomain:
         return make_domain(box, tuple([self.labels[i] for i in dims]))
 
     def hull(self, other: IndexDomain) -> IndexDomain:
-        """Smallest domain that contains both."""
+        """Return the smallest domain that contains both."""
         return self._merge(other, interval.hull, "hull")
 
     def intersect(self, other: IndexDomain) -> IndexDomain:
-        """Indices in both domains."""
+        """Return the domain of the indices in both."""
         return self._merge(other, interval.intersect, "intersect")
 
     def _merge(self, other: IndexDomain, merge: Any, verb: str) -> IndexDomain:
@@ -248,17 +251,17 @@ class IndexDomain:
 
     @property
     def translate_to(self) -> Accessor[IndexDomain]:
-        """``domain.translate_to[origins]``: moved so that it begins there."""
+        """Accessor ``domain.translate_to[origins]``: the domain moved to begin at `origins`."""
         return self._translation("translate_to")
 
     @property
     def translate_by(self) -> Accessor[IndexDomain]:
-        """``domain.translate_by[offsets]``: moved up."""
+        """Accessor ``domain.translate_by[offsets]``: the domain with `offsets` added."""
         return self._translation("translate_by")
 
     @property
     def translate_backward_by(self) -> Accessor[IndexDomain]:
-        """``domain.translate_backward_by[offsets]``: moved down."""
+        """Accessor ``domain.translate_backward_by[offsets]``: the domain minus `offsets`."""
         return self._translation("translate_backward_by")
 
     def _translation(self, name: str) -> Accessor[IndexDomain]:
@@ -269,7 +272,7 @@ class IndexDomain:
 
     @property
     def label(self) -> Accessor[IndexDomain]:
-        """``domain.label["x", "y"]``: with these labels.
+        """Accessor ``domain.label["x", "y"]``: the domain with these labels.
 
         >>> IndexDomain(2).label["x", "y"]
         { "x": (-inf*, +inf*), "y": (-inf*, +inf*) }
@@ -287,7 +290,10 @@ class IndexDomain:
 
     @property
     def mark_bounds_implicit(self) -> Accessor[IndexDomain]:
-        """``domain.mark_bounds_implicit[lower:upper]``; one bool means both, None leaves."""
+        """Accessor ``domain.mark_bounds_implicit[lower:upper]``: the domain with these flags.
+
+        One bool sets both flags, None leaves a flag unchanged.
+        """
 
         def apply(index: Any) -> IndexDomain:
             return self._with_implicit(*implicit_argument(index))
@@ -305,7 +311,9 @@ class IndexDomain:
         return make_domain(box, self.labels)
 
     def transpose(self, axes: Any = None) -> IndexDomain:
-        """Dimensions in the order `axes` (indices, labels or slices), reversed by default.
+        """Return the domain with its dimensions in the order `axes`, reversed by default.
+
+        `axes` are indices, labels or slices.
 
         >>> IndexDomain(labels=["x", "y"]).transpose(["y", "x"]).labels
         ('y', 'x')
@@ -314,11 +322,11 @@ class IndexDomain:
 
     @property
     def T(self) -> IndexDomain:
-        """Dimensions in reverse order."""
+        """Domain with its dimensions in reverse order."""
         return self.transpose()
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form.
+        """Return the JSON form.
 
         >>> IndexDomain(shape=[4]).to_json()
         {'exclusive_max': [4], 'inclusive_min': [0]}
@@ -336,7 +344,7 @@ _set = object.__setattr__
 
 
 def make_domain(box: Box, labels: tuple[str, ...]) -> IndexDomain:
-    """A domain of checked bounds and labels."""
+    """Return a domain of bounds and labels that were checked."""
     domain = _new(IndexDomain)
     _set(domain, "box", box)
     _set(domain, "labels", labels)

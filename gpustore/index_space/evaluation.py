@@ -1,4 +1,4 @@
-"""The output index of a single input index."""
+"""Evaluation of output index maps at a single input index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -> int:
-    """Output dimension `dim` of the input index `at`, which is within `box`."""
+    """Return the index in output dimension `dim` of the input index `at`, which is in `box`."""
     if mapping.stride is None:
         return mapping.offset
     if mapping.input_dimension is not None:
@@ -36,7 +36,7 @@ def evaluate(dim: int, mapping: OutputIndexMap, at: tuple[int, ...], box: Box) -
 
 
 def _scaled(dim: int, mapping: OutputIndexMap, index: int) -> int:
-    """``offset + stride * index``, which in TensorStore may wrap around."""
+    """Return ``offset + stride * index``; OutOfBoundsError where TensorStore wraps around."""
     result = mapping.offset + (mapping.stride or 0) * index
     if not fits_int64(result):
         raise OutOfBoundsError(

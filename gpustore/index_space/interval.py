@@ -29,7 +29,7 @@ def fits_int64(value: int) -> bool:
 
 
 def index_argument(value: Any, name: str) -> int:
-    """`value` as an int64; TypeError that names the parameter otherwise."""
+    """Return `value` as an int64, raise TypeError that names the parameter otherwise."""
     try:
         index = operator.index(value)
     except TypeError:
@@ -40,13 +40,13 @@ def index_argument(value: Any, name: str) -> int:
 
 
 def check_rank(rank: int) -> None:
-    """Raise MetadataError unless TensorStore allows so many dimensions."""
+    """Raise MetadataError unless `rank` is a number of dimensions that TensorStore allows."""
     if not 0 <= rank <= MAX_RANK:
         raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
 
 
 def quote(text: str) -> str:
-    r"""`text` in double quotes, with C escapes, as TensorStore prints labels.
+    r"""Return `text` in double quotes with C escapes, as TensorStore prints labels.
 
     >>> print(quote('a"é'))
     "a\"\xc3\xa9"
@@ -71,7 +71,7 @@ def quote(text: str) -> str:
 def format_interval(
     lower: int, stop: int, implicit_lower: bool = False, implicit_upper: bool = False
 ) -> str:
-    """The interval as TensorStore prints it; a star marks an implicit bound.
+    """Format an interval as TensorStore does; a star marks an implicit bound.
 
     >>> format_interval(0, 5, False, True), format_interval(-INF, INF_STOP)
     ('[0, 5*)', '(-inf, +inf)')
@@ -86,21 +86,21 @@ def _valid(lower: int, stop: int) -> bool:
 
 
 def closed(lower: int, upper: int) -> tuple[int, int]:
-    """Bounds of ``[lower, upper]`` as a half-open interval, MetadataError if there is none."""
+    """Return ``[lower, upper]`` as a half-open interval; MetadataError if it is no interval."""
     if not _valid(lower, upper + 1):
         raise MetadataError(f"({lower}, {upper}) do not specify a valid closed index interval")
     return lower, upper + 1
 
 
 def half_open(lower: int, stop: int) -> tuple[int, int]:
-    """The bounds themselves, MetadataError if they are no interval."""
+    """Return ``[lower, stop)``; MetadataError if it is no interval."""
     if not _valid(lower, stop):
         raise MetadataError(f"({lower}, {stop}) do not specify a valid half-open index interval")
     return lower, stop
 
 
 def sized(lower: int, size: int) -> tuple[int, int]:
-    """Bounds of `size` indices from `lower` on, MetadataError if there is no such interval."""
+    """Return the interval of `size` indices from `lower` on; MetadataError if it is none."""
     if size < 0 or not _valid(lower, lower + size):
         raise MetadataError(f"({lower}, {size}) do not specify a valid sized index interval")
     return lower, lower + size
@@ -112,7 +112,7 @@ def contains(lower: int, stop: int, inner_lower: int, inner_stop: int) -> bool:
 
 
 def check_index(index: int, lower: int, stop: int) -> None:
-    """Raise unless `index` is finite and inside."""
+    """Raise OutOfBoundsError unless `index` is finite and in ``[lower, stop)``."""
     if not (lower <= index < stop and -INF < index < INF):
         raise OutOfBoundsError(
             f"Index {index} is outside valid range {format_interval(lower, stop)}"
@@ -126,11 +126,11 @@ def _join(label: str, other: str) -> str:
 
 
 Bounds = tuple[int, int, bool, bool, str]
-"""Lower, stop, implicit lower, implicit upper, label."""
+"""Bounds of one dimension: lower, stop, implicit lower, implicit upper, label."""
 
 
 def hull(a: Bounds, b: Bounds) -> Bounds:
-    """Smallest interval that contains both; a selected bound keeps its implicit flag."""
+    """Return the smallest interval that contains both; a chosen bound keeps its implicit flag."""
     label = _join(a[4], b[4])
     if a[0] == a[1]:
         lower, stop = b[:2]
@@ -142,7 +142,7 @@ def hull(a: Bounds, b: Bounds) -> Bounds:
 
 
 def intersect(a: Bounds, b: Bounds) -> Bounds:
-    """Common part, perhaps empty; a selected bound keeps its implicit flag."""
+    """Return the common part, perhaps empty; a chosen bound keeps its implicit flag."""
     label = _join(a[4], b[4])
     lower, stop = max(a[0], b[0]), min(a[1], b[1])
     implicit_lower, implicit_upper = _flag(a, b, 0, lower), _flag(a, b, 1, stop)
@@ -150,7 +150,7 @@ def intersect(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _flag(a: Bounds, b: Bounds, side: int, bound: int) -> bool:
-    """Implicit only if every interval that has this bound has it implicit."""
+    """Whether every interval that has this bound has it implicit."""
     return all(x[2 + side] for x in (a, b) if x[side] == bound)
 
 
@@ -158,7 +158,7 @@ _FINITE = format_interval(-INF + 1, INF)
 
 
 def shift(lower: int, stop: int, offset: int) -> tuple[int, int]:
-    """Both finite bounds plus `offset`."""
+    """Return the interval with `offset` added to its finite bounds."""
     for bound, infinite in ((lower, -INF), (stop - 1, INF)):
         if bound != infinite and not -INF < bound + offset < INF:
             raise MetadataError(f"{bound} + {offset} is outside valid range {_FINITE}")
@@ -169,7 +169,7 @@ def shift(lower: int, stop: int, offset: int) -> tuple[int, int]:
 
 
 def shift_to(lower: int, stop: int, origin: int) -> tuple[int, int]:
-    """The interval moved so that it begins at `origin`."""
+    """Return the interval moved so that it begins at `origin`."""
     if not -INF < origin < INF:
         raise OutOfBoundsError(f"Origin {origin} is outside valid range {_FINITE}")
     if lower == -INF:
@@ -178,7 +178,7 @@ def shift_to(lower: int, stop: int, origin: int) -> tuple[int, int]:
 
 
 def affine_domain(lower: int, stop: int, offset: int, divisor: int) -> tuple[int, int]:
-    """The indices ``x`` for which ``offset + divisor * x`` lies in the interval.
+    """Return the interval of the ``x`` for which ``offset + divisor * x`` is in ``[lower, stop)``.
 
     >>> affine_domain(0, 10, 1, 3)
     (0, 3)

@@ -1,7 +1,7 @@
 """JSON of index domains and index transforms, as TensorStore's schemas define it.
 
-An implicit bound is wrapped in a list of one, an infinite one is ``"-inf"`` or ``"+inf"``. What
-equals the default is left out: unbounded implicit bounds, empty labels, identity output maps.
+An implicit bound is wrapped in a list of one, an infinite one is ``"-inf"`` or ``"+inf"``. Members
+that equal the default are left out: unbounded implicit bounds, empty labels, identity output maps.
 Source: TensorStore ``index_space/json.cc``.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def box_to_json(box: Box, labels: Sequence[str], prefix: str = "") -> dict[str, Any]:
-    """Members of a domain, or with `prefix` ``"input_"`` of a transform, sorted."""
+    """Return the JSON of a domain, or with `prefix` ``"input_"`` those members of a transform."""
     result: dict[str, Any] = {}
     rank = len(labels)
     unbounded_above = set(zip(box.exclusive_max, box.implicit_upper)) <= {(INF_STOP, True)}
@@ -61,7 +61,7 @@ def _bound_to_json(value: int | str, implicit: bool) -> Any:
 
 
 def maps_to_json(maps: OutputIndexMaps, input_rank: int) -> list[dict[str, Any]] | None:
-    """The ``"output"`` member, None for the identity."""
+    """Return the ``"output"`` member of a transform, None for the identity."""
     if tuple(maps) == tuple(identity_maps(input_rank)):
         return None
     return [_map_to_json(mapping) for mapping in maps]
@@ -96,7 +96,7 @@ def _expected(what: str, value: Any) -> MetadataError:
 
 
 def _integer(value: Any, low: int | None = None, high: int | None = None) -> int:
-    """A JSON integer; as in TensorStore ``2.0`` is one."""
+    """Parse an integer; as in TensorStore ``2.0`` is one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if low is None or high is None:
@@ -108,7 +108,7 @@ def _integer(value: Any, low: int | None = None, high: int | None = None) -> int
 
 
 def _bound(value: Any, infinite: str, number: int) -> int:
-    """An index not beyond `number`, or the word `infinite` that stands for it."""
+    """Parse an index not beyond `number`, or the word `infinite` that stands for it."""
     if value == infinite:
         return number
     expected = _expected(f'64-bit signed integer or "{infinite}"', value)
@@ -144,7 +144,7 @@ def _each(value: Any, parse: Callable[[Any], Any]) -> list[Any]:
 
 
 def _member(members: dict[str, Any], name: str, parse: Callable[[Any], Any]) -> Any:
-    """Take a member out of `members`; None if absent."""
+    """Remove a member from `members` and return it parsed; None if it is missing."""
     if name not in members:
         return None
     try:
@@ -166,7 +166,7 @@ def _at_most_one(members: dict[str, Any], names: Sequence[str]) -> None:
 
 
 class _Ranks:
-    """The rank, known from the first member that has one entry per dimension."""
+    """Rank of a domain, known from the first member that has one entry per dimension."""
 
     def __init__(self, rank: int | None) -> None:
         self.rank = rank
@@ -212,7 +212,7 @@ _UPPER = {"shape": INF_SIZE, "inclusive_max": INF, "exclusive_max": INF_STOP}
 def box_from_json(
     members: Any, prefix: str = "", *, others: tuple[str, ...] = ()
 ) -> tuple[Box, tuple[str, ...], dict[str, Any]]:
-    """Box and labels of a domain, and the members named in `others`, unparsed."""
+    """Parse box and labels of a domain; the members named in `others` are returned unparsed."""
     members = _object(members)
     names = ("rank", "inclusive_min", "shape", "inclusive_max", "exclusive_max", "labels")
     if not any(prefix + name in members for name in names):
@@ -241,7 +241,7 @@ def box_from_json(
 
 
 def maps_from_json(members: dict[str, Any]) -> list[OutputIndexMap] | None:
-    """The maps of the ``"output"`` member, None without one."""
+    """Parse the maps of the ``"output"`` member, None without one."""
 
     def all_maps(value: Any) -> list[OutputIndexMap]:
         return _each(value, _map_from_json)
@@ -300,7 +300,7 @@ def _closed_bounds(value: Any) -> tuple[int, int]:
 
 
 def _nested(value: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A nested list of integers, as an int64 array."""
+    """Parse a nested list of integers as an int64 array."""
     shape: list[int] = []
     level = value
     while isinstance(level, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Output index maps given by a caller or by JSON: checked against the input domain."""
+"""Checks of output index maps, given by a caller or by JSON, against the input domain."""
 
 from __future__ import annotations
 

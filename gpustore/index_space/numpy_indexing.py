@@ -53,7 +53,7 @@ Slice = tuple[int | None, int | None, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrays:
-    """One array term: one index array per old dimension it consumes, all of one shape."""
+    """Array term of an index: one index array per old dimension it consumes, all of one shape."""
 
     shape: tuple[int, ...]
     arrays: tuple[IndexArray, ...]
@@ -70,22 +70,22 @@ _NOT_AN_INDEX = (
 def index_maps(
     domain: IndexDomain, maps: OutputIndexMaps, index: Any, mode: str = "default"
 ) -> tuple[IndexDomain, OutputIndexMaps]:
-    """Domain and output maps after indexing.
+    """Return domain and output maps of a transform after NumPy-style indexing.
 
     Parameters
     ----------
     domain, maps : IndexDomain, OutputIndexMaps
-        Of the transform that is indexed.
+        Domain and maps of the transform that is indexed.
     index : object
-        What stands between the brackets.
+        Index expression, the object between the brackets.
     mode : {"default", "oindex", "vindex"}
-        How several index arrays combine: as in NumPy, each its own dimensions, or jointly with
-        their dimensions first.
+        Combination of several index arrays: as in NumPy, each with dimensions of its own, or
+        jointly with their dimensions first.
 
     Raises
     ------
     IndexError
-        The index is out of bounds or no index.
+        If the index is out of bounds or no index expression.
     """
     terms: list[Term] = []
     with_arrays = False
@@ -143,7 +143,7 @@ def _parse_slice(term: slice) -> list[Slice]:
 
 
 def _parse_other(term: Any) -> int | _Arrays:
-    """An integer-like object, or anything that NumPy makes an integer or boolean array of."""
+    """Parse an integer-like object, or one that NumPy converts to an integer or boolean array."""
     is_array = isinstance(term, np.ndarray)
     if not is_array and not isinstance(term, bool):
         try:
@@ -172,7 +172,7 @@ def _parse_other(term: Any) -> int | _Arrays:
 
 
 def _extra_dims(domain: IndexDomain, consumed: int, added: int) -> int:
-    """Number of dimensions that an ellipsis stands for."""
+    """Return the number of dimensions that an ellipsis stands for."""
     extra = domain.rank - consumed
     if extra < 0:
         raise MetadataError(
@@ -184,7 +184,7 @@ def _extra_dims(domain: IndexDomain, consumed: int, added: int) -> int:
 
 
 class _Builder:
-    """The new domain and the maps from it to the old one, dimension by dimension."""
+    """Builder of the new domain and the maps from it to the old one, dimension by dimension."""
 
     __slots__ = ("domain", "high", "il", "iu", "labels", "low", "maps")
 

@@ -1,4 +1,4 @@
-"""How one output dimension of an index transform is computed from the input indices.
+"""Output index maps: the computation of one output dimension from the input indices.
 
 Three methods: a constant; ``offset + stride * input[input_dimension]``; or
 ``offset + stride * index_array[input]``, with the array broadcast over the input domain.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class OutputIndexMethod(enum.Enum):
-    """Which of the three methods an :class:`OutputIndexMap` uses."""
+    """Method of an :class:`OutputIndexMap`: constant, single input dimension or index array."""
 
     constant = 0
     single_input_dimension = 1
@@ -39,7 +39,7 @@ class OutputIndexMethod(enum.Enum):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class OutputIndexMap:
-    """Output index map of one output dimension.
+    """Output index map of one output dimension; immutable.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class OutputIndexMap:
 
     @property
     def method(self) -> OutputIndexMethod:
-        """Which kind of map this is."""
+        """Method of this map."""
         if self.input_dimension is not None:
             return OutputIndexMethod.single_input_dimension
         if self.index_array is not None:
@@ -115,7 +115,7 @@ class OutputIndexMap:
 
     @property
     def index_range(self) -> Dim | None:
-        """Legal values of the index array; None for the other methods."""
+        """Interval of legal values of the index array; None for the other methods."""
         if self.index_array is None:
             return None
         return Dim(inclusive_min=self.bounds[0], exclusive_max=self.bounds[1])
@@ -152,7 +152,7 @@ class OutputIndexMap:
 
 
 def _name_positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name; which constructor is meant follows from the types."""
+    """Return arguments by name; their types tell the constructor that is meant."""
     first = "offset"
     if "index_array" in kwargs or "index_range" in kwargs:
         first = "index_array"
@@ -176,7 +176,7 @@ def _name_positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
 
 
 def _freeze(values: npt.ArrayLike) -> IndexArray:
-    """A read-only int64 copy of `values`, without repeating broadcast elements."""
+    """Return a read-only int64 copy of `values`, broadcast elements stored once."""
     array = np.asarray(values)
     if array.dtype.kind not in "iub" and array.size:
         raise TypeError(f"index_array: expected integers, got dtype {array.dtype}")
@@ -190,7 +190,7 @@ def _freeze(values: npt.ArrayLike) -> IndexArray:
 
 
 def format_array(array: IndexArray) -> str:
-    """Nested braces; of more than 1000 elements only 3 at each end of a dimension.
+    """Format an array in nested braces; of more than 1000 elements 3 at each end of a dimension.
 
     >>> format_array(np.array([[1, 2], [3, 4]]))
     '{{1, 2}, {3, 4}}'
@@ -233,14 +233,14 @@ _UNBOUNDED = (-INF, INF_STOP)
 
 
 def constant_map(offset: int) -> OutputIndexMap:
-    """A constant map; no checks."""
+    """Return a constant map, without checks."""
     result = _new(OutputIndexMap)
     _fill(result, offset, None, None, None, _UNBOUNDED)
     return result
 
 
 def input_map(offset: int, stride: int, dimension: int) -> OutputIndexMap:
-    """A single input dimension map; no checks, `stride` is not 0."""
+    """Return a single input dimension map, without checks; `stride` must not be 0."""
     if stride == 1 and offset == 0:
         return _IDENTITY[dimension]
     result = _new(OutputIndexMap)
@@ -251,7 +251,7 @@ def input_map(offset: int, stride: int, dimension: int) -> OutputIndexMap:
 def array_map(
     offset: int, stride: int, array: IndexArray, bounds: tuple[int, int]
 ) -> OutputIndexMap:
-    """An index array map; no checks, `array` is int64 and has the rank of the input domain."""
+    """Return an index array map, without checks; `array` is int64 of the input domain's rank."""
     array = array.view()
     array.setflags(write=False)
     result = _new(OutputIndexMap)
@@ -277,7 +277,7 @@ _IDENTITY = tuple(_rebuild(0, 1, dimension, None, _UNBOUNDED) for dimension in r
 
 
 class OutputIndexMaps(tuple[OutputIndexMap, ...]):
-    """The output index maps of a transform: an immutable sequence, one per output dimension."""
+    """Output index maps of a transform: an immutable sequence, one per output dimension."""
 
     __slots__ = ()
 
@@ -315,5 +315,5 @@ _IDENTITIES = tuple(OutputIndexMaps(_IDENTITY[:rank]) for rank in range(MAX_RANK
 
 
 def identity_maps(rank: int) -> OutputIndexMaps:
-    """Output dimension i is input dimension i; the same object for each rank."""
+    """Return the maps of output dimension i to input dimension i; one object for each rank."""
     return _IDENTITIES[rank]

@@ -1,4 +1,4 @@
-"""Resizing through a transform: what new bounds of its domain mean for its output space.
+"""Resizing through a transform: new bounds of its domain become new bounds of its output space.
 
 1. Only implicit bounds of the domain may be changed.
 2. A bound of the domain moves that of the output dimension it belongs to, with stride 1 or -1.
@@ -21,19 +21,19 @@ from gpustore.index_space.output_map import OutputIndexMap
 from gpustore.index_space.transform import IndexTransform
 
 Interval: TypeAlias = tuple[int | None, int | None]
-"""Bounds, None where nothing is said."""
+"""Lower bound and stop, None where there is no condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputResize:
-    """New bounds of one output dimension; None keeps a bound, or is no condition on it.
+    """New bounds of one output dimension.
 
     Attributes
     ----------
     inclusive_min, exclusive_max : int or None
-        New bounds.
+        New bounds; None keeps a bound.
     required_min, required_max : int or None
-        What the bounds must be now.
+        Bounds that the dimension must have before; None is no condition.
     """
 
     inclusive_min: int | None = None
@@ -42,14 +42,14 @@ class OutputResize:
     required_max: int | None = None
 
     def check_tied(self, dim: int, low: int, stop: int) -> None:
-        """Raise MismatchError if more than the view would be resized.
+        """Raise MismatchError if elements outside the view would be lost or gained.
 
         Parameters
         ----------
         dim : int
-            The output dimension.
+            Number of the output dimension, for the message.
         low, stop : int
-            Its bounds now.
+            Bounds of the dimension before.
         """
         affected = None
         if self.required_min is not None and self.required_min != low:
@@ -65,18 +65,18 @@ class OutputResize:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequest:
-    """New bounds for the domain of a transform.
+    """New bounds for the domain of a transform, and conditions on the change.
 
     Attributes
     ----------
     inclusive_min, exclusive_max : sequence of int or None, length of the domain's rank, or None
         New bounds; None keeps one, or all.
     resize_metadata_only : bool
-        Keep the chunks that are then outside.
+        Whether chunks that are outside afterwards are kept.
     resize_tied_bounds : bool
-        The output space may lose what the view does not show.
+        Whether the output space may lose elements that the view does not show.
     expand_only, shrink_only : bool
-        The other direction is an error.
+        Whether a change in the other direction is an error.
     """
 
     inclusive_min: Sequence[int | None] | None = None
@@ -87,7 +87,7 @@ class ResizeRequest:
     shrink_only: bool = False
 
     def output(self, transform: IndexTransform) -> tuple[OutputResize, ...] | None:
-        """New bounds of the output space of `transform`, None if nothing is to be changed.
+        """Return the new bounds of the output space of `transform`, None if none changes.
 
         Raises
         ------
@@ -146,7 +146,7 @@ def _check_input(transform: IndexTransform, d: int, low: int | None, high: int |
         if not -INF <= high <= INF:
             raise MetadataError(f"{where}: Invalid requested exclusive max value {high}")
         if high < least:
-            # TensorStore takes it as `least`; a negative size is rather a mistake.
+            # TensorStore takes it as `least`; a negative size is more likely a mistake.
             raise MetadataError(f"{where}: Invalid requested bounds [{least}, {high})")
 
 
@@ -160,7 +160,7 @@ def _resized(o: int, map_: OutputIndexMap, low: int | None, high: int | None) ->
 
 
 def _affine(map_: OutputIndexMap, low: int | None, stop: int | None) -> Interval:
-    """Bounds of the output for bounds of the input, stride 1 or -1."""
+    """Return bounds of an output dimension for bounds of its input dimension, stride 1 or -1."""
     if map_.stride == -1:
         low, stop = (
             None if stop is None else 1 - stop,
@@ -173,7 +173,7 @@ def _affine(map_: OutputIndexMap, low: int | None, stop: int | None) -> Interval
 
 
 def _required(o: int, map_: OutputIndexMap, transform: IndexTransform) -> Interval:
-    """What the bounds of an output dimension must be, so that the view shows all of it."""
+    """Return the bounds of an output dimension of which the view shows every element."""
     if map_.index_array is not None:
         raise MetadataError(
             f"Output dimension {o} has index array map but `resize_tied_bounds` was not specified"

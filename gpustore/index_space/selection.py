@@ -1,4 +1,4 @@
-"""Choosing dimensions of a domain by index, label, slice, or a sequence of these."""
+"""Selection of dimensions of a domain by index, label, slice, or a sequence of these."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def dimension_by_index(index: int, rank: int) -> int:
-    """The dimension a Python index means, MetadataError if there is none."""
+    """Return the dimension of a Python index, -1 the last; MetadataError if there is none."""
     if not -rank <= index < rank:
         raise MetadataError(f"Dimension index {index} is outside valid range [-{rank}, {rank})")
     return index + rank if index < 0 else index
 
 
 def dimension_by_label(label: str, labels: Sequence[str]) -> int:
-    """The dimension with that label, MetadataError if there is none."""
+    """Return the dimension with that label; MetadataError if there is none."""
     if not label:
         raise MetadataError("Dimension cannot be specified by empty label")
     try:
@@ -70,7 +70,7 @@ def _select(selection: Any, labels: Sequence[str]) -> list[int]:
 
 
 def select_dimensions(selection: Any, labels: Sequence[str]) -> tuple[int, ...]:
-    """The selected dimensions, in the order given; none may occur twice."""
+    """Return the selected dimensions in the order given; MetadataError if one occurs twice."""
     terms = [selection]
     if isinstance(selection, Iterable) and not isinstance(selection, str):
         terms = list(selection)
@@ -87,7 +87,7 @@ def select_dimensions(selection: Any, labels: Sequence[str]) -> tuple[int, ...]:
 
 
 def permutation(axes: Any, labels: Sequence[str]) -> tuple[int, ...]:
-    """The order of dimensions that ``transpose(axes)`` asks for; None reverses them."""
+    """Return the order of dimensions that ``transpose(axes)`` asks for; None reverses them."""
     rank = len(labels)
     if axes is None:
         return tuple(range(rank))[::-1]

@@ -2,6 +2,8 @@
 
 Indexing a store composes its transform with another one; nothing is read. Transforms compose as
 functions do: ``a[b](x) == a(b(x))``.
+
+Source: ``IndexTransform`` of TensorStore (``tensorstore/index_space/index_transform.h``).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _KEYWORDS = {*_NAMES.values(), "implicit_lower_bounds", "implicit_upper_bounds"}
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class IndexTransform:
-    """Maps each index of its domain to an output index; immutable and hashable.
+    """Map from each index of its domain to an output index; immutable and hashable.
 
     Parameters
     ----------
@@ -53,19 +55,19 @@ class IndexTransform:
         Number of input dimensions; needed only if nothing else tells it. Alternatively an
         :class:`IndexDomain` (keyword `domain`).
     input_inclusive_min, input_exclusive_max, input_inclusive_max, input_shape : sequence of int
-        As for :class:`IndexDomain`; so are `implicit_lower_bounds`, `implicit_upper_bounds` and
-        `input_labels`.
+        Bounds of the domain, as in :class:`IndexDomain`; so are `implicit_lower_bounds`,
+        `implicit_upper_bounds` and `input_labels`.
     output : sequence of OutputIndexMap, optional
-        One per output dimension; the identity by default.
+        One map per output dimension; the identity by default.
     json : dict, optional
-        The JSON form, alone.
+        The JSON form, as the only argument.
 
     Raises
     ------
     ValueError
-        The arguments contradict each other or are out of range.
+        If the arguments contradict each other or are out of range.
     TypeError
-        An argument has the wrong type.
+        If an argument has the wrong type.
 
     Examples
     --------
@@ -146,55 +148,55 @@ class IndexTransform:
 
     @property
     def input_inclusive_min(self) -> tuple[int, ...]:
-        """``domain.inclusive_min``."""
+        """First index of each input dimension, ``-inf`` if unbounded."""
         return self.domain.inclusive_min
 
     origin = input_origin = input_inclusive_min
 
     @property
     def input_exclusive_max(self) -> tuple[int, ...]:
-        """``domain.exclusive_max``."""
+        """One more than the last index of each input dimension, ``inf + 1`` if unbounded."""
         return self.domain.exclusive_max
 
     @property
     def input_inclusive_max(self) -> tuple[int, ...]:
-        """``domain.inclusive_max``."""
+        """Last index of each input dimension, ``inf`` if unbounded."""
         return self.domain.inclusive_max
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``domain.shape``."""
+        """Size of each input dimension, in elements."""
         return self.domain.shape
 
     shape = input_shape
 
     @property
     def size(self) -> int:
-        """``domain.size``."""
+        """Number of elements of the domain, at most ``2**63 - 1``."""
         return self.domain.size
 
     @property
     def input_labels(self) -> tuple[str, ...]:
-        """``domain.labels``."""
+        """Label of each input dimension, ``""`` for none."""
         return self.domain.labels
 
     @property
     def implicit_lower_bounds(self) -> tuple[bool, ...]:
-        """``domain.implicit_lower_bounds``."""
+        """Whether the lower bound of each input dimension is implicit."""
         return self.domain.implicit_lower_bounds
 
     @property
     def implicit_upper_bounds(self) -> tuple[bool, ...]:
-        """``domain.implicit_upper_bounds``."""
+        """Whether the upper bound of each input dimension is implicit."""
         return self.domain.implicit_upper_bounds
 
     def __call__(self, indices: Iterable[int]) -> tuple[int, ...]:
-        """Output index of one input index.
+        """Return the output index of one input index.
 
         Parameters
         ----------
         indices : sequence of int, length `input_rank`
-            Within the explicit bounds of the domain.
+            An input index within the explicit bounds of the domain.
 
         Returns
         -------
@@ -203,7 +205,7 @@ class IndexTransform:
         Raises
         ------
         OutOfBoundsError
-            The index is outside the domain, or an index array leads outside its range.
+            If the index is outside the domain, or a value of an index array outside its range.
         """
         at = integers(indices, "indices")
         box = self.domain.box
@@ -221,7 +223,7 @@ class IndexTransform:
         return tuple([evaluate(dim, m, at, box) for dim, m in enumerate(self.output)])
 
     def __getitem__(self, index: Any) -> IndexTransform:
-        """Compose with an index, a domain or a transform.
+        """Return the composition with an index, a domain or a transform.
 
         Parameters
         ----------
@@ -231,7 +233,7 @@ class IndexTransform:
         Raises
         ------
         IndexError
-            The index is out of bounds or no index.
+            If the index is out of bounds or no index expression.
         """
         if isinstance(index, (IndexTransform, IndexDomain)):
             try:
@@ -258,7 +260,7 @@ class IndexTransform:
 
     @property
     def oindex(self) -> Accessor[IndexTransform]:
-        """``transform.oindex[...]``: each index array makes dimensions of its own.
+        """Accessor ``transform.oindex[...]``: each index array makes dimensions of its own.
 
         >>> IndexTransform(input_shape=[9, 9]).oindex[[1, 2, 3], [4, 5]].domain
         { [0, 3), [0, 2) }
@@ -267,7 +269,7 @@ class IndexTransform:
 
     @property
     def vindex(self) -> Accessor[IndexTransform]:
-        """``transform.vindex[...]``: index arrays are broadcast, their dimensions come first.
+        """Accessor ``transform.vindex[...]``: index arrays are broadcast, their dimensions first.
 
         >>> IndexTransform(input_shape=[9, 8]).vindex[:, [4, 5]].domain
         { [0, 2), [0, 9) }
@@ -282,17 +284,17 @@ class IndexTransform:
 
     @property
     def translate_to(self) -> Accessor[IndexTransform]:
-        """``transform.translate_to[origins]``: the domain moved so that it begins there."""
+        """Accessor ``transform.translate_to[origins]``: the domain moved to begin at `origins`."""
         return self._translation("translate_to")
 
     @property
     def translate_by(self) -> Accessor[IndexTransform]:
-        """``transform.translate_by[offsets]``: the domain moved up."""
+        """Accessor ``transform.translate_by[offsets]``: the domain with `offsets` added."""
         return self._translation("translate_by")
 
     @property
     def translate_backward_by(self) -> Accessor[IndexTransform]:
-        """``transform.translate_backward_by[offsets]``: the domain moved down."""
+        """Accessor ``transform.translate_backward_by[offsets]``: the domain minus `offsets`."""
         return self._translation("translate_backward_by")
 
     def _translation(self, name: str) -> Accessor[IndexTransform]:
@@ -305,7 +307,7 @@ class IndexTransform:
 
     @property
     def label(self) -> Accessor[IndexTransform]:
-        """``transform.label["x", "y"]``: input dimensions with these labels."""
+        """Accessor ``transform.label["x", "y"]``: input dimensions with these labels."""
 
         def apply(index: Any) -> IndexTransform:
             return make_transform(self.domain._labelled(labels_argument(index)), self.output)
@@ -314,14 +316,17 @@ class IndexTransform:
 
     @property
     def mark_bounds_implicit(self) -> Accessor[IndexTransform]:
-        """``transform.mark_bounds_implicit[lower:upper]``; one bool means both, None leaves."""
+        """Accessor ``transform.mark_bounds_implicit[lower:upper]``: the domain with these flags.
+
+        One bool sets both flags, None leaves a flag unchanged.
+        """
 
         def apply(index: Any) -> IndexTransform:
             lower, upper = implicit_argument(index)
             if lower or upper:
                 self._check_no_array_depends()
             domain, maps = self.domain, self.output
-            # One after the other: in between the domain may become explicitly empty.
+            # Lower flags first, then upper: in between the domain may become explicitly empty.
             for flags in ((lower, None), (None, upper)):
                 domain = domain._with_implicit(*flags)
                 maps = crop_arrays(maps, domain.box, domain.box)
@@ -339,7 +344,9 @@ class IndexTransform:
                     )
 
     def transpose(self, axes: Any = None) -> IndexTransform:
-        """Input dimensions in the order `axes` (indices, labels or slices), default reversed.
+        """Return the transform with its input dimensions in the order `axes`, reversed by default.
+
+        `axes` are indices, labels or slices.
 
         >>> IndexTransform(input_shape=[2, 3]).transpose([1, 0]).output[0]
         OutputIndexMap(offset=0, stride=1, input_dimension=1)
@@ -357,11 +364,11 @@ class IndexTransform:
 
     @property
     def T(self) -> IndexTransform:
-        """Input dimensions in reverse order."""
+        """Transform with its input dimensions in reverse order."""
         return self.transpose()
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form.
+        """Return the JSON form.
 
         >>> IndexTransform(input_shape=[5])[::-1].to_json()["output"]
         [{'input_dimension': 0, 'stride': -1}]
@@ -396,7 +403,7 @@ _set = object.__setattr__
 
 
 def make_transform(domain: IndexDomain, output: OutputIndexMaps) -> IndexTransform:
-    """A transform of checked parts."""
+    """Return a transform of domain and maps that were checked."""
     transform = _new(IndexTransform)
     _set(transform, "domain", domain)
     _set(transform, "output", output)

@@ -1,4 +1,4 @@
-"""Moving a domain: ``translate_to``, ``translate_by`` and ``translate_backward_by``."""
+"""Translation of a domain: ``translate_to``, ``translate_by`` and ``translate_backward_by``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def translate_box(box: Box, name: str, index: Any) -> tuple[Box, tuple[int, ...]]:
-    """The moved box, and by how much each dimension moved."""
+    """Return the translated box, and the offset of each dimension.
+
+    `name` is the operation: ``"translate_to"``, ``"translate_by"``, ``"translate_backward_by"``.
+    """
     rank = len(box.inclusive_min)
     given = offsets_argument(index, name)
     offsets: Iterable[int | None] = given if isinstance(given, tuple) else (given,) * rank
@@ -41,7 +44,10 @@ def translate_box(box: Box, name: str, index: Any) -> tuple[Box, tuple[int, ...]
 
 
 def translated_map(dim: int, mapping: OutputIndexMap, moved: tuple[int, ...]) -> OutputIndexMap:
-    """The map after the input domain has moved; arrays are relative to its origin anyway."""
+    """Return an output index map for the translated input domain.
+
+    Index arrays stay as they are: they are relative to the origin of the domain.
+    """
     source, stride = mapping.input_dimension, mapping.stride
     if source is None or stride is None or not moved[source]:
         return mapping

@@ -1,4 +1,4 @@
-"""What everything that is indexed through a transform has: stores and specs."""
+"""Properties and indexing of objects that are seen through a transform: stores and specs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class IndexedView:
-    """A base class; the class itself says which transform, and what another transform gives."""
+    """Base class of stores and specs: indexing composes their index transform."""
 
     __slots__ = ()
 
     def _indexed(self) -> IndexTransform:
-        """The transform from its domain."""
+        """Return the transform from the domain of this object."""
         raise NotImplementedError
 
     def _through(self, transform: IndexTransform) -> Self:
-        """The same, seen through a transform made of :meth:`_indexed`."""
+        """Return the same object seen through `transform`, which is :meth:`_indexed` composed."""
         raise NotImplementedError
 
     def _accessor(self, name: str) -> Accessor[Self]:
@@ -46,44 +46,44 @@ class IndexedView:
 
     @property
     def oindex(self) -> Accessor[Self]:
-        """Indexing where index arrays apply one by one."""
+        """Accessor ``x.oindex[...]``: each index array applies to its own dimension."""
         return self._accessor("oindex")
 
     @property
     def vindex(self) -> Accessor[Self]:
-        """Indexing where index arrays apply together and come first."""
+        """Accessor ``x.vindex[...]``: index arrays are broadcast, their dimensions come first."""
         return self._accessor("vindex")
 
     @property
     def translate_to(self) -> Accessor[Self]:
-        """``x.translate_to[origin]``: moves the domain there."""
+        """Accessor ``x.translate_to[origin]``: the domain moved to begin at `origin`."""
         return self._accessor("translate_to")
 
     @property
     def translate_by(self) -> Accessor[Self]:
-        """``x.translate_by[offset]``: moves the domain by that much."""
+        """Accessor ``x.translate_by[offset]``: the domain with `offset` added."""
         return self._accessor("translate_by")
 
     @property
     def translate_backward_by(self) -> Accessor[Self]:
-        """``x.translate_backward_by[offset]``: moves the domain back by that much."""
+        """Accessor ``x.translate_backward_by[offset]``: the domain minus `offset`."""
         return self._accessor("translate_backward_by")
 
     @property
     def label(self) -> Accessor[Self]:
-        """``x.label["a", "b"]``: names the dimensions."""
+        """Accessor ``x.label["a", "b"]``: the dimensions with these labels."""
         return self._accessor("label")
 
     @property
     def mark_bounds_implicit(self) -> Accessor[Self]:
-        """``x.mark_bounds_implicit[lower:upper]``: changes what can be resized."""
+        """Accessor ``x.mark_bounds_implicit[lower:upper]``: bounds that can be resized, or not."""
         return self._accessor("mark_bounds_implicit")
 
     def transpose(self, axes: Any = None) -> Self:
-        """Its dimensions in another order, reversed by default."""
+        """Return the view with its dimensions in the order `axes`, reversed by default."""
         return self._through(self._indexed().transpose(axes))
 
     @property
     def T(self) -> Self:
-        """Its dimensions in reverse order."""
+        """View with its dimensions in reverse order."""
         return self.transpose()

@@ -6,7 +6,7 @@ their headers, whatever is chosen here. A stream made for the purpose can still 
 out of its memory, which ends the use of the device in this process, or worse.
 
 ==============  ================================================================================
-``"auto"``      the device decodes (the default); of stores that are not trusted (plain http), only
+``"auto"``      the device decodes (the default); of stores that are not trusted (``http``), only
                 streams of decoders that check all bounds
 ``"verified"``  streams of decoders that check all bounds, and values behind a checksum that is
                 compared before decoding: ``crc32c`` after the compressor
@@ -65,7 +65,7 @@ def distrust_of(trust: str, *, store_is_trusted: bool) -> Distrust | None:
     trust : str
         Value of this resource: ``"auto"``, ``"verified"`` or ``"never"``.
     store_is_trusted : bool
-        Whether the kvstore is trusted; plain http is not.
+        Whether the kvstore is trusted; those of ``http`` are not.
 
     Examples
     --------
