@@ -14,7 +14,7 @@ folder         object        what it is
 ``kvstores``   ``DRIVER``    a kvstore driver, file name = its identifier
 ``codecs``     ``CODEC``     a codec, file name = its name
 ``backends``   ``BACKEND``   a backend: moves, decodes and places bytes
-``explain``    ``EXPLAIN``   estimate of one kind of read
+``explain``    ``EXPLAIN``   estimate of what reads will do
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 =============  ============  =================================================
 """

@@ -39,10 +39,11 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.read import read
+from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
-from gpustore.pipelines.read_many import read_many
+from gpustore.pipelines.read_many import plan_many, read_many
 from gpustore.pipelines.write import write
+from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import CancelToken, Executor
@@ -220,21 +221,31 @@ class ChunkedDriver:
         return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """Predict a read through :mod:`gpustore.explain.explain`."""
-        return self._explain("explain", transform)
+        """Explain the plan of the read through :mod:`gpustore.explain.estimate`."""
+        array, transform = self._current(transform)
+        shape = tuple(transform.domain.shape)
+        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
+        explanation: Explanation = registry.find("explain", "estimate")(array, plans, [shape])
+        return explanation
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """Predict a read of crops through :mod:`gpustore.explain.explain_many`."""
-        return self._explain("explain_many", transform, starts, shape)
+        """Explain the plan of the crops through :mod:`gpustore.explain.estimate`."""
+        array, transform = self._current(transform)
+        checked = check_starts(transform, starts, shape, array.shape)
+        shape = (len(checked), *shape)
+        strides = contiguous(shape, array.dtype.itemsize, "C")
+        plans = plan_many(array, transform, checked, shape[1:], strides)
+        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
+        return estimate(array, plans, [shape], together=len(checked))
 
-    def _explain(self, pipeline: str, transform: IndexTransform, *what: Any) -> Explanation:
-        explain: Callable[..., Explanation] = registry.find("explain", pipeline)
+    def _current(self, transform: IndexTransform) -> tuple[ChunkedArray, IndexTransform]:
+        """The array that reads use, with bounds as they are stored now if that is asked for."""
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
-            return explain(driver.reader, IndexTransform(driver.domain)[transform], *what)
-        return explain(self.reader, transform, *what)
+            return driver.reader, IndexTransform(driver.domain)[transform]
+        return self.reader, transform
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`.

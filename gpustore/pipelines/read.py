@@ -110,7 +110,7 @@ def read(
 
             def read_now() -> Any:
                 for one, plan in plans:
-                    read_part(one, plan, memory, 0, 1)
+                    _read_part(one, plan, memory, 0, 1)
                 return result
 
             future = Future.deferred(read_now, array.executor)
@@ -118,7 +118,7 @@ def read(
                 _LAST.read = weakref.ref(future)
             return future
     tasks = [
-        partial(read_part, one, plan, memory, part, parts)
+        partial(_read_part, one, plan, memory, part, parts)
         for one, plan in plans
         for parts in [one.fewer_parts(one.parts(plan), len(plan))]
         for part in range(parts)
@@ -156,7 +156,7 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
     return tuple(strides if order == "F" else reversed(strides))
 
 
-def read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
+def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     check = partial(check_rows, array)
     rows = len(plan) // parts + 1

@@ -60,6 +60,11 @@ class BatchedRead:
     stream: Any
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array that is read."""
+        return tuple(self.transform.domain.shape)
+
+    @property
     def joins(self) -> bool:
         """Whether it can be one of several."""
         maps = self.transform.output
@@ -69,7 +74,7 @@ class BatchedRead:
     def form(self) -> tuple[Any, ...]:
         """All but its origin: reads of one form are crops of one shape."""
         maps = [(map_.offset, map_.stride, map_.input_dimension) for map_ in self.transform.output]
-        return tuple(self.transform.domain.shape), self.memory.strides, maps
+        return self.shape, self.memory.strides, maps
 
     def alone(self) -> None:
         """Read by itself."""
@@ -111,7 +116,7 @@ def read_in_batch(
     return future
 
 
-def together(
+def _together(
     reads: Sequence[BatchedRead],
 ) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, CopyPlan]] | None]:
     """Reads of one array that share their chunks, the others, and the plan of the first."""
@@ -124,12 +129,20 @@ def together(
 
 
 def _explain(reads: list[BatchedRead]) -> list[Any]:
-    found: list[Any] = registry.find("explain", "explain_batch")(reads)
+    estimate = registry.find("explain", "estimate")
+    joined, alone, plans = _together(reads)
+    found = []
+    if plans is not None:
+        shapes = [one.shape for one in joined]
+        found.append(estimate(joined[0].array, plans, shapes, together=len(joined)))
+    for one in alone:
+        plan = one.array.plans(one.transform, one.memory.strides)
+        found.append(estimate(one.array, plan, [one.shape]))
     return found
 
 
 def _start(reads: list[BatchedRead]) -> None:
-    joined, alone, plans = together(reads)
+    joined, alone, plans = _together(reads)
     for one in alone:
         one.alone()
     if plans is None:

@@ -244,24 +244,24 @@ def read_regions(
         Resolves with `result` when no task touches the arrays any more, also if it failed.
     """
     elements = sum(math.prod(memory.array.shape) for memory in out)
-    parts = copy_parts(array, plans, elements)
+    parts = _copy_parts(array, plans, elements)
     if parts is None:
 
         def read_now() -> Any:
             for one, plan in plans:
-                read_copy_part(one, plan, out, 0, 1, by_element=by_element)
+                _read_copy_part(one, plan, out, 0, 1, by_element=by_element)
             return result
 
         return Future.deferred(read_now, array.executor)
     tasks = [
-        partial(read_copy_part, one, plan, out, part, count, by_element=by_element)
+        partial(_read_copy_part, one, plan, out, part, count, by_element=by_element)
         for (one, plan), count in zip(plans, parts)
         for part in range(count)
     ]
     return array.executor.run_all(tasks, lambda: result)
 
 
-def copy_parts(
+def _copy_parts(
     array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, CopyPlan]], elements: int
 ) -> list[int] | None:
     """Into how many parts each plan is split; None if whoever asks for the result reads it.
@@ -298,7 +298,7 @@ def _parts(plan: CopyPlan, seconds: float, threads: int) -> int:
     return max(1, min(wanted, threads), min(wanted // 8, 4 * threads))
 
 
-def read_copy_part(
+def _read_copy_part(
     array: ChunkedArray,
     plan: CopyPlan,
     out: Sequence[Memory],

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -177,6 +178,28 @@ class ChunkPlan:
                 stride = self.src_stride[table.input_dimension]
                 reach += abs(stride) * (int(max(table.count)) - 1)
         return reach
+
+    def spans(self, itemsize: int) -> Counter[tuple[int, bool]]:
+        """Number of rows by their span and by whether they are whole.
+
+        A span is the bytes in the decoded chunk from the first to behind the last element.
+        """
+        if self.pointed:
+            return Counter({(1 << 62, False): len(self)})
+        found = Counter({(itemsize, self.dense): min(1, len(self))})
+        for table in self.tables:
+            d = table.input_dimension
+            stride = 0 if d is None else abs(self.src_stride[d])
+            runs = Counter(
+                zip((stride * (int(n) - 1) for n in table.count), map(bool, table.whole))
+            )
+            product: Counter[tuple[int, bool]] = Counter()
+            for ((span, whole), rows), ((reach, also), n) in itertools.product(
+                found.items(), runs.items()
+            ):
+                product[span + reach, whole and also] += rows * n
+            found = product
+        return found
 
     def window(self, lo: int, hi: int) -> PlanWindow:
         """Write down rows `lo` to `hi`, with their keys.

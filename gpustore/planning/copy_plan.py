@@ -18,6 +18,7 @@ A plan holds 8 bytes a region: its number. A :class:`CopySource` turns numbers i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -287,6 +288,25 @@ class CopyPlan:
     def units(self) -> int:
         """Number of units, the parts that can be read independently."""
         return len(self.first_block) - 1
+
+    @property
+    def objects(self) -> int:
+        """Number of keys."""
+        ratio, factor = self.block.key_ratio, self.block.factor
+        if self.cells is None or all(f <= r for f, r in zip(factor, ratio)):
+            return self.units  # A unit is all that is stored under one key.
+        keys = [cell // r for cell, r in zip(self.cells, ratio)]
+        return len(np.unique(np.stack(keys), axis=1).T)
+
+    def spans(self, itemsize: int) -> Counter[tuple[int, bool]]:
+        """Number of chunks by the span of what is wanted of them, and by whether that is all."""
+        found: Counter[tuple[int, bool]] = Counter()
+        for window in self.windows(0, 1, 1):
+            chunks = window.chunks
+            for shape, whole in zip(chunks.rows()[2], chunks.whole):
+                low, high = chunks.span(0, shape, itemsize)
+                found[high - low, bool(whole)] += 1
+        return found
 
     def windows(
         self, part: int, parts: int, slots: int, *, most_units: int | None = None

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -117,8 +117,6 @@ class Operation(Statistics):
 
     __slots__ = ("_kept",)
 
-    counts_for_process: ClassVar[bool] = True
-
     def __init__(self) -> None:
         self._kept: list[dict[str, int]] = []
 
@@ -152,14 +150,6 @@ class Operation(Statistics):
         return counts
 
 
-class Rehearsed(Operation):
-    """Statistics of an operation that does not happen: nothing counts for the process."""
-
-    __slots__ = ()
-
-    counts_for_process = False
-
-
 class _ProcessStatistics(Statistics):
     """Statistics of the process; amounts count for the operation of the calling thread too."""
 
@@ -176,8 +166,6 @@ class _ProcessStatistics(Statistics):
             if len(kept) > 100:  # An operation may take hours.
                 with _lock:
                     operation._summed()
-            if not operation.counts_for_process:
-                return
         with _lock:
             counts = self._counts
             for name, amount in amounts.items():

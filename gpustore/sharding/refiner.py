@@ -80,6 +80,10 @@ class RawBytesRefiner:
         del rows
         return None
 
+    def part_nbytes(self, span: int) -> int:
+        """Bytes that are read for a span: of more than half the chunk all, which shows its size."""
+        return self.nbytes if 2 * span > self.nbytes else span
+
     def refine(
         self, rows: PlanWindow, heads: Sequence[Buffer | None], totals: Sequence[int]
     ) -> PlanWindow:
@@ -99,7 +103,7 @@ class RawBytesRefiner:
                 base = rows.byte_start[row]
                 self._check_length(rows, row, rows.byte_stop[row] - base)
             low, high = rows.span(first, shape, self.itemsize)
-            if 2 * (high - low) > self.nbytes:
+            if self.part_nbytes(high - low) == self.nbytes:
                 low, high = 0, self.nbytes
             else:
                 narrowed = True

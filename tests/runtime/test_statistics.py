@@ -15,7 +15,6 @@ from gpustore.runtime.statistics import (
     CURRENT,
     STATISTICS,
     Operation,
-    Rehearsed,
     Statistics,
     attributed,
     operation,
@@ -38,14 +37,6 @@ def test_what_is_counted_for_an_operation_counts_for_the_process():
         2,
     )
     assert repr(one) == "Statistics({'copies': 2, 'reads': 1})"
-
-
-def test_a_rehearsal_counts_for_nobody_else():
-    before = STATISTICS.snapshot()
-    rehearsed = Rehearsed()
-    attributed(rehearsed, lambda: STATISTICS.add(reads=1))
-    assert rehearsed.snapshot() == {"reads": 1}
-    assert STATISTICS.snapshot() == before
 
 
 def test_an_operation_within_another_is_a_part_of_it():

@@ -70,8 +70,6 @@ class DeviceSink:
         Decoded bytes that should be in a sub-batch.
     """
 
-    sub_batch: type[SubBatch] = SubBatch
-
     def __init__(
         self,
         device: Device,
@@ -160,7 +158,7 @@ class DeviceSink:
             self.arena()
         slot, self._next = self._next, None
         assert slot is not None
-        batch = self.sub_batch(
+        batch = SubBatch(
             self._device,
             slot,
             places,

@@ -127,7 +127,7 @@ class SubBatch:
         self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
     ) -> SubBatch:
         """Another one for some of the values, in the same slot."""
-        return type(self)(
+        return SubBatch(
             self._device,
             self._slot,
             self._places.take(rows),
@@ -317,7 +317,9 @@ class SubBatch:
         if self._event is not None:
             self._device.synchronize(self._event)
             STATISTICS.add(waits=1)
-            failed = self._failed(batch)
+            assert self._results is not None
+            pinned, start = self._results
+            failed = batch.failures(pinned.view[start : start + batch.result_nbytes])
             STATISTICS.add(
                 retries=len(failed), chunks_decoded_device=max(0, self._on_device - len(failed))
             )
@@ -327,12 +329,6 @@ class SubBatch:
         if left:
             self._place_from_host(sorted(left))
         return self._errors
-
-    def _failed(self, batch: DeviceBatch) -> dict[int, str]:
-        """Rows that did not decode, and why."""
-        assert self._results is not None
-        pinned, start = self._results
-        return batch.failures(pinned.view[start : start + batch.result_nbytes])
 
     def _place_from_host(self, left: list[int]) -> None:
         """Decode some rows on the host and place them, as many at a time as fit in a slot."""

@@ -1,0 +1,232 @@
+"""What reads will do, estimated from their plans and codecs; no stored value is looked at.
+
+1. The plan tells chunks, stored values and the bytes returned, all exactly.
+2. The refiners tell which parts of stored values are fetched: byte ranges of uncompressed chunks
+   follow from the plan; inner chunks of shards from indices, which the read looks at first.
+3. The codecs tell who decodes, and why not the device.
+4. What a read will count follows as bounds. They are wide where stored bytes decide: which chunks
+   are stored, how long they are compressed, and whether a device takes their headers.
+
+It needs the device path, which ``import gpustore`` does not load, so it is found by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpustore.backends.decoders import GpuDecoders, decoder_of
+from gpustore.backends.device import DeviceBackend
+from gpustore.backends.device.direct_read import direct_refusal
+from gpustore.backends.selection import missing_for_cuda
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.device.protocol import Decoders
+from gpustore.explain.explanation import Bounds, CodecPath, Explanation
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.fetch import GAP_NBYTES
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.copy_plan import CopyPlan
+from gpustore.sharding.refiner import RawBytesRefiner
+
+Plans = Sequence[tuple[ChunkedArray, ChunkPlan]] | Sequence[tuple[ChunkedArray, CopyPlan]]
+
+_NONE = Bounds(0, 0)
+
+
+def estimate(
+    array: ChunkedArray, plans: Plans, shapes: Sequence[tuple[int, ...]], *, together: int = 1
+) -> Explanation:
+    """Estimate one read, or reads or crops that share their chunks.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+        As reads use it (:meth:`~gpustore.pipelines.chunked_array.ChunkedArray.reader`).
+    plans : sequence of (ChunkedArray, plan)
+        Of the read, one for each chunk shape.
+    shapes : sequence of tuple of int
+        Shapes of the arrays that are filled, in elements.
+    together : int
+        Reads or crops that share the chunks.
+    """
+    stored = array.stored or array
+    chain = stored.chain
+    sums = [_stored(one, plan) for one, plan in plans]
+    backend = array.backend
+    decoders = backend.driven if isinstance(backend, DeviceBackend) else None
+    host_reason = None
+    if decoders is not None:
+        host_reason = chain.device_refusal(decoders)
+        if array.stored is not None:
+            host_reason = "the cache of decoded chunks is in host memory"
+    longest = max((one.longest for one in sums), default=0)
+    direct_reason = _direct_reason(array, longest)
+    gpu = GpuDecoders(has_nvcomp=True)
+    gpu_reason = chain.device_refusal(gpu)
+    on_host = decoders is None
+    return Explanation(
+        device=backend.device,
+        shape=shapes[0] if len(set(shapes)) == 1 else None,
+        arrays=len(shapes),
+        together=together,
+        dtype=array.dtype.name,
+        chunk_shape=array.chunk_shape,
+        chunks=sum(one.chunks for one in sums),
+        values=sum(one.values for one in sums),
+        bytes_returned=array.dtype.itemsize * sum(map(math.prod, shapes)),
+        chunk_nbytes=chain.layout.nbytes,
+        refined_by=_refined_by(stored, on_host=on_host and array.stored is None),
+        is_cached=array.stored is not None,
+        codecs=_codecs(chain, None if host_reason else decoders),
+        host_reason=host_reason,
+        direct_reason=direct_reason,
+        counts=MappingProxyType(_counts(array, sums, len(shapes), host_reason, direct_reason)),
+        gpu=_codecs(chain, None if gpu_reason else gpu) if on_host else (),
+        gpu_reason=gpu_reason if on_host else None,
+        gpu_missing=tuple(missing_for_cuda()) if on_host else (),
+    )
+
+
+class _Stored(NamedTuple):
+    """What a plan needs of stored values, if all chunks are stored.
+
+    Attributes
+    ----------
+    chunks, values : int
+        Number of chunks, and of the stored values they are in.
+    reads : Bounds
+        Ranges asked of the kvstore.
+    fetched, decoded : Bounds
+        Bytes.
+    longest : int
+        Most bytes of the range of one chunk.
+    """
+
+    chunks: int
+    values: int
+    reads: Bounds
+    fetched: Bounds
+    decoded: Bounds
+    longest: int
+
+
+def _stored(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Stored:
+    stored = array.stored or array
+    chunks, values = len(plan), plan.objects
+    chain, levels = stored.chain, stored.levels
+    decoded, longest = _ranges(stored, plan)
+    encoded = decoded
+    if not chain.is_raw:
+        longest = chain.encoded_bound
+        encoded = Bounds(0, chunks * longest if chain.objects is None else None)
+    reads = Bounds(chunks, chunks)
+    if levels:
+        # The index of a shard is read once, or once for each part of a plan of few shards; those
+        # of shards in shards at most once for each chunk. Ranges close together are one read.
+        parts = array.parts(plan) if isinstance(plan, ChunkPlan) else 1
+        indices = values * parts if parts > values else values
+        if array.stored is not None:
+            indices = chunks
+        reads = Bounds(values, indices + chunks * len(levels))
+        nbytes = indices * levels[0].index.nbytes + (chunks - values) * GAP_NBYTES
+        nbytes += chunks * sum(level.index.nbytes for level in levels[1:])
+        encoded = Bounds(0, None if encoded.most is None else encoded.most + nbytes)
+    if array.stored is not None:
+        # Nothing of what is cached; and values that may have changed are asked for their generation.
+        assert reads.most is not None
+        reads = Bounds(0, reads.most + chunks)
+        encoded, decoded = Bounds(0, encoded.most), Bounds(0, decoded.most)
+    return _Stored(chunks, values, reads, encoded, decoded, longest)
+
+
+def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, int]:
+    """Bytes of all chunks that are decoded, and the most of one chunk."""
+    nbytes = array.chain.layout.nbytes
+    refiner = array.refiners[-1] if array.refiners else None
+    if not isinstance(refiner, RawBytesRefiner):
+        return Bounds(len(plan) * nbytes, len(plan) * nbytes), nbytes
+    least = most = longest = 0
+    for (span, is_whole), count in plan.spans(refiner.itemsize).items():
+        part = refiner.part_nbytes(span)
+        # Those at the array's edge may be covered whole and still be fetched in part.
+        longest = max(longest, nbytes if is_whole else part)
+        least += count * part
+        most += count * (nbytes if is_whole else part)
+    return Bounds(least, most), longest
+
+
+def _counts(
+    array: ChunkedArray,
+    sums: Sequence[_Stored],
+    reads: int,
+    host_reason: str | None,
+    direct_reason: str | None,
+) -> dict[str, Bounds]:
+    """What the read will count, by the names of its statistics."""
+    chunks = sum(one.chunks for one in sums)
+    fetched = _sum([one.fetched for one in sums])
+    decoded = _sum([one.decoded for one in sums])
+    maybe = Bounds(0, chunks)
+    if array.fill_missing:
+        fetched, decoded = Bounds(0, fetched.most), Bounds(0, decoded.most)
+    by_device = by_host = _NONE
+    if array.chain.objects is not None:
+        by_host = maybe  # If they were opened for a device, which cannot hold them.
+    elif isinstance(array.backend, DeviceBackend):
+        all_by_host = host_reason is not None and array.stored is None
+        by_host = maybe if array.fill_missing or not all_by_host else Bounds(chunks, chunks)
+        by_device = _NONE if host_reason or array.chain.is_raw else maybe
+    return {
+        "reads": Bounds(reads, reads),
+        "chunks_planned": Bounds(chunks, chunks),
+        "chunks_missing": maybe if array.fill_missing else _NONE,
+        "key_reads": _sum([one.reads for one in sums]),
+        "bytes_fetched": fetched,
+        "bytes_decoded": decoded,
+        "cache_hits": _NONE if array.stored is None else maybe,
+        "chunks_decoded_device": by_device,
+        "host_fallbacks": by_host,
+        "bytes_direct": _NONE if direct_reason else Bounds(0, fetched.most),
+    }
+
+
+def _sum(bounds: Sequence[Bounds]) -> Bounds:
+    most = [one.most for one in bounds if one.most is not None]
+    return Bounds(sum(one.least for one in bounds), sum(most) if len(most) == len(bounds) else None)
+
+
+def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
+    """Why no value goes straight from a file to the device; None if large ones may."""
+    backend, store = array.backend, array.store
+    if not isinstance(backend, DeviceBackend):
+        return "the array is in host memory"
+    if array.stored is not None:
+        return "the cache of decoded chunks is in host memory"
+    if not store.locates_files:
+        return f"values of {store.id} are in no files of their own"
+    reason = backend.direct_refusal(array.chain) or backend.files.refusal
+    if reason or array.levels:  # Inner chunks that lie close together are one read.
+        return reason
+    file_nbytes = array.chain.encoded_bound if store.base is None else None
+    return direct_refusal(nbytes=longest, file_nbytes=file_nbytes)
+
+
+def _refined_by(array: ChunkedArray, *, on_host: bool) -> tuple[str, ...]:
+    found = ["shard index"] * len(array.levels)
+    if array.refiners and isinstance(array.refiners[-1], RawBytesRefiner):
+        found.append("byte range")
+    if on_host and array.chain.decodes_parts:
+        found.append("block")
+    return tuple(found)
+
+
+def _codecs(chain: CodecChain, decoders: Decoders | None) -> tuple[CodecPath, ...]:
+    return tuple(
+        CodecPath(stage.name, "host" if decoders is None else decoder_of(stage, decoders))
+        for stage in reversed(chain.stages)
+    )
+
+
+EXPLAIN = estimate
