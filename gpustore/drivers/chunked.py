@@ -222,7 +222,7 @@ class ChunkedDriver:
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain the plan of the read through :mod:`gpustore.explain.estimate`."""
-        array, transform = self._current(transform)
+        array, transform = self._as_read(transform)
         shape = tuple(transform.domain.shape)
         plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
         explanation: Explanation = registry.find("explain", "estimate")(array, plans, [shape])
@@ -232,7 +232,7 @@ class ChunkedDriver:
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
         """Explain the plan of the crops through :mod:`gpustore.explain.estimate`."""
-        array, transform = self._current(transform)
+        array, transform = self._as_read(transform)
         checked = check_starts(transform, starts, shape, array.shape)
         shape = (len(checked), *shape)
         strides = contiguous(shape, array.dtype.itemsize, "C")
@@ -240,7 +240,7 @@ class ChunkedDriver:
         estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
         return estimate(array, plans, [shape], together=len(checked))
 
-    def _current(self, transform: IndexTransform) -> tuple[ChunkedArray, IndexTransform]:
+    def _as_read(self, transform: IndexTransform) -> tuple[ChunkedArray, IndexTransform]:
         """The array that reads use, with bounds as they are stored now if that is asked for."""
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)

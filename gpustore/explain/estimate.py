@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.backends.device import DeviceBackend
-from gpustore.backends.device.direct_read import direct_refusal
+from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Decoders
@@ -33,6 +33,8 @@ from gpustore.sharding.refiner import RawBytesRefiner
 Plans = Sequence[tuple[ChunkedArray, ChunkPlan]] | Sequence[tuple[ChunkedArray, CopyPlan]]
 
 _NONE = Bounds(0, 0)
+
+_CACHED = "the cache of decoded chunks is in host memory"
 
 
 def estimate(
@@ -54,20 +56,18 @@ def estimate(
     stored = array.stored or array
     chain = stored.chain
     sums = [_stored(one, plan) for one, plan in plans]
-    backend = array.backend
-    decoders = backend.driven if isinstance(backend, DeviceBackend) else None
+    device = _device(array)
+    decoders = None if device is None else device.driven
     host_reason = None
     if decoders is not None:
-        host_reason = chain.device_refusal(decoders)
-        if array.stored is not None:
-            host_reason = "the cache of decoded chunks is in host memory"
+        host_reason = chain.unsupported_reason(decoders) if array.stored is None else _CACHED
     longest = max((one.longest for one in sums), default=0)
     direct_reason = _direct_reason(array, longest)
     gpu = GpuDecoders(has_nvcomp=True)
-    gpu_reason = chain.device_refusal(gpu)
+    gpu_reason = chain.unsupported_reason(gpu)
     on_host = decoders is None
     return Explanation(
-        device=backend.device,
+        device=array.backend.device,
         shape=shapes[0] if len(set(shapes)) == 1 else None,
         arrays=len(shapes),
         together=together,
@@ -89,8 +89,13 @@ def estimate(
     )
 
 
+def _device(array: ChunkedArray) -> DeviceBackend | None:
+    backend: Any = array.backend
+    return backend if isinstance(backend, DeviceBackend) else None
+
+
 class _Stored(NamedTuple):
-    """What a plan needs of stored values, if all chunks are stored.
+    """What a plan needs of stored values.
 
     Attributes
     ----------
@@ -114,31 +119,40 @@ class _Stored(NamedTuple):
 
 def _stored(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Stored:
     stored = array.stored or array
+    is_cached = array.stored is not None
     chunks, values = len(plan), plan.objects
     chain, levels = stored.chain, stored.levels
     decoded, longest = _ranges(stored, plan)
-    encoded = decoded
+    least, most = decoded
     if not chain.is_raw:
         longest = chain.encoded_bound
-        encoded = Bounds(0, chunks * longest if chain.objects is None else None)
-    reads = Bounds(chunks, chunks)
+        least, most = 0, None if chain.objects else chunks * longest
+    fewest_reads, reads = chunks, chunks
     if levels:
         # The index of a shard is read once, or once for each part of a plan of few shards; those
         # of shards in shards at most once for each chunk. Ranges close together are one read.
         parts = array.parts(plan) if isinstance(plan, ChunkPlan) else 1
         indices = values * parts if parts > values else values
-        if array.stored is not None:
+        if is_cached:
             indices = chunks
-        reads = Bounds(values, indices + chunks * len(levels))
-        nbytes = indices * levels[0].index.nbytes + (chunks - values) * GAP_NBYTES
-        nbytes += chunks * sum(level.index.nbytes for level in levels[1:])
-        encoded = Bounds(0, None if encoded.most is None else encoded.most + nbytes)
-    if array.stored is not None:
-        # Nothing of what is cached; and values that may have changed are asked for their generation.
-        assert reads.most is not None
-        reads = Bounds(0, reads.most + chunks)
-        encoded, decoded = Bounds(0, encoded.most), Bounds(0, decoded.most)
-    return _Stored(chunks, values, reads, encoded, decoded, longest)
+        fewest_reads, reads = values, indices + chunks * len(levels)
+        if most is not None:
+            most += indices * levels[0].index.nbytes + (chunks - values) * GAP_NBYTES
+            most += chunks * sum(level.index.nbytes for level in levels[1:])
+    if is_cached:
+        # What is there is not read; if it may have changed, its generation is asked for.
+        fewest_reads, reads = 0, reads + chunks
+    if is_cached or array.fill_missing:
+        decoded = Bounds(0, decoded.most)
+        least = 0
+    return _Stored(
+        chunks,
+        values,
+        Bounds(fewest_reads, reads),
+        Bounds(0 if levels else least, most),
+        decoded,
+        longest,
+    )
 
 
 def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, int]:
@@ -147,10 +161,12 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
     refiner = array.refiners[-1] if array.refiners else None
     if not isinstance(refiner, RawBytesRefiner):
         return Bounds(len(plan) * nbytes, len(plan) * nbytes), nbytes
+    spans = plan.spans(refiner.itemsize)
+    all_whole = all(is_whole for _, is_whole in spans)
     least = most = longest = 0
-    for (span, is_whole), count in plan.spans(refiner.itemsize).items():
-        part = refiner.part_nbytes(span)
-        # Those at the array's edge may be covered whole and still be fetched in part.
+    for (span, is_whole), count in spans.items():
+        # At the array's edge whole chunks may be narrowed too, beside others that are not whole.
+        part = nbytes if all_whole else refiner.part_nbytes(span)
         longest = max(longest, nbytes if is_whole else part)
         least += count * part
         most += count * (nbytes if is_whole else part)
@@ -167,14 +183,11 @@ def _counts(
     """What the read will count, by the names of its statistics."""
     chunks = sum(one.chunks for one in sums)
     fetched = _sum([one.fetched for one in sums])
-    decoded = _sum([one.decoded for one in sums])
     maybe = Bounds(0, chunks)
-    if array.fill_missing:
-        fetched, decoded = Bounds(0, fetched.most), Bounds(0, decoded.most)
     by_device = by_host = _NONE
     if array.chain.objects is not None:
         by_host = maybe  # If they were opened for a device, which cannot hold them.
-    elif isinstance(array.backend, DeviceBackend):
+    elif _device(array) is not None:
         all_by_host = host_reason is not None and array.stored is None
         by_host = maybe if array.fill_missing or not all_by_host else Bounds(chunks, chunks)
         by_device = _NONE if host_reason or array.chain.is_raw else maybe
@@ -184,7 +197,7 @@ def _counts(
         "chunks_missing": maybe if array.fill_missing else _NONE,
         "key_reads": _sum([one.reads for one in sums]),
         "bytes_fetched": fetched,
-        "bytes_decoded": decoded,
+        "bytes_decoded": _sum([one.decoded for one in sums]),
         "cache_hits": _NONE if array.stored is None else maybe,
         "chunks_decoded_device": by_device,
         "host_fallbacks": by_host,
@@ -199,18 +212,18 @@ def _sum(bounds: Sequence[Bounds]) -> Bounds:
 
 def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
     """Why no value goes straight from a file to the device; None if large ones may."""
-    backend, store = array.backend, array.store
-    if not isinstance(backend, DeviceBackend):
+    device, store = _device(array), array.store
+    if device is None:
         return "the array is in host memory"
     if array.stored is not None:
-        return "the cache of decoded chunks is in host memory"
+        return _CACHED
     if not store.locates_files:
         return f"values of {store.id} are in no files of their own"
-    reason = backend.direct_refusal(array.chain) or backend.files.refusal
+    reason = device.direct_unsupported_reason(array.chain) or device.files.unsupported_reason
     if reason or array.levels:  # Inner chunks that lie close together are one read.
         return reason
     file_nbytes = array.chain.encoded_bound if store.base is None else None
-    return direct_refusal(nbytes=longest, file_nbytes=file_nbytes)
+    return direct_unsupported_reason(nbytes=longest, file_nbytes=file_nbytes)
 
 
 def _refined_by(array: ChunkedArray, *, on_host: bool) -> tuple[str, ...]:

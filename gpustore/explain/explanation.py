@@ -156,8 +156,8 @@ class Explanation:
             return None
         more = "" if self.together > 1 else "read many crops together with read_many or a Batch, "
         return (
-            f"Each byte returned costs {self.decoded_per_byte:.3g} decoded ones: read larger parts, "
-            f"{more}or store smaller chunks than {_extents(self.chunk_shape)}."
+            f"Each byte returned costs {self.decoded_per_byte:.3g} decoded ones: read larger "
+            f"parts, {more}or store smaller chunks than {_extents(self.chunk_shape)}."
         )
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -208,15 +208,20 @@ class Explanation:
             text += ", indices of shards first"
         if "byte range" in self.refined_by:
             text += ", of chunks only the bytes wanted"
+        elif self.codecs:
+            text += "; the stored bytes decide"
         if self.device == "cpu":
             return text
-        way = "large ones straight to the device if it can"
-        return f"{text}; {way if self.direct_reason is None else 'through host memory'}"
+        if self.direct_reason is not None:
+            return f"{text}; through host memory: {self.direct_reason}"
+        return f"{text}; large ones straight to the device if it can"
 
     def _decoded_text(self) -> str:
         text = f"{self.counts['bytes_decoded']} bytes, "
         text += f"{self.decoded_per_byte:.3g} for each byte returned"
-        return f"{text}, less where blocks suffice" if "block" in self.refined_by else text
+        if self.counts["chunks_missing"].most:
+            text += "; less if some are not stored"
+        return f"{text}; only the blocks wanted" if "block" in self.refined_by else text
 
 
 def _json(value: Any) -> JsonValue:

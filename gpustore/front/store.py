@@ -211,23 +211,26 @@ class TensorStore(OpenedArray):
         )
 
     def explain(self) -> Explanation:
-        """What :meth:`read` will do: which bytes take which path, and what that costs.
+        """Estimate what :meth:`read` will do: which bytes take which path, and what that costs.
 
-        No chunk is read, but each stored value is asked for its size, and indices of shards are
-        read. Explain a part by indexing first: ``store[10:20].explain()``.
+        It follows from the metadata; no stored value is looked at. Explain a part by indexing
+        first: ``store[10:20].explain()``.
 
         Returns
         -------
         Explanation
-            Who fetches and decodes what, launches and copies on a GPU, and how many bytes are
-            fetched and decoded for each byte returned. ``print`` shows it.
+            Who decodes what and why, and bounds of what ``statistics`` of the read will count, as
+            bytes fetched and decoded. ``print`` shows it. Launches and copies on a GPU, chunks that
+            are not stored, and chunks that the GPU leaves to the CPU depend on the stored bytes:
+            ``launches``, ``copies``, ``chunks_missing`` and ``host_fallbacks`` of the statistics
+            count them.
 
         Raises
         ------
         UnsupportedError
             If the store has no chunks.
-        OutOfBoundsError, LimitError, CorruptChunkError, NotFoundError, StoreIOError
-            As :meth:`read`; but no chunk is looked at.
+        OutOfBoundsError, LimitError
+            As :meth:`read`.
 
         Examples
         --------
@@ -244,9 +247,9 @@ class TensorStore(OpenedArray):
         return self._driver.explain(self._transform)
 
     def explain_many(self, starts: Any, shape: Sequence[int]) -> Explanation:
-        """What :meth:`read_many` with these arguments will do; see :meth:`explain`.
+        """Estimate what :meth:`read_many` with these arguments will do; see :meth:`explain`.
 
-        Of a :class:`Batch`, :meth:`Batch.explain` says it.
+        :meth:`Batch.explain` estimates the reads of a :class:`Batch`.
 
         Parameters
         ----------
@@ -257,8 +260,8 @@ class TensorStore(OpenedArray):
         ------
         UnsupportedError
             If the store has no chunks.
-        OutOfBoundsError, LimitError, CorruptChunkError, NotFoundError, StoreIOError
-            As :meth:`read_many`; but no chunk is looked at.
+        OutOfBoundsError, LimitError
+            As :meth:`read_many`.
 
         Examples
         --------

@@ -190,14 +190,11 @@ class ChunkPlan:
         for table in self.tables:
             d = table.input_dimension
             stride = 0 if d is None else abs(self.src_stride[d])
-            runs = Counter(
-                zip((stride * (int(n) - 1) for n in table.count), map(bool, table.whole))
-            )
+            runs = Counter(zip(map(int, table.count), map(bool, table.whole)))
             product: Counter[tuple[int, bool]] = Counter()
-            for ((span, whole), rows), ((reach, also), n) in itertools.product(
-                found.items(), runs.items()
-            ):
-                product[span + reach, whole and also] += rows * n
+            for (span, is_whole), rows in found.items():
+                for (count, also), n in runs.items():
+                    product[span + stride * (count - 1), is_whole and also] += rows * n
             found = product
         return found
 

@@ -85,8 +85,8 @@ class Batch:
         ------
         MetadataError
             If the batch was submitted.
-        CorruptChunkError, NotFoundError, StoreIOError
-            If an index of a shard is damaged, or missing chunks are an error.
+        OutOfBoundsError, LimitError
+            As the reads.
 
         Examples
         --------

@@ -64,9 +64,10 @@ class Gpustore:
         return gpustore.open({**spec, **named}, device=self.device, context=context).result()
 
     def _read(self, store: gpustore.TensorStore) -> np.ndarray:
-        self.reasons |= _host_reasons(store.explain())
         future = store.read()
         found = self.to_host(future.result())
+        if future.statistics["host_fallbacks"]:
+            self.reasons.add(_host_reason(store.explain()))
         for name, count in future.statistics.snapshot().items():
             self.statistics[name] = self.statistics.get(name, 0) + count
         return found
@@ -435,14 +436,15 @@ def _on_device(library: Gpustore, feature: Feature) -> Cell:
         return "no chunks"
     if not fallbacks:
         return "device"
-    reasons = "; ".join(sorted(library.reasons)) or "no device holds such elements"
+    reasons = "; ".join(sorted(library.reasons))
     many = "every chunk" if fallbacks == chunks else f"{fallbacks} of {chunks} chunks"
     return f"the host decodes {many}, then it is copied: {reasons}"
 
 
-def _host_reasons(explanation: Any) -> set[str]:
-    reasons = {reason for reason, _ in explanation.left_to_host}
-    return reasons | ({explanation.host_reason} if explanation.host_reason else set())
+def _host_reason(explanation: gpustore.Explanation) -> str:
+    if explanation.counts["chunks_decoded_device"].most:
+        return "the device does not take the stored bytes"
+    return explanation.host_reason or "no device holds such elements"
 
 
 _LIBRARIES = {"tensorstore": Tensorstore, "zarr": Zarr, "zarrs": Zarrs}

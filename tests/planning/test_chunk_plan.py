@@ -1,6 +1,7 @@
 """The plan against brute force: every element by itself. Index arrays: test_index_arrays.py."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -178,10 +179,12 @@ def test_windows_outside_the_plan_are_refused(lo, hi):
 def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
     plan = plan_of(*case)
     by_cell = {}
-    for cell, src, _ in elements(plan)[0]:
+    found, whole = elements(plan)
+    for cell, src, _ in found:
         by_cell.setdefault(cell, []).append(src)
-    widest = max((max(at) - min(at) + ITEMSIZE for at in by_cell.values()), default=0)
-    assert widest <= plan.span(ITEMSIZE) or not by_cell
+    spans = {cell: max(at) - min(at) + ITEMSIZE for cell, at in by_cell.items()}
+    assert max(spans.values(), default=0) <= plan.span(ITEMSIZE) or not by_cell
+    assert +plan.spans(ITEMSIZE) == Counter((spans[cell], whole[cell]) for cell in spans)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

@@ -91,7 +91,7 @@ def test_all_chunks_of_a_key_are_in_one_window(monkeypatch):
             for j in range(x // 4, (x + extent[1] - 1) // 4 + 1)
         }
         assert chunks == len(plan) == len(touched)
-        assert len(seen) == len({(i // 4, j // 2) for i, j in touched})
+        assert len(seen) == plan.objects == len({(i // 4, j // 2) for i, j in touched})
 
 
 def test_windows_have_as_many_keys_as_wanted():
@@ -114,7 +114,9 @@ def test_too_many_regions_are_refused_before_they_are_written_down():
 
 def test_only_the_box_that_is_needed_is_decoded_of_a_chunk_with_parts():
     block = single((8, 8), (8, 8), partial=True)
-    (window,) = planned(block, [[1, 2], [3, 1]], (2, 3)).windows(0, 1, 1)
+    plan = planned(block, [[1, 2], [3, 1]], (2, 3))
+    (window,) = plan.windows(0, 1, 1)
+    assert plan.spans(2) == {(2 * (3 * 8 + 4), False): 1}
     assert [column[0] for column in window.chunks.count] == [4, 4]
     assert window.chunks.src_start == [2 * (8 + 1)]
     assert window.chunks.whole == [False]
