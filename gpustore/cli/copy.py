@@ -1,12 +1,12 @@
 """``gpustore copy``: any array to any other, re-chunked or re-encoded, in bounded memory.
 
-Of a group, :mod:`gpustore.cli.copy_group` copies all that is below it. Of an array:
+:mod:`gpustore.cli.copy_group` copies a group. The copy of an array has five steps:
 
-1. Open the source; say what the target is to be (:mod:`gpustore.cli.copy_target`).
-2. Refuse a place that holds other things, or overlaps the source.
-3. Cut the array into regions of whole chunks of the target (:mod:`gpustore.cli.copy_plan`).
+1. Open the source; derive the target (:mod:`gpustore.cli.copy_target`).
+2. Refuse a place with other contents, or one that overlaps the source.
+3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.cli.copy_plan`).
 4. Make the target; read and write the regions (:mod:`gpustore.cli.copy_transfer`).
-5. Say what was done, or what is left after an error or Ctrl-C: the same command continues it
+5. Report the copy, or the rest after an error or Ctrl-C: the same command continues it
    (:mod:`gpustore.cli.copy_journal`).
 
 A chunk that holds only the fill value is not stored.
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     CommandError
         The options do not fit the array, the target is not free, or the copy failed half-way.
     KeyboardInterrupt
-        After Ctrl-C, with a text that says what is left.
+        After Ctrl-C; the text names the rest.
     """
     screen = None if arguments.quiet else Screen()
     try:
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    """What the user asks for."""
+    """Return the options of the command line as :class:`Options`."""
     return Options(
         chunks=arguments.chunks,
         shards=arguments.shards,
@@ -109,7 +109,7 @@ def _report(
     stored_nbytes: int,
     seconds: float,
 ) -> None:
-    """What was done."""
+    """Print the result of a copy."""
     elements = Elements.of(target)
     nbytes = math.prod(target.shape) * target.dtype.array_dtype.itemsize
     rank = elements.rank

@@ -1,4 +1,4 @@
-"""One array on its way: the parts of ``gpustore copy`` that arrays and groups of them share."""
+"""Steps of ``gpustore copy`` that single arrays and groups share."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArrayCopy:
-    """An array, what is to be made of it, and how it is cut.
+    """Copy of one array: source, target and the bound of memory.
 
     Attributes
     ----------
     source : TensorStore
     target : Target
     name : str
-        What messages call the copy.
+        Name of the copy in messages.
     memory_nbytes : int
         Bound of the decoded regions in memory.
     """
@@ -45,7 +45,7 @@ class ArrayCopy:
     memory_nbytes: int
 
     def plan(self, made: gpustore.TensorStore, region: tuple[int, ...] | None = None) -> Plan:
-        """Cut it into regions of whole chunks of the array that was made, as before if given."""
+        """Divide the array into regions of whole chunks of the made target, or into `region`."""
         plan = plan_regions(
             self.source.shape,
             self.source.dtype.array_dtype.itemsize,
@@ -61,7 +61,7 @@ class ArrayCopy:
         return replace(plan, region=region, in_flight=min(fitting, plan.in_flight))
 
     def notes(self, plan: Plan) -> list[str]:
-        """What the user should know about what is not kept, and about memory."""
+        """Return notes for the user about properties that are lost, and about memory."""
         return self.target.notes + _notes(plan, self.memory_nbytes)
 
     def run(
@@ -73,9 +73,9 @@ class ArrayCopy:
         journal: Journal,
         path: str = "",
     ) -> None:
-        """Copy what `journal` does not call done of the array that it knows as `path`.
+        """Copy the regions that `journal` does not list as stored for the array at `path`.
 
-        An error or Ctrl-C says what is left, and what can be done with it.
+        Errors and Ctrl-C report the rest and how to continue.
         """
         first = journal.done(path)
         done = plan.nbytes_of(first)
@@ -109,7 +109,7 @@ class ArrayCopy:
 
 
 def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore | None) -> None:
-    """Raise CommandError if a copy called `name` would change its source, or cannot be written."""
+    """Raise CommandError if the copy would change its source, or the target cannot be written."""
     if source is not None and overlap(kvstore, source.spec().to_json()):
         raise CommandError(f"{name} overlaps the source: name another target")
     driver = gpustore.KvStore.open(dict(kvstore)).result().driver
@@ -128,21 +128,21 @@ def check_place(
     *,
     overwrite: bool,
 ) -> None:
-    """Only a free place, or with `overwrite` what is of the same kind, is written to.
+    """Raise CommandError unless the place is free, or `overwrite` allows replacing its contents.
 
     Parameters
     ----------
     name : str
-        What messages call the target.
+        Name of the target in messages.
     kvstore : dict
-        JSON of its place.
+        JSON of the target's kvstore.
     kind : {"array", "group"}
     overwrite : bool
 
     Raises
     ------
     CommandError
-        If the place is not to be written to.
+        If the place holds something else.
     """
     is_folder = kvstore["driver"] == "file"
     if is_folder:
@@ -163,7 +163,7 @@ def check_place(
 
 
 def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite: bool) -> Journal:
-    """The journal of the copy at a place.
+    """Open the journal of the copy at a place.
 
     Raises
     ------
@@ -180,13 +180,13 @@ def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite:
 
 
 def _directory(kvstore: Mapping[str, Any]) -> gpustore.KvStore:
-    """A place, with a path to which names can be appended."""
+    """Return the JSON of a place with a path to which names can be appended."""
     store = gpustore.KvStore.open(dict(kvstore)).result()
     return store if not store.path or store.path.endswith("/") else store + "/"
 
 
 def _is(store: gpustore.KvStore, kind: str) -> bool:
-    """Whether what is there may be deleted as an array or a group; what is unreadable may not."""
+    """Return whether a place holds an array or a group of this kind; False if unreadable."""
     if ".zgroup" in store:
         return kind == "group"
     document = store.read("zarr.json").result()
@@ -200,7 +200,7 @@ def _is(store: gpustore.KvStore, kind: str) -> bool:
 
 
 def _notes(plan: Plan, memory_nbytes: int) -> list[str]:
-    """What the user should know about memory."""
+    """Return notes for the user about memory."""
     notes = []
     if plan.region_nbytes > memory_nbytes:
         notes.append(

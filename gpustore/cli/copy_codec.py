@@ -1,7 +1,7 @@
-"""How ``gpustore copy`` compresses: what ``--codec`` names, and codecs of the other format.
+"""Compression in ``gpustore copy``: the words of ``--codec``, and translation between formats.
 
-Here bytes -> bytes codecs are lists as Zarr v3 writes them; :func:`compressor_of` says the same in
-Zarr v2, which has room for one.
+Lists of bytes -> bytes codecs have the form of Zarr v3; :func:`compressor_of` translates them to
+Zarr v2, which has a single compressor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEVELS = {"zstd": 3, "gzip": 5, "blosc": 5}
 _CNAMES = ("lz4", "lz4hc", "blosclz", "zstd", "zlib", "snappy")
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 NUMCODECS = "numcodecs."
-"""What stands before the ids of Zarr v2 in Zarr v3."""
+"""Prefix of the ids of Zarr v2 in Zarr v3."""
 COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
 VLEN = ("vlen-utf8", "vlen-bytes")
 """Codecs of Zarr v3, and filters of Zarr v2, of strings and bytes of any length."""
@@ -29,18 +29,18 @@ NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
 
 
 def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
-    """The codecs that a word of :data:`CODEC_WORDS` stands for.
+    """Return the codecs of a word of :data:`CODEC_WORDS`, as Zarr v3 JSON.
 
     Parameters
     ----------
     word : str
     itemsize : int
-        Bytes of an element, which Blosc's shuffles go by.
+        Bytes of an element, the unit of Blosc's shuffles.
 
     Raises
     ------
     ValueError
-        The word is none of these.
+        The word is unknown.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
 def codecs_of(
     compressor: Mapping[str, Any] | None, itemsize: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What a compressor of Zarr v2 is in Zarr v3, and what is to be said about it."""
+    """Translate a compressor of Zarr v2 to codecs of Zarr v3, with notes."""
     if compressor is None:
         return [], []
     name = str(compressor["id"])
@@ -86,7 +86,7 @@ def codecs_of(
 def compressor_of(
     codecs: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """What bytes -> bytes codecs of Zarr v3 are in Zarr v2, and what is to be said about it."""
+    """Translate bytes -> bytes codecs of Zarr v3 to a compressor of Zarr v2, with notes."""
     notes = []
     if any(codec["name"] == "crc32c" for codec in codecs):
         notes.append("Zarr v2 has no checksums: they are not kept")

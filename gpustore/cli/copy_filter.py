@@ -1,9 +1,9 @@
-"""How ``gpustore copy`` takes filters from format to format.
+"""Translation of filters between Zarr v2 and Zarr v3 in ``gpustore copy``.
 
 Zarr v2 has filters between the elements and the compressor. Zarr v3 has them as codecs with the
 same options, ``numcodecs.<id>``: those that change elements before its array -> bytes codec, the
-others behind. Zarr v2 says the byte order in the type a filter is for, Zarr v3 in its codec
-``bytes``: what is made here is little endian.
+others behind. Zarr v2 has the byte order in the data type of a filter, Zarr v3 in its codec
+``bytes``; translations are little endian.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _UNTYPED = ("bitround", "packbits", "categorize")
 
 @dataclass(slots=True)
 class Parts:
-    """The codecs of a Zarr v3 chunk as what Zarr v2 has.
+    """Codecs of a Zarr v3 chunk, divided into filters and compressors of Zarr v2.
 
     Attributes
     ----------
     filters : list of dict
     compressors : list of dict
-        What is left, codecs of Zarr v3.
+        Remaining codecs, as Zarr v3 JSON.
     lost : list of str
-        Names of codecs that Zarr v2 has no words for.
+        Names of codecs that Zarr v2 cannot express.
     """
 
     filters: list[dict[str, Any]] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Parts:
 def codecs_of_filters(
     filters: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The codecs before and behind the array -> bytes codec of Zarr v3.
+    """Translate filters to codecs of Zarr v3 before and behind the array -> bytes codec.
 
     Raises
     ------
     ValueError
-        A filter changes elements behind one that makes bytes, which Zarr v3 cannot say.
+        If a filter changes elements behind one that makes bytes, which Zarr v3 cannot express.
     """
     before: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
@@ -77,14 +77,14 @@ def codecs_of_filters(
 
 
 def parts_of_codecs(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> Parts:
-    """The filters that codecs of Zarr v3 are, and the compressors behind them.
+    """Divide codecs of Zarr v3 into filters and the compressors behind them.
 
     Parameters
     ----------
     codecs : sequence of dict
-        Of a chunk, not of a shard.
+        Codecs of a chunk, not of a shard.
     dtype : numpy.dtype
-        Of its elements.
+        Data type of the chunk's elements.
     """
     parts = Parts()
     stored = dtype.newbyteorder("<").str
@@ -111,7 +111,7 @@ def parts_of_codecs(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -
 
 
 def _little(option: str, value: Any) -> Any:
-    """An option; if it names a type, that in little endian."""
+    """Return an option, little endian if it names a data type."""
     if not isinstance(value, str) or not (option.endswith(_TYPE) or option == _STORED):
         return value
     return np.dtype(value).newbyteorder("<").str

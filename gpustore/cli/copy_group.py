@@ -1,12 +1,12 @@
-"""``gpustore copy`` of a group: all that is below it, with the attributes.
+"""``gpustore copy`` of a group: everything below it, with the attributes.
 
-1. Say what is to be made of every array, so that what cannot be is known before anything is made.
+1. Derive the target of every array, so that impossible ones are known before anything is made.
 2. Make the group, the groups below it and the arrays.
 3. Copy the arrays one after the other.
 
-Documents of groups are taken over as they are within a format, members that nobody here knows
-included. A member that cannot be read, or not be stored so, is left out and named at the end. The
-copy has consolidated metadata if the source was opened with them.
+Within a format, documents of groups are copied unchanged, unknown members included. A member that
+cannot be read, or not be stored in the target's format, is left out and named at the end. The copy
+has consolidated metadata if the source was opened with them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _DRIVERS = {2: "zarr2", 3: "zarr3"}
 
 @dataclass(slots=True)
 class _Work:
-    """What is to be copied.
+    """Documents and arrays of a copy of a group.
 
     Attributes
     ----------
     groups : dict of str to dict
-        By path, the JSON documents to store by name.
+        JSON documents to store, by path and name.
     arrays : dict of str to ArrayCopy
-        By path.
+        Copies of arrays, by path.
     left_out : list of str
-        Which members are not copied, and why.
+        Members that are not copied, with the reasons.
     """
 
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def run(
 def _work(
     group: gpustore.Group, arguments: argparse.Namespace, options: Options, root: dict[str, Any]
 ) -> _Work:
-    """Say what is to be made of every member."""
+    """Derive the copy of every member."""
     after = options.zarr_format or group.zarr_format
     below: dict[str, Any] = group.kvstore.spec().to_json()
     work = _Work({"": _documents(group, "", after)})
@@ -169,13 +169,13 @@ def _work(
 
 
 def _at(kvstore: dict[str, Any], path: str) -> dict[str, Any]:
-    """The place of a member, as JSON of a kvstore."""
+    """Return the place of a member, as JSON of a kvstore."""
     base = str(kvstore.get("path", ""))
     return {**kvstore, "path": f"{base.rstrip('/')}/{path}/" if base else f"{path}/"}
 
 
 def _documents(group: gpustore.Group, path: str, after: int) -> dict[str, Any]:
-    """The documents of a group, by name, as they are to be stored."""
+    """Return the documents of a group to store, by name."""
     prefix = f"{path}/" if path else ""
     names = (".zgroup", ".zattrs") if group.zarr_format == 2 else ("zarr.json",)
     stored: dict[str, dict[str, Any]] = {}
@@ -199,7 +199,7 @@ def _documents(group: gpustore.Group, path: str, after: int) -> dict[str, Any]:
 def _make(
     work: _Work, root: dict[str, Any], after: int, *, overwrite: bool
 ) -> dict[str, gpustore.TensorStore]:
-    """Make all groups and arrays; the arrays by path."""
+    """Make all groups and arrays; return the arrays by path."""
     spec = {"driver": _DRIVERS[after], "kvstore": root}
     # What is there without --overwrite was made by a run that was stopped.
     made = gpustore.open_group(

@@ -1,4 +1,4 @@
-"""How far ``gpustore copy`` came: a document beside the copy, by which a second run goes on.
+"""Progress of ``gpustore copy``: a document beside the copy, from which a second run continues.
 
 Regions are stored in order: the document holds, for every array, how it is cut and how many regions
 are done. It is written after what it speaks of is stored, at most once a second, and removed at the
@@ -37,7 +37,7 @@ _EVERY_S = 1.0
 def digest_of(
     copies: Mapping[str, tuple[gpustore.TensorStore, Target]], documents: Any = None
 ) -> str:
-    """What stands for a copy: sources, what is made of them, and the documents of groups."""
+    """Return a digest of sources, targets and documents, which identifies a copy."""
     parts = {
         path: (
             source.spec().to_json(),
@@ -53,7 +53,7 @@ def digest_of(
 
 
 def _text(value: Any) -> str:
-    """What JSON has no word for, such as a fill value."""
+    """Return a text for a value without JSON form, such as a fill value."""
     return repr(value.tobytes() if hasattr(value, "tobytes") else value)
 
 
@@ -65,16 +65,16 @@ class Journal:
     store : KvStore
         The place of the copy.
     digest : str
-        Of :func:`digest_of`.
+        Result of :func:`digest_of`.
 
     Attributes
     ----------
     found : bool
         Whether there is a document of this copy.
     is_made : bool
-        Whether it says that all arrays were made.
+        Whether the document records that all arrays were made.
     other : bool
-        Whether there is one of another copy.
+        Whether there is a document of another copy.
     """
 
     def __init__(self, store: gpustore.KvStore, digest: str) -> None:
@@ -92,22 +92,22 @@ class Journal:
         self.is_made = bool(self._arrays)
 
     def begin(self, plans: Mapping[str, Plan]) -> None:
-        """Write the document of a copy that begins; without plans, before anything is made."""
+        """Write the document of a new copy; without plans, before anything is made."""
         self._arrays = {
             path: {"region": list(plan.region), "done": 0} for path, plan in plans.items()
         }
         self.write()
 
     def region(self, path: str) -> tuple[int, ...]:
-        """How an array was cut."""
+        """Return the extents of an array's regions in the earlier run, None without one."""
         return tuple(self._arrays[path]["region"])
 
     def done(self, path: str) -> int:
-        """How many regions of an array are stored."""
+        """Return the number of stored regions of an array."""
         return int(self._arrays[path]["done"])
 
     def advance(self, path: str) -> None:
-        """One more region of an array is stored."""
+        """Record one more stored region of an array."""
         self._arrays[path]["done"] += 1
         if time.monotonic() - self._written >= _EVERY_S:
             self.write()
@@ -119,12 +119,12 @@ class Journal:
         self._written = time.monotonic()
 
     def remove(self) -> None:
-        """The copy is complete."""
+        """Remove the document of a complete copy."""
         del self._store[_NAME]
 
 
 def _parsed(value: bytes) -> dict[str, Any] | None:
-    """The document, None if it is damaged."""
+    """Return the document, None if it is damaged."""
     try:
         document = json.loads(value)
         arrays = document["arrays"]

@@ -1,8 +1,8 @@
-"""Whether two places, however deep in archives and databases, share what is stored.
+"""Overlap of two places, at any depth in archives and databases.
 
-A place is the JSON of a kvstore. Those of one driver, bucket, archive ... overlap if one path is
-that of the other or leads below it; and a place overlaps what lies in an archive or database that
-lies in it.
+A place is the JSON of a kvstore. Two places in the same driver, bucket or archive overlap if one
+path equals the other or leads below it. A place also overlaps the contents of every archive or
+database inside it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 _IDENTIFYING: Final = ("driver", "bucket", "endpoint", "base_url", "version")
-"""What tells one kvstore from another, besides its base; not its options."""
+"""Members of a kvstore's JSON that distinguish it from others, besides its base."""
 
 
 def overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether writing or deleting all of one place could change the other.
+    """Return whether writing or deleting all of one place could change the other.
 
     >>> archive = {"driver": "zip", "base": {"driver": "file", "path": "/x/a.zip"}}
     >>> overlap(archive, {"driver": "file", "path": "/x/"}), overlap(archive, archive)
@@ -30,7 +30,7 @@ def overlap(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _levels(place: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A place, and those in which it lies."""
+    """Return a place and the places that contain it."""
     yield place
     if "base" in place:
         yield from _levels(place["base"])

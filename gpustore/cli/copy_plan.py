@@ -1,4 +1,4 @@
-"""How ``gpustore copy`` cuts an array into regions: whole chunks of the target, bounded in bytes.
+"""Division of an array into regions of whole target chunks, for ``gpustore copy``.
 
 Chunks of the target are then written once and never read. A chunk of the source that several
 regions touch is decoded once for each of them; :func:`plan_regions` looks for extents that make
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 _ENOUGH_NBYTES = 32 << 20
-"""Larger regions gain nothing by their size alone, and take longer to finish after Ctrl-C."""
+"""Largest useful region, in bytes: larger ones gain no speed and end later after Ctrl-C."""
 
 _CHUNKS_PER_REGION = 1 << 16
-"""Plans of more chunks take memory that counts beside the elements."""
+"""Largest number of chunks in a region: plans of more chunks take too much memory."""
 
 _LEAST_IN_FLIGHT = 3
-"""One is read while another is written and a third is on its way from one to the other."""
+"""Number of regions in memory: one is read, one is written, one is between the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an array is cut.
+    """Division of an array into regions.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Plan:
     in_flight : int
         Regions that may be in memory at once.
     reads_per_chunk : float
-        How often a chunk of the source is decoded, on average.
+        Average number of times that a chunk of the source is decoded.
 
     Examples
     --------
@@ -57,24 +57,24 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Decoded size of the array."""
+        """Decoded size of the array, in bytes."""
         return math.prod(self.shape) * self.itemsize
 
     def nbytes_of(self, count: int) -> int:
-        """Decoded size of the first regions."""
+        """Return the decoded size of the first `count` regions, in bytes."""
         places = itertools.islice(self.regions(), count)
         sizes = (math.prod(int(p.stop) - int(p.start) for p in place) for place in places)
         return sum(sizes) * self.itemsize
 
     @property
     def region_nbytes(self) -> int:
-        """Decoded size of the largest region."""
+        """Decoded size of the largest region, in bytes."""
         return math.prod(self.region) * self.itemsize
 
     def regions(self, first: int = 0) -> Iterator[tuple[slice, ...]]:
-        """The regions from the `first` on; the last dimension fastest.
+        """Yield the regions from number `first` on; the last dimension varies fastest.
 
-        They count from the array's first element.
+        Slices are relative to the array's first element.
         """
         starts = [range(0, n, r) for n, r in zip(self.shape, self.region, strict=True)]
         # Not itertools.product: it would hold each of a million starts of a long dimension.
@@ -98,7 +98,7 @@ def plan_regions(
     memory_nbytes: int,
     workers: int,
 ) -> Plan:
-    """Cut an array into regions of whole target chunks that decode source chunks few times.
+    """Divide an array into regions of whole target chunks that decode each source chunk few times.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def plan_regions(
     itemsize : int
         Bytes of a decoded element.
     source_chunk, target_chunk : sequence of int
-        What is read at once (a chunk), and what is written at once (a shard, if there are any).
+        Extents of the unit of reading (a chunk) and of writing (a shard, if there are any).
     memory_nbytes : int
         Bound of the decoded regions in memory; passed only where one target chunk is larger.
     workers : int
@@ -146,7 +146,7 @@ def _grow(
     target_chunk: Sequence[int],
     limit_nbytes: int,
 ) -> list[int]:
-    """The region found by growing one dimension after the other, where it pays most."""
+    """Grow a region by one dimension after the other, where it saves most."""
     region = [max(1, min(c, n)) for c, n in zip(target_chunk, shape, strict=True)]
     reads = _reads_per_chunk(shape, source_chunk, region)
     while True:
@@ -171,7 +171,7 @@ def _grow(
 def _fits(
     region: Sequence[int], itemsize: int, chunks: Sequence[Sequence[int]], limit_nbytes: int
 ) -> bool:
-    """Whether a region, and the plans of reading and writing it, may be in memory."""
+    """Return whether a region, and the plans of reading and writing it, fit in memory."""
     return math.prod(region) * itemsize <= limit_nbytes and all(
         math.prod(-(-r // c) for r, c in zip(region, chunk, strict=True)) <= _CHUNKS_PER_REGION
         for chunk in chunks
@@ -179,7 +179,7 @@ def _fits(
 
 
 def _reads_per_chunk(shape: Sequence[int], chunk: Sequence[int], region: Sequence[int]) -> float:
-    """How often a source chunk is decoded, on average: in each dimension, pieces per chunk."""
+    """Return the average number of times that a source chunk is decoded."""
     reads = 1.0
     for n, c, r in zip(shape, chunk, region, strict=True):
         if n:

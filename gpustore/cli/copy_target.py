@@ -1,9 +1,9 @@
-"""What the target of ``gpustore copy`` is to be: metadata from the source and the options.
+"""Target of ``gpustore copy``: metadata derived from the source and the options.
 
-Within a format the source's metadata are taken over as they are written (byte and element order,
-the bits of a NaN, unknown members), but for what an option changes, and for the data type and fill
-value of one field of records. Between the formats the data type, fill value, chunks, compressor
-and attributes are translated; the rest is the default.
+Within a format the source's metadata are copied unchanged (byte and element order, the bits of a
+NaN, unknown members), except for members that an option changes, and the data type and fill value
+of a single field of records. Between formats the data type, fill value, chunks, compressor and
+attributes are translated; other members have their default.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _CHECKSUM = "crc32c"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asks for; None: as in the source.
+    """Options of the user; None keeps the property of the source.
 
     Attributes
     ----------
     chunks, shards : list of int, optional
-        Extents. With `chunks` and without `shards` there are no shards.
+        Extents of chunks and shards. With `chunks` and without `shards` there are no shards.
     codec : str, optional
         A word of :data:`gpustore.cli.copy_codec.CODEC_WORDS`.
     checksum : bool, optional
-        Whether a crc32c stands behind each chunk.
+        Whether each chunk ends with a crc32c.
     zarr_format : int, optional
-        2 or 3.
+        Format of the target, 2 or 3.
     """
 
     chunks: Sequence[int] | None = None
@@ -67,23 +67,23 @@ class Options:
 
 @dataclass(slots=True)
 class Target:
-    """What is to be made.
+    """Array to be made.
 
     Attributes
     ----------
     driver : str
     kvstore : dict
-        JSON of the place.
+        JSON of the kvstore.
     metadata : dict
         Zarr metadata, whole or in part.
     schema : dict
-        Keywords of :func:`gpustore.open` for what `metadata` leave open.
+        Keywords of :func:`gpustore.open` for properties that `metadata` leave open.
     as_void : bool
         Whether elements are written as their bytes.
     attributes : bytes, optional
-        Contents of ``.zattrs``, which Zarr v2 has beside its metadata.
+        Contents of the document ``.zattrs`` of Zarr v2.
     notes : list of str
-        What is not kept.
+        Properties of the source that are lost.
     """
 
     driver: str
@@ -97,7 +97,7 @@ class Target:
     def make(
         self, *, delete_existing: bool = False, may_exist: bool = False
     ) -> gpustore.TensorStore:
-        """Make the array; `may_exist` if a run that was stopped may have made it before."""
+        """Make the array; `may_exist` if an interrupted run may have made it before."""
         store = self._open(self.kvstore, delete_existing=delete_existing, open=may_exist)
         if self.attributes is not None and store.kvstore is not None:
             store.kvstore.write(".zattrs", self.attributes).result()
@@ -111,7 +111,7 @@ class Target:
         ).result()
 
     def check(self) -> None:
-        """Make the array in memory: what cannot be made is known before a disk is touched."""
+        """Make the array in memory, so that errors appear before the disk is touched."""
         self._open("memory://", context=gpustore.Context())
 
     def _open(self, kvstore: Any, **keywords: Any) -> gpustore.TensorStore:
@@ -128,7 +128,7 @@ class Target:
 def make_target(
     source: gpustore.TensorStore, place: str | dict[str, Any], options: Options
 ) -> Target:
-    """Say what the target is to be.
+    """Derive the target from a source and options.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def make_target(
     CommandError
         The options contradict each other, or do not fit the array.
     GpustoreError
-        The array cannot be stored so, for instance because the format lacks its data type.
+        The format cannot hold the array, for instance because it lacks the data type.
     """
     read = source.spec().to_json()
     before = _FORMATS.get(str(read["driver"]))
@@ -175,7 +175,7 @@ def _filled(
     metadata: dict[str, Any],
     options: Options,
 ) -> Target:
-    """Say what the target is, `read` being the spec of `source`; errors of :func:`make_target`."""
+    """Derive the target from `read`, the spec of `source`; errors of :func:`make_target`."""
     before, after = _FORMATS[str(read["driver"])], _FORMATS[target.driver]
     taken = before == after
     rank = len(metadata["shape"])
@@ -211,7 +211,7 @@ def _filled(
 def _converted(
     source: gpustore.TensorStore, metadata: dict[str, Any], before: int, after: int
 ) -> dict[str, Any]:
-    """The data type and fill value of records or raw bytes in the other format."""
+    """Return the data type and fill value of records or raw bytes in the other format."""
     fill = source.fill_value
     if "field" in source.spec().to_json():
         fill = None  # Set through the schema, as that of a subarray may need care.
@@ -228,7 +228,7 @@ def _converted(
 
 
 def _set_fill_value(target: Target, source: gpustore.TensorStore, rank: int) -> None:
-    """That of the source; a subarray whose places differ in it has none."""
+    """Set the source's fill value; a subarray with several values in it has none."""
     fill = source.fill_value
     if fill is None:
         return
@@ -246,7 +246,7 @@ def _set_fill_value(target: Target, source: gpustore.TensorStore, rank: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Extents of the source, of its chunks and of its shards (of a chunk if there are none)."""
+    """Extents of the source, of its chunks and of its shards (those of a chunk without shards)."""
 
     shape: list[int]
     chunk: list[int]
@@ -254,7 +254,7 @@ class _Grid:
 
     @classmethod
     def of(cls, source: gpustore.TensorStore, rank: int) -> _Grid:
-        """Those of the first `rank` dimensions."""
+        """Return the extents of the first `rank` dimensions."""
         return cls(
             [int(n) for n in source.shape[:rank]],
             chunk_extents(source, "read_chunk")[:rank],
@@ -263,7 +263,7 @@ class _Grid:
 
 
 def chosen_format(asked: int | None, driver: str, before: int) -> int:
-    """The target's format: what is asked for, or its URL says, or the source has."""
+    """Return the target's format: the requested one, or that of its URL, or that of the source."""
     named = _FORMATS.get(driver)
     if named is None and driver != "auto":
         raise CommandError(f"the target's format is {driver}: only Zarr arrays can be made")
@@ -275,7 +275,7 @@ def chosen_format(asked: int | None, driver: str, before: int) -> int:
 
 
 def _check(options: Options, rank: int, after: int) -> None:
-    """What is wrong whatever the chunks of the source are."""
+    """Raise CommandError for options that contradict each other with any chunks of the source."""
     for option, extents in (("--chunks", options.chunks), ("--shards", options.shards)):
         if extents is not None and len(extents) != rank:
             raise CommandError(
@@ -342,7 +342,7 @@ def _fill_v3(
 def _innermost(
     codecs: list[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
-    """The codecs of the chunks inside shards, the sharding, and whether there are others."""
+    """Return the codecs of the chunks inside shards, the sharding, and whether there are others."""
     for codec in codecs:
         if codec["name"] == "sharding_indexed":
             sharding = codec["configuration"]
@@ -352,7 +352,7 @@ def _innermost(
 
 
 def _chunk_and_shard(grid: _Grid, options: Options) -> tuple[list[int], list[int] | None]:
-    """Chunk and shard extents; without options those of the source."""
+    """Return chunk and shard extents; without options those of the source."""
     chunk, shard = options.chunks, options.shards
     if chunk is None:
         chunk = grid.chunk
@@ -401,7 +401,7 @@ def _fill_v2(
 
 
 def _without(metadata: dict[str, Any], filters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Zarr v2 metadata without some of its filters."""
+    """Return Zarr v2 metadata without some of the filters."""
     left = [one for one in metadata.get("filters") or () if one not in filters]
     compressor = metadata.get("compressor")
     if compressor in filters:
@@ -412,10 +412,9 @@ def _without(metadata: dict[str, Any], filters: list[dict[str, Any]]) -> dict[st
 def _filters_and_compressor(
     metadata: dict[str, Any], *, vlen: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Those of Zarr v2; a filter may stand in the place of the compressor.
+    """Return filters and compressor of Zarr v2; a filter may stand in the place of the compressor.
 
-    `vlen` says whether those of strings and bytes of any length count, which Zarr v3 needs no
-    word for.
+    `vlen` includes the filters of strings and bytes of any length, which Zarr v3 does not list.
     """
     filters = [one for one in metadata.get("filters") or () if vlen or one["id"] not in VLEN]
     compressor = metadata.get("compressor")
@@ -425,7 +424,7 @@ def _filters_and_compressor(
 
 
 def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]) -> None:
-    """What Zarr v2 does not keep of a Zarr v3 array."""
+    """Note the properties of a Zarr v3 array that Zarr v2 does not keep."""
     if source.dtype.numpy_dtype.isbuiltin == 2:  # registered by ml_dtypes
         target.notes.append(
             f"{source.dtype.name} is no data type of the Zarr v2 specification: TensorStore and "
@@ -446,7 +445,7 @@ def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[st
 def _take_attributes(
     target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]
 ) -> None:
-    """The user's attributes; Zarr v2 has them in a file of their own."""
+    """Set the user attributes, which Zarr v2 keeps in a document of their own."""
     if "codecs" in metadata:
         if target.driver == "zarr" and metadata.get("attributes"):
             target.attributes = json.dumps(metadata["attributes"], indent=2).encode()

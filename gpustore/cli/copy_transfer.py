@@ -1,7 +1,7 @@
-"""Moving the elements of ``gpustore copy``: regions on their way, and how Ctrl-C stops them.
+"""Transfer of the elements of ``gpustore copy``: regions under way, and interruption by Ctrl-C.
 
-The first Ctrl-C is a wish that is looked at between steps: no new region is begun, and those on
-their way are cancelled, which never cuts through a chunk. The second one is Python's usual
+The first Ctrl-C sets a flag that is checked between steps: no further region begins, and regions
+under way are cancelled, which never cuts through a chunk. The second Ctrl-C is Python's usual
 KeyboardInterrupt.
 """
 
@@ -25,9 +25,10 @@ _LOOK_S = 0.1
 
 @contextmanager
 def first_interrupt() -> Iterator[Callable[[], bool]]:
-    """Take the first Ctrl-C as a wish; gives what tells whether there was one.
+    """Catch the first Ctrl-C; yields a function that returns whether it came.
 
-    Outside the main thread, and where Ctrl-C is ignored or has no Python handler, nothing changes.
+    The context manager has no effect outside the main thread, and where Ctrl-C is ignored or has no
+    Python handler.
     """
     asked = threading.Event()
     before = signal.getsignal(signal.SIGINT)
@@ -60,21 +61,21 @@ def transfer(
     Parameters
     ----------
     source, target : TensorStore
-        Of one shape and data type; the domain of either may begin anywhere.
+        Arrays of one shape and data type; each domain may have any origin.
     plan : Plan
         The regions.
     advance : callable
         Called with the decoded bytes of each region once it is stored, in order.
     stopped : callable
-        Once it says True no region is begun any more, and those on their way are cancelled: of
-        one that is being written some chunks may be stored, each of them whole.
+        Returns True to stop: no further region begins, and regions under way are cancelled; some
+        whole chunks of a region that is being written may be stored.
     first : int
-        The regions before this one are stored already.
+        First region to copy; the regions before it are stored.
 
     Raises
     ------
     CorruptChunkError, StoreIOError, LimitError
-        From a region; those being written then are finished as well, as far as they can be.
+        From a region; regions that are being written are finished first, if possible.
     """
     regions = plan.regions(first)
     reads: deque[tuple[tuple[slice, ...], gpustore.Future[Any]]] = deque()

@@ -1,4 +1,4 @@
-"""What ``gpustore copy`` makes of elements that are no numbers, or of one field of records.
+"""Translation of records, strings and raw bytes between formats, for ``gpustore copy``.
 
 Zarr v2 gives each field a byte order, and has strings and subarrays; Zarr v3 has one byte order,
 in its codec "bytes", and neither. Records and raw bytes that both can hold keep their bytes.
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def field_metadata(metadata: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Metadata of an array of one field of the records that `metadata` describe.
+    """Return metadata of an array of one field of the records that `metadata` describe.
 
-    A subarray becomes dimensions at the end, not cut into chunks. The fill value is left out.
+    A subarray becomes dimensions at the end, not divided into chunks. The fill value is left out.
     """
     part = dict(_parts(_stored(metadata)))[field]
     found = {name: value for name, value in metadata.items() if name != "fill_value"}
@@ -32,21 +32,21 @@ def field_metadata(metadata: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def converted_type(metadata: Mapping[str, Any], fill: bytes | None, after: int) -> dict[str, Any]:
-    """The data type and fill value of records or raw bytes as the other format's metadata.
+    """Return the data type and fill value of records or raw bytes as the other format's metadata.
 
     Parameters
     ----------
     metadata : dict
-        Of the source.
+        Metadata of the source.
     fill : bytes, optional
-        The fill value as it is in chunks of the source.
+        The fill value as bytes, as in chunks of the source.
     after : int
         The format of the target, 2 or 3; the source's is the other.
 
     Raises
     ------
     UnsupportedError
-        The other format cannot hold such elements; the text says which part, and why.
+        The other format cannot hold such elements; the text names the part and the reason.
     """
     stored = _stored(metadata)
     found: dict[str, Any]
@@ -62,7 +62,7 @@ def converted_type(metadata: Mapping[str, Any], fill: bytes | None, after: int) 
 
 
 def endian_of_records(metadata: Mapping[str, Any]) -> str:
-    """The byte order that Zarr v3's codec "bytes" needs for records of Zarr v2."""
+    """Return the byte order of Zarr v3's codec "bytes" for records of Zarr v2."""
     return "big" if ">" in _orders(_stored(metadata)) else "little"
 
 
@@ -103,7 +103,7 @@ def _what(name: str) -> str:
 
 
 def _stored(metadata: Mapping[str, Any]) -> np.dtype[Any]:
-    """The elements in chunks; ml_dtypes's always count as in native byte order."""
+    """Return the data type of elements in chunks; types of ml_dtypes count as native byte order."""
     if "dtype" in metadata:
         return _from_v2(metadata["dtype"])
     order: Literal["<", ">"] = ">" if _endian_of(metadata["codecs"]) == "big" else "<"
@@ -117,7 +117,7 @@ def _from_v2(kind: Any) -> np.dtype[Any]:
 
 
 def _from_v3(kind: Any) -> np.dtype[Any]:
-    """Of a data type as gpustore writes it."""
+    """Return the NumPy data type of a data type in Zarr v3 metadata that gpustore wrote."""
     if isinstance(kind, str):
         if kind[0] == "r":
             return np.dtype(f"V{int(kind[1:]) // 8}")
@@ -137,7 +137,7 @@ def _from_v3(kind: Any) -> np.dtype[Any]:
 
 
 def _v2_name(part: np.dtype[Any]) -> Any:
-    """Of what is not a subarray."""
+    """Return the Zarr v2 name of a data type that is not a subarray."""
     if part.names is not None:
         return [
             [name, _v2_name(field.base), *([list(field.shape)] if field.shape else [])]
@@ -163,14 +163,14 @@ def _v3_name(part: np.dtype[Any]) -> Any:
 
 
 def _parts(stored: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
-    """Names and data types of fields; of elements without fields, themselves."""
+    """Return names and data types of fields; elements without fields count as one."""
     if stored.names is None or stored.fields is None:
         return [("", stored)]
     return [(name, stored.fields[name][0]) for name in stored.names]
 
 
 def _leaves(stored: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
-    """As :func:`_parts`, with the fields of fields that are records, their names after a dot."""
+    """Return names and data types of the innermost fields; names of nested fields contain dots."""
     found = []
     for name, part in _parts(stored):
         if part.base.names is None or part.shape:
@@ -181,12 +181,12 @@ def _leaves(stored: np.dtype[Any]) -> list[tuple[str, np.dtype[Any]]]:
 
 
 def _with_order(stored: np.dtype[Any], order: Literal["<", ">"]) -> np.dtype[Any]:
-    """The same data type in one byte order."""
+    """Return the same data type in one byte order."""
     return stored.newbyteorder(order)
 
 
 def _orders(stored: np.dtype[Any]) -> set[str]:
-    """All byte orders in an element."""
+    """Return all byte orders in an element."""
     found = set()
     for _, part in _parts(stored):
         found |= {_order(part.base)} if part.base.names is None else _orders(part.base)
@@ -194,14 +194,14 @@ def _orders(stored: np.dtype[Any]) -> set[str]:
 
 
 def _order(part: np.dtype[Any]) -> str:
-    """Byte order, empty where there is only one byte, or bytes without order."""
+    """Return the byte order of a part, empty for single bytes and bytes without order."""
     if part.itemsize == 1 or (part.kind in "SV" and part.isbuiltin != 2):
         return ""
     return ">" if part.byteorder == ">" else "<"
 
 
 def _endian_of(codecs: Sequence[Mapping[str, Any]]) -> str:
-    """The byte order of Zarr v3 chunks, "little" or "big"."""
+    """Return the byte order of Zarr v3 chunks, "little" or "big"."""
     for codec in codecs:
         configuration = codec.get("configuration", {})
         if codec["name"] == "sharding_indexed":

@@ -1,9 +1,9 @@
 """``gpustore demo``: the main job, on data made for it, in half a minute.
 
-1. Make a volume as a microscope would take it.
+1. Simulate the volume of a microscope.
 2. Write it in each format of :data:`FORMATS`, slab by slab.
 3. Read it back whole and by random crops, and compare every value.
-4. Save a picture of a slice; say what was measured, what lies where, and what to type next.
+4. Save a picture of a slice; print the measurements, the files, and the next command.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Format:
     Attributes
     ----------
     title : str
-        How the table calls it.
+        Name in the table.
     folder : str
         Name of the array inside the demo's folder.
     driver : str
-        The driver of its spec.
+        Driver of the spec.
     codec : dict
-        Its codec spec.
+        JSON of the codec spec.
     """
 
     title: str
@@ -83,7 +83,7 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one format took; times in seconds, sizes in bytes."""
+    """Measurements of one format; times in seconds, sizes in bytes."""
 
     stored_nbytes: int
     write_s: float
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises
     ------
     CommandError
-        The folder cannot be used, or what was read is not what was written.
+        The folder cannot be used, or a value that was read differs from the written one.
     """
     screen = Screen()
     _check_pillow()

@@ -1,7 +1,7 @@
-"""What the elements of an array are, for commands that show or copy all of it.
+"""Elements of an array, for commands that show or copy all of it.
 
-A record cannot be read without naming one of its fields. Commands take whole records: they open
-them as their bytes, which adds an inner dimension, and speak of the fields.
+A record can be read only by naming one of its fields. Commands need whole records: they open them
+as bytes, which adds an inner dimension, and describe the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Field:
     """A field of a record: its name, data type as stored, and the extents of a subarray.
 
-    Without a name, the whole element.
+    A field without a name is the whole element.
     """
 
     name: str
@@ -35,20 +35,20 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """What an opened array has at each of its places.
+    """Elements of an opened array.
 
     Attributes
     ----------
     nbytes : int
-        Bytes of one, decoded.
+        Bytes of a decoded element.
     rank : int
-        Number of dimensions that are cut into chunks.
+        Number of dimensions that are divided into chunks.
     inner : tuple of int
-        Extents of the inner dimensions behind those, but for records opened as their bytes.
+        Extents of the inner dimensions behind those; empty for records opened as bytes.
     dtype : str
-        Data type of what is inside, or what records are.
+        Name of the data type, or a description of the records.
     fields : tuple of Field
-        Of records opened as their bytes, otherwise empty.
+        Fields of records opened as bytes; otherwise empty.
     """
 
     nbytes: int
@@ -59,7 +59,7 @@ class Elements:
 
     @classmethod
     def of(cls, store: gpustore.TensorStore) -> Elements:
-        """Those of an array that was opened whole."""
+        """Describe the elements of an array that was opened whole."""
         read: dict[str, Any] = store.spec().to_json()
         metadata: Mapping[str, Any] = read.get("metadata") or {}
         rank = len(metadata.get("shape", store.shape))
@@ -77,7 +77,7 @@ class Elements:
 def open_whole(
     name: str | dict[str, Any], *, field: str | None = None, **keywords: Any
 ) -> gpustore.TensorStore:
-    """Open an array, records as their bytes unless one field is asked for.
+    """Open an array; records are opened as bytes unless `field` names one of their fields.
 
     Parameters
     ----------
@@ -85,14 +85,14 @@ def open_whole(
         URL, path or JSON.
     field : str, optional
     **keywords
-        For :func:`gpustore.open`.
+        Arguments of :func:`gpustore.open`.
 
     Raises
     ------
     CommandError
-        A field is asked for and the array is no Zarr array.
+        `field` is given and the array is not a Zarr array.
     GpustoreError
-        As :func:`gpustore.open`.
+        The errors of :func:`gpustore.open`.
     """
     spec: dict[str, Any] = gpustore.Spec(name).to_json()
     try:
@@ -120,7 +120,7 @@ def open_whole(
 
 
 def fields_of(metadata: Mapping[str, Any]) -> tuple[Field, ...]:
-    """The fields as the metadata of either format list them."""
+    """Return the fields in the metadata of either format."""
     dtype = metadata.get("dtype")
     if isinstance(dtype, list):
         return tuple(Field(f[0], str(f[1]), tuple(f[2]) if len(f) > 2 else ()) for f in dtype)

@@ -1,7 +1,7 @@
-"""The error a command raises to end with one line for the user."""
+"""The error of a command that ends with one line for the user."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """The command cannot go on; the text tells the user why and what to do."""
+    """A command cannot continue; the text gives the reason and the remedy."""

@@ -1,4 +1,4 @@
-"""``gpustore info`` of a group: what is below it, without opening its arrays."""
+"""``gpustore info`` of a group: its members, without opening its arrays."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 def find_group(
     place: str, failure: gpustore.GpustoreError, *, context: gpustore.Context | None = None
 ) -> gpustore.Group:
-    """The group at a URL or path where no array can be opened.
+    """Open the group at a URL or path at which opening an array failed.
 
     Parameters
     ----------
     place : str
     failure : GpustoreError
-        Why that is no array.
+        Error of opening an array.
     context : Context, optional
 
     Raises
     ------
     GpustoreError
-        `failure`, unless that says that it is a group: then why the group cannot be opened.
+        `failure`; or, if `failure` reports a group, the error of opening the group.
     """
     if isinstance(failure, gpustore.StoreIOError) and failure.status == "ABORTED":
         raise failure  # It was tried as often and as long as is allowed.
@@ -51,14 +51,14 @@ def run(arguments: argparse.Namespace, group: gpustore.Group) -> int:
 
 
 def describe(group: gpustore.Group) -> dict[str, Any]:
-    """Everything the command knows about a group, as JSON.
+    """Return everything that the command knows about a group, as JSON.
 
     Returns
     -------
     dict
-        ``members`` has all nodes at any depth, by path. Of an array, ``dtype`` is as it stands in
-        the metadata and ``chunk`` is the shape of a stored chunk (with sharding: of a shard); None
-        if the chunk grid is not regular. Of a member that cannot be read, ``error`` says why.
+        ``members`` has all nodes at any depth, by path. For an array, ``dtype`` is that of the
+        metadata and ``chunk`` the shape of a stored chunk (with sharding, of a shard); None if the
+        chunk grid is not regular. For an unreadable member, ``error`` is the reason.
     """
     return {
         "format": f"Zarr v{group.zarr_format} group",

@@ -1,11 +1,11 @@
-"""``gpustore info``: what an array is, for people or, with ``--json``, for programs.
+"""``gpustore info``: description of an array, as text or, with ``--json``, for programs.
 
-Of a group, :mod:`gpustore.cli.group_info` says what is below it. Of an array:
+:mod:`gpustore.cli.group_info` describes a group. The description of an array has four steps:
 
-1. Open the array: only its metadata is read.
-2. List what is stored of it, with sizes where the kvstore is a folder of files.
-3. Ask how a read of it would go: who decodes, here and on a GPU. With ``--explain`` that is shown
-   as a whole, for a read of all of it.
+1. Open the array, which reads its metadata only.
+2. List the stored values, with sizes where the kvstore is a folder of files.
+3. Predict a read of the array: the decoders here and on a GPU. ``--explain`` prints the whole
+   prediction.
 4. Print the facts.
 """
 
@@ -21,7 +21,7 @@ import gpustore
 from gpustore.cli import group_info
 from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.failure import CommandError
-from gpustore.cli.patience import looking
+from gpustore.cli.retries import few_retries
 from gpustore.cli.screen import Screen, format_nbytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _METADATA = {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    context = looking()
+    context = few_retries()
     try:
         store = open_whole(arguments.array, context=context)
     except gpustore.GpustoreError as error:
@@ -142,9 +142,10 @@ def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
 def chunk_extents(
     store: gpustore.TensorStore, name: Literal["read_chunk", "write_chunk"]
 ) -> list[int]:
-    """Chunk extents as ints, at least 1.
+    """Return chunk extents as ints, at least 1.
 
-    A dimension along which chunks differ has the largest, one without chunks is not divided.
+    The extent is the largest where chunks differ, and the whole dimension where there are no
+    chunks.
     """
     extents = getattr(store.chunk_layout, name).shape or [None] * store.rank
     if all(extents):
@@ -155,7 +156,7 @@ def chunk_extents(
 
 
 def edges_of(store: gpustore.TensorStore) -> list[Any] | None:
-    """``chunk_shapes`` of an array whose chunk grid is rectilinear."""
+    """Return ``chunk_shapes`` of an array with a rectilinear chunk grid."""
     grid = store.spec().to_json().get("metadata", {}).get("chunk_grid", {})
     if grid.get("name") != "rectilinear":
         return None
@@ -171,7 +172,7 @@ def _largest(edges: Any) -> int:
 
 
 def _count(edges: Any, extent: int) -> int:
-    """How many chunks of an entry of ``chunk_shapes`` hold `extent` elements.
+    """Return the number of chunks of an entry of ``chunk_shapes`` that hold `extent` elements.
 
     >>> _count(3, 10), _count([[3, 2], 4, 9], 10), _count([[3, 9]], 7)
     (4, 3, 3)
@@ -273,7 +274,7 @@ def _size(nbytes: int | None) -> str:
 
 
 def format_shape(extents: Sequence[int]) -> str:
-    """Extents for people.
+    """Format extents for people.
 
     >>> format_shape([4, 7]), format_shape([])
     ('4 x 7', 'a single value')
@@ -282,7 +283,7 @@ def format_shape(extents: Sequence[int]) -> str:
 
 
 def format_codecs(codec: Mapping[str, Any]) -> str:
-    """One codec a line, those inside a shard indented.
+    """Format a codec spec with one codec a line, those inside a shard indented.
 
     Parameters
     ----------

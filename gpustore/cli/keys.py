@@ -1,6 +1,6 @@
-"""``gpustore ls``, ``du`` and ``cat``: what is stored under a URL, whatever kvstores it chains.
+"""``gpustore ls``, ``du`` and ``cat``: keys and values below a URL, through any chain of kvstores.
 
-A URL that names an array's format (``x.zarr|zarr3:``) stands for the keys the array is stored in.
+A URL that names an array's format (``x.zarr|zarr3:``) stands for the keys of the array.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.patience import looking
+from gpustore.cli.retries import few_retries
 from gpustore.cli.screen import format_nbytes
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _PART_NBYTES = 64 << 20
-"""Longer values are printed in parts of so many bytes."""
+"""Largest value that is printed in one part, in bytes."""
 
 
 def ls(arguments: argparse.Namespace) -> int:
-    """Print the names one level below a URL, those of directories with a slash; or all keys."""
+    """Print the names one level below a URL, directories with a slash; or all keys."""
     store = _value(arguments.url)
     _require_list(store, arguments.url)
     directory = _directory(store)
@@ -49,9 +49,9 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def du(arguments: argparse.Namespace) -> int:
-    """Show how many keys and bytes are stored at a URL, and in which of its directories.
+    """Print the numbers of keys and bytes below a URL, in total and by directory.
 
-    What cannot be read is not counted, and said; the exit code is 1 then.
+    Unreadable values are reported and not counted; the exit code is then 1.
     """
     store = _value(arguments.url)
     directory = _directory(store)
@@ -84,11 +84,11 @@ def du(arguments: argparse.Namespace) -> int:
 
 
 def cat(arguments: argparse.Namespace) -> int:
-    """Write the value of a key to standard output; of a JSON pointer, the JSON value."""
+    """Write the value of a key, or the JSON value at a JSON pointer, to standard output."""
     spec = gpustore.Spec(arguments.url)
     driver = spec.to_json()["driver"]
     if driver == "json":
-        value = gpustore.open(spec, read=True, context=looking()).result().read().result()[()]
+        value = gpustore.open(spec, read=True, context=few_retries()).result().read().result()[()]
         print(json.dumps(value, indent=2, ensure_ascii=False))
         return 0
     if driver != "auto":
@@ -123,7 +123,7 @@ def _value(url: str) -> gpustore.KvStore:
     kvstore = gpustore.Spec(url).kvstore
     if kvstore is None:
         raise CommandError(f"{url} has no keys")
-    return gpustore.KvStore.open(kvstore, context=looking()).result()
+    return gpustore.KvStore.open(kvstore, context=few_retries()).result()
 
 
 def _require_list(store: gpustore.KvStore, url: str) -> None:
@@ -136,7 +136,7 @@ def _require_list(store: gpustore.KvStore, url: str) -> None:
 
 
 def _directory(store: gpustore.KvStore) -> gpustore.KvStore | None:
-    """The same, with a path to which names can be appended; None if it is that of a value."""
+    """Return the kvstore with a path for appending names; None if it is that of a value."""
     if not store.path or store.path.endswith("/"):
         return store
     return None if _is_value(store) else store + "/"

@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``gpustore`` with `argv`, by default the process's own; return the exit code."""
+    """Run ``gpustore`` with `argv`, by default that of the process; return the exit code."""
     try:
         try:
             arguments = _parser().parse_args(argv)
@@ -64,12 +64,15 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "demo",
-        help="write, read and check a microscopy-like volume, and show how fast",
-        description="Makes a volume as a microscope would take it, writes it as Zarr v2 and v3, "
-        "reads it back whole and by crops, checks it, and saves a picture of a slice.",
+        help="write, read and check a simulated volume, and print the speed",
+        description="Simulates the volume of a microscope, writes it as Zarr v2 and v3, reads it "
+        "back whole and by crops, checks every value, and saves a picture of a slice.",
     )
     command.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="where to work (default: a new temporary one)"
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="folder for the files (default: a new temporary one)",
     )
     command.add_argument(
         "--size",
@@ -83,21 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         type=_integer(0, 2**63 - 1),
         default=0,
         metavar="N",
-        help="the same seed makes the same volume (default: %(default)s)",
+        help="seed of the volume (default: %(default)s)",
     )
     command.set_defaults(run=demo.run)
 
     command = commands.add_parser(
         "info",
-        help="say what an array or a group is",
-        description="Says what an array is: shape, type, chunks, codecs, and what is stored of it; "
-        "of a group, its attributes and what is below it.",
+        help="describe an array or a group",
+        description="Describes an array (shape, data type, chunks, codecs, stored values) or a "
+        "group (attributes, members).",
     )
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
-    command.add_argument(
-        "--explain", action="store_true", help="say what a read of all of it would do"
-    )
+    command.add_argument("--explain", action="store_true", help="predict a read of the whole array")
     command.set_defaults(run=info.run)
     _add_copy(commands)
     _add_keys(commands)
@@ -108,10 +109,10 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser(
         "copy",
         help="copy an array or a group, re-chunked or re-encoded",
-        description="Copies an array, or a group with all that is below it, to another place, with "
-        "other chunks, codecs or another format. What no option names stays as it is in the "
-        "source. Ctrl-C leaves arrays that can be read, with the chunks that were copied by then; "
-        "the same command goes on from there.",
+        description="Copies an array, or a group with everything below it, to another place, with "
+        "other chunks, codecs or another format. Properties without an option stay as in the "
+        "source. After Ctrl-C the copy can be read and holds the chunks copied so far; the same "
+        "command continues it.",
     )
     command.add_argument("source", metavar="SOURCE", help="URL or path of the array or group")
     command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
@@ -129,12 +130,12 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--codec",
         type=_codec,
         metavar="NAME[:LEVEL]",
-        help=f"how chunks are compressed: {CODEC_WORDS} (default: as in the source)",
+        help=f"codec of the chunks: {CODEC_WORDS} (default: as in the source)",
     )
     command.add_argument(
         "--checksum",
         action=argparse.BooleanOptionalAction,
-        help="whether a crc32c stands behind each chunk; Zarr v3 only (default: as in the source)",
+        help="end each chunk with a crc32c; Zarr v3 only (default: as in the source)",
     )
     command.add_argument(
         "--field",
@@ -145,16 +146,18 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--zarr-format",
         type=int,
         choices=(2, 3),
-        help="(default: as the target's URL says, or as the source)",
+        help="version of the format (default: that of the target's URL, or of the source)",
     )
     command.add_argument(
         "--memory",
         type=_integer(1, 1 << 20),
         default=256,
         metavar="MIB",
-        help="bound of the decoded regions in memory (default: %(default)s)",
+        help="limit of the decoded elements in memory, in MiB (default: %(default)s)",
     )
-    command.add_argument("--overwrite", action="store_true", help="delete the target if it exists")
+    command.add_argument(
+        "--overwrite", action="store_true", help="replace an existing array or group"
+    )
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run=copy.run)
 
@@ -163,25 +166,24 @@ def _add_keys(commands: argparse._SubParsersAction[_Parser]) -> None:
     place = "URL or path: a folder, an archive (x.zip|zip:), an array"
     command = commands.add_parser(
         "ls",
-        help="list what is stored under a URL",
-        description="Prints the names one level below a URL, those of directories with a slash.",
+        help="list the names or keys below a URL",
+        description="Prints the names one level below a URL, directories with a slash.",
     )
     command.add_argument("url", metavar="URL_OR_PATH", help=place)
     command.add_argument("-r", "--recursive", action="store_true", help="print all keys")
     command.set_defaults(run=keys.ls)
     command = commands.add_parser(
         "cat",
-        help="print what is stored under a key",
-        description="Writes a value to standard output as it is stored; of a JSON pointer "
-        "(x.json|json:/a/b), the JSON value.",
+        help="print the value of a key",
+        description="Writes a stored value to standard output, or the JSON value at a JSON "
+        "pointer (x.json|json:/a/b).",
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a key")
     command.set_defaults(run=keys.cat)
     command = commands.add_parser(
         "du",
-        help="say how much is stored under a URL",
-        description="Says how many keys and bytes are stored below a URL, and in which of its "
-        "directories.",
+        help="print the stored size below a URL",
+        description="Prints the numbers of keys and bytes below a URL, in total and by directory.",
     )
     command.add_argument("url", metavar="URL_OR_PATH", help=place)
     command.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -1,4 +1,4 @@
-"""What the commands show: lines, tables and progress bars, through rich, imported on use.
+"""Output of the commands: lines, tables and progress bars, through rich, imported on use.
 
 On a terminal there are colours and moving bars; elsewhere (a file, a pipe, CI) one plain line for
 each step. rich itself honours ``NO_COLOR``.
@@ -22,13 +22,13 @@ _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def missing_library(error: ModuleNotFoundError) -> CommandError:
-    """The error for a library that only the extra ``cli`` installs."""
+    """Return the error for a library of the extra ``cli`` that is not installed."""
     library = {"PIL": "pillow"}.get(str(error.name).partition(".")[0], "rich")
     return CommandError(f"{library} is not installed: python -m pip install 'gpustore[cli]'")
 
 
 def format_nbytes(nbytes: int) -> str:
-    """Decimal size with three digits.
+    """Format a decimal size with three digits.
 
     >>> format_nbytes(999), format_nbytes(1_234_567), format_nbytes(200_000_000)
     ('999 B', '1.23 MB', '200 MB')
@@ -43,7 +43,7 @@ def format_nbytes(nbytes: int) -> str:
 
 
 class Screen:
-    """The user's terminal, or whatever standard output is instead.
+    """The user's terminal, or another standard output.
 
     Raises
     ------
@@ -59,11 +59,11 @@ class Screen:
         self._console = Console(highlight=False, emoji=False, markup=False)
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """One line, never folded: paths stay whole, for copying."""
+        """Print one line without folding it, so that paths can be copied."""
         self._console.print(text, style=style, soft_wrap=True)
 
     def facts(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
-        """A title, then a name and a value on each line."""
+        """Print a title, then a name and a value on each line."""
         width = max(len(name) for name, _ in facts)
         self.line(title, style="bold")
         for name, value in facts:
@@ -75,7 +75,7 @@ class Screen:
                 self.line(" " * (width + 4) + more)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A small table; all columns but the first are numbers."""
+        """Print a small table; all columns except the first are numbers."""
         from rich import box
         from rich.table import Table
 
@@ -90,10 +90,10 @@ class Screen:
     def step(
         self, label: str, total_nbytes: int, *, rate: bool = False
     ) -> Iterator[Callable[[int], None]]:
-        """A progress bar for one step; call what it gives with the bytes just done.
+        """Show a progress bar for one step; yields a function that takes the number of new bytes.
 
-        With `rate`, for steps that may be long, the bar also shows the bytes a second; where there
-        is no terminal a line every ten seconds stands for it.
+        With `rate`, for long steps, the bar also shows the bytes per second; without a terminal a
+        line every ten seconds replaces it.
         """
         if not self._console.is_terminal:
             begin = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Makes a volume as a fluorescence microscope would take it, the same for the same seed.
+"""Simulation of a volume of a fluorescence microscope, the same for the same seed.
 
 1. Positions, sizes and brightness of cells and spots are drawn once for the whole volume.
 2. The volume is cut into slabs of :data:`SLAB` slices, whatever the number of threads.
 3. Each slab sums the Gaussians that reach into it, in their order, into the expected photon count.
 4. Each slab draws Poisson noise around that with its own generator, seeded by (seed, slab).
 
-So the values depend on shape and seed only, not on how the threads take turns.
+The values depend on shape and seed only, not on the schedule of the threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SLAB = 8
-"""Slices drawn by one generator."""
+"""Number of slices drawn by one generator."""
 
 _BACKGROUND = 12.0
 _BRIGHTEST = 60_000.0
@@ -47,7 +47,7 @@ class Gaussians:
 
 
 def volume_shape(nbytes: int) -> tuple[int, int, int]:
-    """Shape zyx of a uint16 volume of about `nbytes`, ten times as wide as deep.
+    """Return the shape zyx of a uint16 volume of about `nbytes`, ten times as wide as deep.
 
     >>> volume_shape(200_000_000)
     (100, 1000, 1000)
@@ -60,7 +60,7 @@ def volume_shape(nbytes: int) -> tuple[int, int, int]:
 def make_volume(
     shape: tuple[int, int, int], seed: int, *, advance: Callable[[int], None]
 ) -> npt.NDArray[np.uint16]:
-    """Photon counts, C order.
+    """Return simulated photon counts in C order.
 
     Parameters
     ----------

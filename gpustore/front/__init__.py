@@ -1,1 +1,1 @@
-"""What the user holds: open, stores, specs and groups."""
+"""Objects that users hold: opened arrays, specs and groups, and the functions that open them."""

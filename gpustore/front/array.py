@@ -28,23 +28,24 @@ def array(
     Parameters
     ----------
     array : array-like
-        A NumPy array of numbers in native byte order is wrapped without a copy: writes go to it.
+        A NumPy array of numbers in native byte order is wrapped without a copy, and writes change
+        it.
     dtype : dtype, optional
         Data type of the elements; converts if `array` has another. Objects without one are json.
     context : Context, optional
-        Where its thread pool comes from.
+        Context of the thread pool.
     copy : bool, optional
-        True copies always, False never (ValueError if that is not possible).
+        True always copies, False never (ValueError if a copy is necessary).
     write : bool, optional
-        False makes it read-only; True makes an array that is read-only an error.
+        False makes the store read-only; True raises an error for a read-only array.
 
     Raises
     ------
     MetadataError
         If the data type is not supported.
     TypeError
-        If a NumPy array does not cast to `dtype` under NumPy's rule "safe", or an object is not
-        of it. Lists convert by value.
+        If a NumPy array does not cast to `dtype` under NumPy's rule "safe", or an object is not of
+        that type. Lists convert by value.
 
     Examples
     --------

@@ -19,27 +19,27 @@ def cast(base: Spec, dtype: Any) -> Spec: ...
 
 
 def cast(base: TensorStore | Spec, dtype: Any) -> TensorStore | Spec:
-    """A view with another data type: reads convert from that of the base, writes to it.
+    """View a store or spec with another data type: reads convert to it, writes convert back.
 
     Parameters
     ----------
     base : TensorStore or Spec
     dtype : dtype
-        What is not a number of that type becomes one as :mod:`gpustore.data_types.conversion` says:
+        Data type of the view. Values convert by the rules of :mod:`gpustore.data_types.conversion`:
         floats are rounded towards zero to integers, and integers keep their low bits.
 
     Returns
     -------
     TensorStore or Spec
-        Of the same kind as `base`, with its domain, device and transform. Where only one
-        direction is possible it is read-only, or can only be written.
+        View of the same kind as `base`, with its domain, device and transform. A view with one
+        possible direction of conversion is read-only or write-only.
 
     Raises
     ------
     MetadataError
         If neither direction is possible.
     TypeError
-        If `base` is neither.
+        If `base` is neither a TensorStore nor a Spec.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Groups: :class:`Group`, a place in a hierarchy of arrays.
 
-Everything that does I/O is a Future; operators (``group["a/b"]``, ``in``, ``len``, ``del``) wait.
-``docs/design/004-hierarchy.md`` has the rules. The words are zarr-python's.
+Methods with I/O return Futures; operators (``group["a/b"]``, ``in``, ``len``, ``del``) wait.
+``docs/design/004-hierarchy.md`` has the rules. Names follow zarr-python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Group:
-    r"""A group of arrays and groups. Made by :func:`gpustore.open_group`.
+    r"""A group of arrays and groups. :func:`gpustore.open_group` makes it.
 
     Paths are relative to the group and normalised as the Zarr v2 specification demands: ``"a/b"``,
     ``"/a//b/"`` and ``"a\b"`` are the same, ``.`` and ``..`` are errors.
@@ -80,53 +80,53 @@ class Group:
 
     @property
     def zarr_format(self) -> int:
-        """2 or 3."""
+        """Version of the Zarr format, 2 or 3."""
         return self._hierarchy.zarr_format
 
     @property
     def path(self) -> str:
-        """Its normalised path from the root of the hierarchy; empty for the root."""
+        """Normalised path from the root of the hierarchy; empty for the root."""
         return self._path
 
     @property
     def name(self) -> str:
-        """Its path with a slash before it."""
+        """Path from the root of the hierarchy, with a leading slash."""
         return f"/{self._path}"
 
     @property
     def basename(self) -> str:
-        """Last segment of its path."""
+        """Last segment of the path."""
         return self._path.rpartition("/")[2]
 
     @property
     def attrs(self) -> Attributes:
-        """Its attributes, as a mapping; see :class:`Attributes`."""
+        """User attributes, a mutable mapping; see :class:`Attributes`."""
         return self._attrs
 
     @property
     def kvstore(self) -> KvStore:
-        """Where its bytes lie."""
+        """Kvstore with the path of the group."""
         return KvStore(self._hierarchy.store, self._hierarchy.prefix(self._path))
 
     @property
     def url(self) -> str:
-        """A URL that opens it again, the root of the hierarchy included."""
+        """URL that opens the group again, with the root of the hierarchy."""
         url = self._base.without_context().url
         return f"{url}|{self._driver_id}:{self._path}"
 
     @property
     def readable(self) -> bool:
-        """Whether its arrays can be read."""
+        """Whether the arrays of the group can be read."""
         return self._access.readable
 
     @property
     def writable(self) -> bool:
-        """Whether it and its arrays can be changed."""
+        """Whether the group and its arrays can be changed."""
         return self._access.writable
 
     @property
     def is_consolidated(self) -> bool:
-        """Whether it knows its members from consolidated metadata, without looking."""
+        """Whether the group knows its members from consolidated metadata."""
         return self._hierarchy.consolidated is not None
 
     @property
@@ -136,7 +136,7 @@ class Group:
     # ---- looking
 
     def open(self, path: str) -> Future[TensorStore | Group]:
-        """Open a member, however deep.
+        """Open a member at any depth.
 
         Returns
         -------
@@ -147,7 +147,7 @@ class Group:
         InvalidKeyError
             At once, if the path contains ``.`` or ``..``.
         NotFoundError
-            Through the Future, if there is nothing; it is a KeyError too.
+            Through the Future, if there is no member; it is also a KeyError.
         MetadataError, UnsupportedError, StoreIOError
             Through the Future.
         """
@@ -167,12 +167,12 @@ class Group:
         return self._reading(run)
 
     def members(self, max_depth: int | None = 0) -> Future[dict[str, Node]]:
-        """What is in the group, without opening it.
+        """Describe the members of the group without opening them.
 
         Parameters
         ----------
         max_depth : int or None
-            How many levels of groups below it are looked into; None for all.
+            Number of levels of groups below the group to include; None for all.
 
         Returns
         -------
@@ -183,17 +183,15 @@ class Group:
         return self._reading(lambda: dict(self._walk(max_depth)))
 
     def arrays(self) -> Future[dict[str, Node]]:
-        """The arrays directly in the group, by name."""
+        """Describe the arrays directly in the group, by name, without opening them."""
         return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_array})
 
     def groups(self) -> Future[dict[str, Node]]:
-        """The groups directly in the group, by name."""
+        """Describe the groups directly in the group, by name, without opening them."""
         return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_group})
 
     def walk(self, max_depth: int | None = None) -> Iterator[tuple[str, Node]]:
-        """Go through all members at any depth, reading as it goes: for what is too large for
-        :meth:`members`, which has the parameters and the order.
-        """
+        """Yield the members at any depth, level by level, with the arguments of :meth:`members`."""
         return self._walk(max_depth)
 
     def _walk(self, max_depth: int | None) -> Iterator[tuple[str, Node]]:
@@ -202,16 +200,16 @@ class Group:
             yield node.path[skip:], node
 
     def keys(self) -> list[str]:
-        """Names of the members, sorted; those that cannot be read included."""
+        """Return the names of the members, sorted, unreadable ones included."""
         return list(self.members().result())
 
     def tree(self, max_depth: int | None = None) -> str:
-        """The hierarchy below the group as text, with shapes and types of arrays.
+        """Draw the hierarchy below the group as text, with shapes and data types of arrays.
 
         Parameters
         ----------
         max_depth : int or None
-            As for :meth:`members`.
+            Number of levels of groups below the group to include; None for all.
         """
         return tree_text(self.name, self._walk(max_depth))
 
@@ -237,7 +235,7 @@ class Group:
         Raises
         ------
         NotFoundError
-            Through the Future, if it is gone.
+            Through the Future, if the group no longer exists.
         """
         return self._reading(lambda: self._reopened(self._access.use_consolidated))
 
@@ -251,7 +249,7 @@ class Group:
     def create_group(
         self, path: str, *, attributes: Mapping[str, Any] | None = None
     ) -> Future[Group]:
-        """Make a group, and those above it.
+        """Make a group and the groups above it.
 
         Parameters
         ----------
@@ -262,7 +260,7 @@ class Group:
         Raises
         ------
         InvalidKeyError, MetadataError
-            At once, if nothing may have that path, or through the Future.
+            Immediately for an illegal path or attributes, or through the Future.
         AlreadyExistsError
             Through the Future.
         MismatchError
@@ -273,7 +271,7 @@ class Group:
     def require_group(
         self, path: str, *, attributes: Mapping[str, Any] | None = None
     ) -> Future[Group]:
-        """Open a group, or make it with `attributes`; as :meth:`create_group`."""
+        """Open a group, or make it with `attributes`; raises the errors of :meth:`create_group`."""
         return self._group(path, attributes, OpenMode(open=True, create=True))
 
     def _group(
@@ -301,26 +299,26 @@ class Group:
         dimension_units: Any = None,
         schema: Any = None,
     ) -> Future[TensorStore]:
-        """Make an array, and the groups above it.
+        """Make an array and the groups above it.
 
         Parameters
         ----------
         path : str
         delete_existing : bool, optional
-            Delete what is at the path before.
+            Delete everything at the path first.
         attributes : mapping, optional
             JSON values.
         metadata : JSON object, optional
-            Members of the array's document, as the ``metadata`` of a spec.
+            Members of the array's metadata document, in the form of a spec's ``metadata``.
         dtype, shape, rank, domain, chunk_layout, codec, fill_value, dimension_units, schema
-            As for :func:`gpustore.open`.
+            Properties of the array; see :func:`gpustore.open`.
 
         Raises
         ------
         InvalidKeyError, MetadataError, TypeError
-            At once, or through the Future.
+            Immediately, or through the Future.
         AlreadyExistsError
-            Through the Future, if there is a node.
+            Through the Future, if a node exists at the path.
         MismatchError
             Through the Future, if a node above it is an array.
         """
@@ -347,20 +345,20 @@ class Group:
         metadata: Any = None,
         **constraints: Any,
     ) -> Future[TensorStore]:
-        """Open an array, which must then fulfil the constraints, or make it.
+        """Open an existing array, which must fulfil the constraints, or make it.
 
         Parameters
         ----------
         path : str
         attributes : mapping, optional
-            Those of an array that is made; an existing one keeps its own.
+            Attributes of a new array; an existing one keeps its own.
         metadata, **constraints
-            As for :meth:`create_array`.
+            Properties of the array; see :meth:`create_array`.
 
         Raises
         ------
         MismatchError
-            Through the Future, if the array or group there is another. Else as
+            Through the Future, if an existing array or group differs. Other errors are those of
             :meth:`create_array`.
         """
         mode = OpenMode(open=True, create=True)
@@ -370,12 +368,12 @@ class Group:
     # ---- deleting and consolidating
 
     def delete(self, path: str) -> Future[None]:
-        """Delete a member and all that is below it.
+        """Delete a member and everything below it.
 
         Raises
         ------
         NotFoundError
-            Through the Future, if there is none.
+            Through the Future, if there is no member.
         """
         whole = self._whole(path)
         if whole == self._path:
@@ -388,13 +386,13 @@ class Group:
     def consolidate(self) -> Future[Group]:
         """Write the metadata of all members, at any depth, into one document.
 
-        Opening the group then takes one request. Any change made through a Group removes it again;
-        it must not run while others write.
+        Opening the group then takes one request. A change through a Group removes the document. No
+        other program may write during the call.
 
         Returns
         -------
         Future of Group
-            The group, opened with it.
+            The group, opened with consolidated metadata.
 
         Raises
         ------
@@ -472,14 +470,14 @@ class Group:
 def open_node(
     hierarchy: Hierarchy, access: GroupAccess, path: str, *, use_consolidated: bool | None
 ) -> Group:
-    """Open a group that exists. Blocks.
+    """Open an existing group. Blocks.
 
     Raises
     ------
     NotFoundError
-        If there is none.
+        If there is no node.
     MismatchError
-        If it is an array.
+        If the node is an array.
     """
     with prefixing("Error opening group"):
         node = hierarchy.open(path, use_consolidated=use_consolidated)
@@ -503,12 +501,12 @@ def create_node(
     attributes: Mapping[str, JsonValue],
     mode: OpenMode,
 ) -> Group:
-    """Make a group, or open one that is there if `mode` allows it. Blocks.
+    """Make a group, or open an existing one if `mode` allows it. Blocks.
 
     Raises
     ------
     AlreadyExistsError
-        If there is a node and `mode` says to create only.
+        If a node exists and `mode` only creates.
     """
     with prefixing("Error creating group"):
         if mode.delete_existing:

@@ -1,4 +1,4 @@
-"""How a group is opened, and where its hierarchy lies."""
+"""Access to a group and its members: context, device, permissions, place of the hierarchy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpustore.runtime.executor import Executor
 
 @dataclass(frozen=True, slots=True)
 class GroupAccess:
-    """How a group was opened, and so how what is in it is.
+    """Access with which a group was opened, applied to its members.
 
     Attributes
     ----------
     context : Context
     executor : Executor
-        Whose threads do the I/O.
+        Threads for the I/O.
     readable, writable : bool
     use_consolidated : bool or None
     device : str or None
-        Of the arrays in it.
+        Device of the arrays in the group.
     """
 
     context: Context
@@ -47,7 +47,7 @@ class GroupAccess:
         use_consolidated: bool | None = None,
         device: str | None = None,
     ) -> Self:
-        """Access as asked for, as far as the store allows it."""
+        """Make the required access, restricted to that of the store."""
         request = OpenRequest(OpenMode(), context, read, write, None)
         executor: Executor = context.resource("data_copy_concurrency").value
         writable = request.writable and store.can_write
@@ -55,7 +55,7 @@ class GroupAccess:
 
 
 def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> Hierarchy:
-    """The hierarchy whose root is at a kvstore's path. No I/O."""
+    """Return the hierarchy with its root at the path of a kvstore. No I/O."""
     store = open_kvstore(kvstore, context)
     cache = cache_of(context.resource("cache_pool").value)
     limits = context.resource("limits").value

@@ -1,4 +1,4 @@
-"""Arrays in a hierarchy: :class:`MemberArray`, opened and made with what a group has."""
+"""Arrays in a hierarchy: :class:`MemberArray`, opened and made with the access of a group."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gpustore.metadata.node import Node
 
 @dataclass(frozen=True, slots=True)
 class MemberArray:
-    """An array at a path of a hierarchy, which need not be there.
+    """An array at a path of a hierarchy, existing or not.
 
     Attributes
     ----------
     hierarchy : Hierarchy
     access : GroupAccess
     base : KvStore.Spec
-        Of the root.
+        Kvstore of the root.
     path : str
-        Normalised, from the root.
+        Normalised path from the root.
     """
 
     hierarchy: Hierarchy
@@ -39,7 +39,7 @@ class MemberArray:
     path: str
 
     def spec(self, mode: OpenMode, constraints: Mapping[str, Any], metadata: Any = None) -> Spec:
-        """What opens it, or makes it under these constraints.
+        """Return the spec that opens the array, or makes it under these constraints.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class MemberArray:
         return spec
 
     def opened(self, spec: Spec, node: Node | None = None) -> TensorStore:
-        """Open or make it. Blocks; a `node` that was read already is not read again."""
+        """Open or make the array. Blocks; the document of a given `node` is not read again."""
         access = self.access
         request = OpenRequest(
             spec._mode,
@@ -76,14 +76,15 @@ class MemberArray:
         metadata: Any,
         constraints: Mapping[str, Any],
     ) -> Callable[[], TensorStore]:
-        """What makes it, and the groups above it, or opens it if `mode` allows that.
+        """Return a function that makes the array and the groups above it, or opens it if `mode`
+        allows.
 
         Raises
         ------
         MetadataError, MismatchError, TypeError
-            At once, if the arguments make no sense.
+            Immediately, if the arguments contradict each other.
         AlreadyExistsError, MismatchError, MetadataError, StoreIOError
-            When it is called.
+            In calls of the function.
         """
         path, hierarchy = self.path, self.hierarchy
         if not path:

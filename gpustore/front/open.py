@@ -1,4 +1,4 @@
-"""The front door: :func:`open`."""
+"""Opening of arrays: :func:`open`."""
 
 from __future__ import annotations
 
@@ -47,44 +47,44 @@ def open(
     Parameters
     ----------
     spec : Spec, dict, str or os.PathLike
-        What to open: a spec, a URL (``"file:///data/x.zarr|zarr3:"``) or a path as you would
-        type it (``"x.zarr"``). Without a driver the format is detected.
+        A spec, a URL (``"file:///data/x.zarr|zarr3:"``) or a path in the notation of a shell
+        (``"x.zarr"``). Without a driver the format is detected.
     device : str, optional
-        Where the arrays live that :meth:`TensorStore.read` returns: ``"cpu"`` (NumPy), ``"cuda"``
-        or ``"cuda:N"`` (CuPy), or ``"auto"`` (the default: CUDA if it can be used, else the host).
+        Device of the arrays that :meth:`TensorStore.read` returns: ``"cpu"`` (NumPy), ``"cuda"`` or
+        ``"cuda:N"`` (CuPy), or ``"auto"`` (the default: CUDA where available, else the host).
     read, write : bool, optional
         Required access. By default both, as far as the store allows; ``read=True`` alone, or
         ``write=False``, is read-only.
     open, create, delete_existing, assume_metadata, assume_cached_metadata, open_mode
-        Whether to open what is there (the default), to create it, or both; any of them replaces
-        the spec's open mode. The last two open without any I/O: the metadata are those that
-        creating the array would write. With `assume_metadata` they are never read, and resizing
-        is not possible.
+        Whether to open an existing array (the default), to create one, or both; each of them
+        replaces the spec's open mode. The last two open without I/O: the metadata are those that
+        creating the array would write. With `assume_metadata` they are never read, and resizing is
+        not possible.
     context : Context, optional
-        Shares caches, thread pools and limits. By default each call has its own.
+        Shared caches, thread pools and limits. By default each call makes its own.
     batch : Batch, optional
-        Opening begins when this is submitted.
+        Opening begins when the batch is submitted.
     kvstore : KvStore.Spec or KvStore, optional
-        Where the bytes lie, if the spec does not say.
+        Kvstore of the array, if the spec has none.
     recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float, optional
-        When what was read before is checked again: True, by each operation; False, never;
-        ``"open"``, if it is older than this call; a number, if it is older than that time, in
-        seconds since the Unix epoch. Metadata: the default is ``"open"``; where they are checked
-        again, a read or write uses the bounds stored at that time, and fails if they are gone.
-        Data are cached only if the context's ``cache_pool`` has a limit; the default is True, which
+        Condition for checking cached values again: True, in each operation; False, never;
+        ``"open"``, if they are older than this call; a number, if they are older than that time, in
+        seconds since the Unix epoch. Metadata: the default is ``"open"``; after a check, a read or
+        write uses the bounds stored at that time, and fails if the metadata no longer exist. Data
+        are cached only if the context's ``cache_pool`` has a limit; the default is True, which
         costs a look at each stored chunk.
     rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
-        Constraints: what is opened must fulfil them, what is created is made to.
+        Constraints that an existing array must fulfil, and properties of a new one.
 
     Returns
     -------
     Future of TensorStore
-        Use ``.result()``, or ``await`` it.
+        The opened array; call ``.result()`` or use ``await``.
 
     Raises
     ------
     MetadataError, TypeError
-        At once, if the arguments make no sense.
+        Immediately, if the arguments are invalid.
     NotFoundError, AlreadyExistsError, MismatchError, MetadataError, StoreIOError, DeviceError
         Through the Future.
 

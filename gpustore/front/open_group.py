@@ -1,4 +1,4 @@
-"""The front door of hierarchies: :func:`open_group`."""
+"""Opening of groups: :func:`open_group`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMATS: Final = {"zarr": 2, "zarr2": 2, "zarr3": 3, "auto": None}
 """Driver -> format of its hierarchies; None for what is there."""
 
 _DOCUMENTS: Final = {".zgroup": 2, ".zarray": 2, "zarr.json": 3}
-"""By what a format is detected."""
+"""Documents that show the format of a hierarchy."""
 
 
 def open_group(
@@ -48,27 +48,28 @@ def open_group(
     Parameters
     ----------
     spec : str, os.PathLike, dict, Spec, KvStore or KvStore.Spec
-        Where it lies: a path or URL as for :func:`gpustore.open`
+        Place of the group: a path or URL in the notation of :func:`gpustore.open`
         (``"file:///data/x.zarr|zarr3:a/b"``), ``{"driver": "zarr3", "kvstore": ..., "path":
-        "a/b"}`` or a kvstore. What stands before ``|zarr3:`` is the root of the hierarchy.
+        "a/b"}`` or a kvstore. The part before ``|zarr3:`` is the root of the hierarchy.
     path : str
-        Path below that, normalised as the Zarr v2 specification demands.
+        Path below `spec`, normalised by the rules of the Zarr v2 specification.
     zarr_format : {2, 3}, optional
-        By default what `spec` says, or what is there, or 3 if it is created.
+        Version of the format. The default is that of `spec`, or of the existing hierarchy, or 3 for
+        a new one.
     read, write : bool, optional
-        Required access, also to the arrays in it; see :func:`gpustore.open`.
+        Required access to the group and its arrays; see :func:`gpustore.open`.
     open, create, delete_existing, open_mode
-        Whether to open what is there (the default), to create it, or both. Creating makes groups
-        at all paths between the root and this one.
+        Whether to open an existing group (the default), to create one, or both. Creating makes
+        groups at all paths between the root and this one.
     attributes : mapping, optional
-        Of a group that is created; JSON values.
+        Attributes of a new group; JSON values.
     use_consolidated : bool, optional
-        True demands consolidated metadata, False ignores them. By default those of the group
-        are used if it has any; they are as old as they are, see :meth:`Group.resolve`.
+        True requires consolidated metadata, False ignores them. By default a group with
+        consolidated metadata uses them, stale or not; see :meth:`Group.resolve`.
     device : str, optional
-        Of the arrays opened through it; see :func:`gpustore.open`.
+        Device of the arrays opened through the group; see :func:`gpustore.open`.
     context : Context, optional
-        Shares caches, thread pools and limits. By default each call has its own.
+        Shared caches, thread pools and limits. By default each call makes its own.
 
     Returns
     -------
@@ -77,7 +78,7 @@ def open_group(
     Raises
     ------
     MetadataError, InvalidKeyError, TypeError
-        At once, if the arguments make no sense.
+        Immediately, if the arguments are invalid.
     NotFoundError, AlreadyExistsError, MismatchError, MetadataError, StoreIOError
         Through the Future.
 

@@ -1,4 +1,4 @@
-"""What an opened array is, without reading or writing it: :class:`OpenedArray`."""
+"""Properties of an opened array: :class:`OpenedArray`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpustore.schema.codec_spec import CodecSpec
 
 
 class OpenedArray(IndexedView):
-    """A driver seen through an index transform, described. Nothing here is read or written."""
+    """A driver seen through an index transform, without the operations that read or write."""
 
     __slots__ = ("_driver", "_transform")
 
@@ -30,7 +30,7 @@ class OpenedArray(IndexedView):
 
     @property
     def domain(self) -> IndexDomain:
-        """Its domain; upper bounds that can be resized are implicit."""
+        """Domain of the array; upper bounds that can be resized are implicit."""
         return self._transform.domain
 
     @property
@@ -47,18 +47,18 @@ class OpenedArray(IndexedView):
 
     @property
     def fill_value(self) -> NDArray[Any] | None:
-        """Value of elements never written, of shape (); None if undefined."""
+        """Value of elements never written, an ndarray of shape (); None if undefined."""
         fill = self._driver.fill_value
         return None if fill is None else np.asarray(fill)
 
     @property
     def codec(self) -> CodecSpec | None:
-        """How chunks are encoded."""
+        """Codec of the chunks; None for arrays without codecs."""
         return self._driver.codec
 
     @property
     def schema(self) -> Schema:
-        """All of its properties that a new array could be asked to have."""
+        """Schema with all properties that a new array could have."""
         driver = self._driver
         keywords: dict[str, Any] = {
             "dtype": driver.dtype,
@@ -74,7 +74,7 @@ class OpenedArray(IndexedView):
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """How it is stored, in terms of its own dimensions."""
+        """Storage layout in terms of the array's own dimensions."""
         return self._driver.chunk_layout if self._is_identity else self.schema.chunk_layout
 
     @property
@@ -86,19 +86,19 @@ class OpenedArray(IndexedView):
 
     @property
     def kvstore(self) -> KvStore | None:
-        """Where its bytes lie; None for an array in memory."""
+        """Kvstore with the array's path; None for an array in memory."""
         return self._driver.kvstore
 
     @property
     def attrs(self) -> Attributes:
-        """The attributes of the stored array, as a mapping; see :class:`gpustore.Attributes`.
+        """User attributes of the stored array, a mutable mapping; see :class:`gpustore.Attributes`.
 
-        Those of Zarr v2 are read when they are first looked at.
+        Attributes of Zarr v2 are read on the first lookup.
 
         Raises
         ------
         UnsupportedError
-            If it is no Zarr array.
+            If the array is not a Zarr array.
         """
         attributes = self._driver.attributes
         if attributes is None:
@@ -107,22 +107,22 @@ class OpenedArray(IndexedView):
 
     @property
     def url(self) -> str:
-        """A URL that opens it, as far as a URL can tell."""
+        """URL that opens the array again, without the parts that no URL has."""
         return self._driver.spec(minimal=True).url
 
     @property
     def device(self) -> str:
-        """Where the arrays live that :meth:`read` returns: ``"cpu"``, or ``"cuda:N"``."""
+        """Device of the arrays that :meth:`read` returns: ``"cpu"`` or ``"cuda:N"``."""
         return self._driver.device
 
     @property
     def readable(self) -> bool:
-        """Whether it can be read."""
+        """Whether the array can be read."""
         return self._driver.readable
 
     @property
     def writable(self) -> bool:
-        """Whether it can be written."""
+        """Whether the array can be written."""
         return self._driver.writable
 
     @property

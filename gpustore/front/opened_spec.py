@@ -1,4 +1,4 @@
-"""What would open a store again: :func:`opened_spec`."""
+"""Specs of opened stores: :func:`opened_spec`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def opened_spec(
     retain_context: bool,
     unbind_context: bool,
 ) -> Spec:
-    """The spec of an opened driver.
+    """Return the spec that opens a driver again.
 
     Parameters
     ----------
     driver : Driver
     transform : IndexTransform
-        Through which it is seen.
+        Transform from the domain of the spec to the driver's.
     minimal : bool
         Leave out the metadata.
     retain_context : bool
-        Opening it uses the same kvstore, and equal other resources.
+        Use the same kvstore and equal other resources when the spec is opened.
     unbind_context : bool
-        Include the definitions of its context resources.
+        Include the definitions of the driver's context resources.
     """
     spec = driver.spec(minimal=minimal)
     kvstore = driver.kvstore

@@ -1,4 +1,4 @@
-"""Specs: what is to be opened, as plain data.
+"""Specs: descriptions of arrays to be opened, as plain data.
 
 A :class:`Spec` is a driver's own spec, an index transform into it, an open mode and a context. It
 is made from JSON or from a URL, prints as TensorStore's, and pickles.
@@ -72,19 +72,19 @@ _MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
 
 
 class Spec(IndexedView):
-    """What :func:`gpustore.open` is to open.
+    """Description of an array that :func:`gpustore.open` opens or creates.
 
     Parameters
     ----------
     json : dict, str or os.PathLike
-        A TensorStore spec, a kvstore spec (whose format is then detected), a URL, or a path.
+        A TensorStore spec, a kvstore spec (for detection of the format), a URL, or a path.
 
     Raises
     ------
     MetadataError
-        If it is not a valid spec.
+        If `json` is not a valid spec.
     InvalidKeyError
-        If a path in it leaves its store.
+        If a path leaves its store.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class Spec(IndexedView):
         return spec
 
     def copy(self) -> Spec:
-        """A spec that can be updated independently."""
+        """Return a spec that can be updated independently."""
         return Spec(self)
 
     def update(self, **keywords: Any) -> None:
@@ -142,22 +142,23 @@ class Spec(IndexedView):
         open, create, delete_existing, assume_metadata, assume_cached_metadata : bool, optional
             Any of them replaces the open mode as a whole.
         kvstore : KvStore.Spec or KvStore, optional
-            If there is none yet.
+            Kvstore of a spec that has none.
         context : Context.Spec or dict, optional
             Replaces the spec's context.
         minimal_spec : bool, optional
             True drops metadata constraints.
         recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float
-            When cached data are checked again; see the drivers.
+            Conditions for checking cached values again; see :func:`gpustore.open`.
         rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
-            As for :class:`Schema`, about the dimensions of this spec; merged with what is there.
+            Constraints in terms of this spec's dimensions, merged with its own; see
+            :class:`Schema`.
         device : str, optional
-            Where arrays live: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+            Device of the arrays: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
         Raises
         ------
         MetadataError
-            If they contradict what is there.
+            If the constraints contradict those of the spec.
         TypeError
             For an unknown keyword, or a value of the wrong type.
         """
@@ -196,7 +197,7 @@ class Spec(IndexedView):
 
     @property
     def open_mode(self) -> OpenMode:
-        """How it is to be opened, with the default filled in."""
+        """Open mode, with the default filled in."""
         mode = self._mode
         # Arrays in memory are neither opened nor created.
         if mode.open or mode.create or _innermost(self._driver).id == "array":
@@ -205,17 +206,17 @@ class Spec(IndexedView):
 
     @property
     def kvstore(self) -> KvStore.Spec | None:
-        """Where its bytes lie."""
+        """Spec of the kvstore with the array's path; None if unknown."""
         return self._driver.kvstore
 
     @property
     def url(self) -> str:
-        """The spec as a URL, as far as a URL can tell."""
+        """The spec as a URL, without the parts that no URL has."""
         return self._driver.url
 
     @property
     def transform(self) -> IndexTransform | None:
-        """From the domain to the driver's; None if not even the rank is known."""
+        """Transform from the domain to the driver's; None if the rank is unknown."""
         if self._transform is not None:
             return self._transform
         domain = self._driver.schema.domain
@@ -241,13 +242,13 @@ class Spec(IndexedView):
 
     @property
     def domain(self) -> IndexDomain | None:
-        """None if unknown."""
+        """Domain; None if unknown."""
         transform = self.transform
         return None if transform is None else transform.domain
 
     @property
     def dtype(self) -> dtype_ | None:
-        """None if unconstrained."""
+        """Data type; None if unconstrained."""
         return self._driver.schema.dtype
 
     @property
@@ -262,12 +263,12 @@ class Spec(IndexedView):
 
     @property
     def fill_value(self) -> Any:
-        """None if unconstrained."""
+        """Fill value, an ndarray; None if unconstrained."""
         return self.schema.fill_value
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...] | None:
-        """None if unconstrained."""
+        """Unit of a step along each dimension; None if unconstrained."""
         return self.schema.dimension_units
 
     def __getitem__(self, index: Any) -> Spec:
@@ -298,12 +299,12 @@ class Spec(IndexedView):
 
     @property
     def base(self) -> Spec | None:
-        """The spec of the store that is adapted, as of ``cast``; None for all others."""
+        """Spec of the store that an adapter such as ``cast`` adapts; None for others."""
         base = self._driver.base
         return None if base is None else Spec._make(base, self._transform, self._mode, None)
 
     def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
-        """How to open it; `context` holds what its own does not define."""
+        """Prepare the opening; `context` holds resources that the spec's own does not define."""
         scope = context or Context()
         if self._context is not None:
             scope = Context(self._context, context)
@@ -312,12 +313,12 @@ class Spec(IndexedView):
     # ---- as data
 
     def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
-        """The spec as JSON.
+        """Return the spec as JSON.
 
         Parameters
         ----------
         include_defaults : bool
-            Also members that say the default.
+            Include members with their default value.
         """
         json = _driver_json(self._driver, self._mode, include_defaults=include_defaults)
         transform = self.transform
@@ -346,7 +347,9 @@ class Spec(IndexedView):
 
 
 def _innermost(driver: DriverSpec) -> DriverSpec:
-    """What a driver adapts in the end: to that one open modes and kvstores belong."""
+    """Return the driver at the end of a chain of adapters, to which open mode and kvstore
+    belong.
+    """
     return driver if driver.base is None else _innermost(driver.base)
 
 

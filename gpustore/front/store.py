@@ -1,4 +1,4 @@
-"""The opened array a user holds: :class:`TensorStore`."""
+"""The opened array that users hold: :class:`TensorStore`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ORDERS = ("C", "F")
 class TensorStore(OpenedArray):
     """An array that is read and written through an index transform.
 
-    Indexing is free and does no I/O: it returns another TensorStore for that part, whose domain
-    keeps its origin (``store[10:20]`` starts at 10). Made by :func:`gpustore.open`.
+    :func:`gpustore.open` makes it. Indexing does no I/O: it returns another TensorStore for that
+    part, and the domain keeps its origin (``store[10:20]`` starts at 10).
 
     Examples
     --------
@@ -84,7 +84,7 @@ class TensorStore(OpenedArray):
 
     @property
     def base(self) -> TensorStore | None:
-        """The store that this one adapts, with the same domain, as of ``cast``; None otherwise."""
+        """Store that an adapter such as ``cast`` adapts, with the same domain; None otherwise."""
         base = self._driver.base
         return None if base is None else TensorStore._of(base, self._transform)
 
@@ -98,37 +98,37 @@ class TensorStore(OpenedArray):
         out: Any = None,
         stream: Any = None,
     ) -> Future[Any]:
-        """Read the domain.
+        """Read the elements of the domain.
 
         Parameters
         ----------
         order : {"C", "F"}
-            Layout of the array returned.
+            Memory order of the returned array.
         batch : Batch, optional
-            The read begins when this is submitted, together with the others of the batch; the
-            Future is not ready before.
+            The read begins when the batch is submitted, together with the other reads; the Future
+            is not ready before.
         out : array, optional
-            Filled and returned instead of a new array: NumPy, or anything that offers the buffer
-            protocol, ``__array_interface__`` or DLPack; of a store on a GPU, an array there with
-            ``__cuda_array_interface__`` or DLPack. Shape and data type must be those of the
-            store. It must stay alive until the Future is ready.
+            Array to fill and return in place of a new one: NumPy, or any object with the buffer
+            protocol, ``__array_interface__`` or DLPack; for a store on a GPU, an array there with
+            ``__cuda_array_interface__`` or DLPack. Shape and data type must be those of the store.
+            The array must stay alive until the Future is ready.
         stream : object, optional
-            Only of a store on a GPU: the CUDA stream that used `out` last (a CuPy stream, an object
-            with ``__cuda_stream__``, or its address), by default CuPy's current one. What was asked
-            of it before this call comes first. The host has no streams: there it is ignored, so
-            that one program runs with ``device="auto"`` anywhere.
+            CUDA stream that used `out` last (a CuPy stream, an object with ``__cuda_stream__``, or
+            its address), by default CuPy's current one. Work that the stream received before this
+            call is done first. Stores in host memory ignore it, so that one program runs with
+            ``device="auto"`` anywhere.
 
         Returns
         -------
         Future of ndarray
-            In native byte order, shape that of the domain; in host memory, unless the store was
-            opened with a GPU as its ``device``. Once it is ready every stream may use the array.
-            Its :attr:`~gpustore.Future.statistics` tell what the read did.
+            Array in native byte order with the shape of the domain, in host memory or in that of
+            the GPU which is the store's ``device``. Every stream may use the array once the Future
+            is ready. :attr:`~gpustore.Future.statistics` count the work of the read.
 
         Raises
         ------
         OutOfBoundsError, LimitError, MismatchError, TypeError
-            At once.
+            Immediately.
         CorruptChunkError, StoreIOError
             Through the Future; the message names the key.
         """
@@ -156,38 +156,38 @@ class TensorStore(OpenedArray):
         out: Any = None,
         stream: Any = None,
     ) -> Future[Any]:
-        """Read many crops of one shape; each chunk that any of them touches is decoded once.
+        """Read many crops of one shape; a chunk that several crops touch is decoded once.
 
-        The same as stacking ``store[tuple(slice(s, s + n) for s, n in zip(start, shape))]`` for
-        each `start`, but far faster where crops share chunks. The crops may overlap, repeat, and
-        come in any order.
+        The result equals stacked reads of ``store[tuple(slice(s, s + n) for s, n in zip(start,
+        shape))]`` for each `start`, but is far faster where crops share chunks. The crops may
+        overlap, repeat, and come in any order.
 
         Parameters
         ----------
         starts : array-like of integers, shape (n, rank)
-            First index of each crop, in the coordinates of :attr:`domain`; an origin other than
-            zero counts.
+            First index of each crop, in the coordinates of :attr:`domain`, which may have an origin
+            other than zero.
         shape : sequence of int, length rank
             Elements of a crop along each dimension.
         order : {"C", "F"}
-            Layout of the array returned.
+            Memory order of the returned array.
         out : array, optional
-            Filled and returned instead of a new array, as for :meth:`read`.
+            Array to fill and return in place of a new one; see :meth:`read`.
         stream : object, optional
-            As for :meth:`read`.
+            CUDA stream that used `out` last; see :meth:`read`.
 
         Returns
         -------
         Future of ndarray
-            Of shape ``(n, *shape)``, in native byte order and in the memory that :meth:`read`
+            Array of shape ``(n, *shape)`` in native byte order, in the memory that :meth:`read`
             uses.
 
         Raises
         ------
         OutOfBoundsError
-            At once, if a crop is not inside the domain; names the row of `starts`.
+            Immediately, if a crop is not inside the domain; the message names the row of `starts`.
         UnsupportedError
-            At once, if an index array selects the store.
+            Immediately, if the store is indexed by an index array.
         LimitError, MismatchError, TypeError
             At once.
         CorruptChunkError, StoreIOError
@@ -290,29 +290,30 @@ class TensorStore(OpenedArray):
         batch: Batch | None = None,
         can_reference_source_data_indefinitely: bool | None = None,
     ) -> WriteFutures:
-        """Write the domain.
+        """Write the elements of the domain.
 
         Parameters
         ----------
         source : array-like or TensorStore
-            Broadcast to the shape of the domain; its data type must cast to the store's under
-            NumPy's rule "safe", Python numbers convert by value. Dimensions of a TensorStore go
-            to those with the same labels.
+            Values, broadcast to the shape of the domain. The data type must cast to the store's
+            under NumPy's rule "safe"; Python numbers convert by value. Dimensions of a TensorStore
+            go to those with the same labels.
         batch : Batch, optional
-            Only for a TensorStore as source: it is read in this batch.
+            Batch in which a TensorStore as `source` is read.
         can_reference_source_data_indefinitely : bool, optional
-            Accepted for TensorStore's sake: nothing is kept beyond ``copy`` anyway.
+            Accepted for compatibility with TensorStore, without effect: no reference is kept beyond
+            ``copy``.
 
         Returns
         -------
         WriteFutures
-            ``copy`` is ready when `source` may be changed again, ``commit`` (and itself) when all
-            is stored. Chunks are replaced one by one and each of them whole.
+            ``copy`` is ready when `source` may be changed again, ``commit`` (and the object itself)
+            when all elements are stored. Chunks are replaced one by one, each as a whole.
 
         Raises
         ------
         OutOfBoundsError, LimitError, MismatchError, TypeError
-            At once.
+            Immediately.
         """
         del can_reference_source_data_indefinitely
         if not self.writable:
@@ -360,16 +361,17 @@ class TensorStore(OpenedArray):
     def resolve(
         self, fix_resizable_bounds: bool = False, batch: Batch | None = None
     ) -> Future[TensorStore]:
-        """The store with its bounds as they are stored now.
+        """Return the store with its currently stored bounds.
 
-        They are read whatever ``recheck_cached_metadata`` says, which TensorStore heeds here too.
+        The bounds are read regardless of ``recheck_cached_metadata``, which TensorStore applies
+        here too.
 
         Parameters
         ----------
         fix_resizable_bounds : bool
             Make the bounds explicit, so that they are checked when indexing.
         batch : Batch, optional
-            It begins when this is submitted.
+            Reading begins when the batch is submitted.
 
         Raises
         ------
@@ -399,22 +401,21 @@ class TensorStore(OpenedArray):
         expand_only: bool = False,
         shrink_only: bool = False,
     ) -> Future[TensorStore]:
-        """Change its bounds, and delete the chunks that are then outside.
+        """Change the bounds and delete the chunks outside of them.
 
         Parameters
         ----------
         inclusive_min : sequence of int or None, length rank
-            New lower bounds; None keeps one. Zarr arrays start at zero, so this is for domains
-            that are reversed.
+            New lower bounds; None keeps one. Zarr arrays start at zero, so lower bounds change in
+            reversed domains only.
         exclusive_max : sequence of int or None, length rank
             New upper bounds; None keeps one.
         resize_metadata_only : bool
-            Keep the chunks outside.
+            Keep the chunks outside of the new bounds.
         resize_tied_bounds : bool
-            Allow it through a view that shows only part of the array, although the rest is
-            resized as well.
+            Allow resizing through a view of a part of the array, which also resizes the rest.
         expand_only, shrink_only : bool
-            Make the other direction an error.
+            Raise an error for a change in the other direction.
 
         Returns
         -------
@@ -459,20 +460,22 @@ class TensorStore(OpenedArray):
         recheck_cached_data: Any = None,
         recheck_cached: Any = None,
     ) -> Spec:
-        """What would open it again.
+        """Return a spec that opens the store again.
 
         Parameters
         ----------
         open_mode, open, create, delete_existing, assume_metadata, assume_cached_metadata
             Open mode of the spec.
         minimal_spec : bool
-            Leave out the metadata, which would be needed to create it anew.
+            Leave out the metadata, which are necessary to create the array again.
         retain_context : bool
-            Opening it uses the same kvstore, also one in memory, and equal other resources.
+            Use the same kvstore, also one in memory, and equal other resources when the spec is
+            opened.
         unbind_context : bool
-            Include the definitions of its context resources, so that opening it makes equal ones.
+            Include the definitions of the context resources, so that opening the spec makes equal
+            ones.
         recheck_cached_metadata, recheck_cached_data, recheck_cached
-            As for :func:`gpustore.open`.
+            Conditions for checking cached values again; see :func:`gpustore.open`.
         """
         spec = opened_spec(
             self._driver,

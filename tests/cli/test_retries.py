@@ -1,4 +1,4 @@
-"""Commands that only look give up soon where a server fails."""
+"""Commands that only read give up soon where a server fails."""
 
 import random
 
@@ -8,7 +8,7 @@ from tests.kvstores.http.http_server import Fault, HttpServer
 
 
 @pytest.mark.parametrize("command", ["info", "cat", "du"])
-def test_who_looks_does_not_wait_long(gpustore_command, monkeypatch, command):
+def test_reading_commands_end_after_four_retries(gpustore_command, monkeypatch, command):
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)
     with HttpServer({}) as server:
         server.faults = [Fault(lambda s, c, r: s.serve(c, r, status=503, body=b""))]
