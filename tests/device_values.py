@@ -36,12 +36,12 @@ def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
         pitch = [-(-(len(value) + MARGIN) // 16) * 16 for value in encoded]
         starts = (np.cumsum(pitch) - pitch + offset).astype(np.uint64)
         values_nbytes = sum(pitch) + 16
-        slab = device.allocate_pinned(values_nbytes)
+        pinned = device.allocate_pinned(values_nbytes)
         arena = bench.allocate(values_nbytes)
         views = []
         for start, value in zip(starts.tolist(), encoded, strict=True):
-            slab.view[start : start + len(value)] = bytes(value)
-            views.append(slab.view[start : start + len(value)])
+            pinned.view[start : start + len(value)] = bytes(value)
+            views.append(pinned.view[start : start + len(value)])
         sizes = np.array([len(value) for value in encoded], np.uint64)
         spans = Spans(starts + np.uint64(arena), sizes)
         if apart:
@@ -50,18 +50,18 @@ def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
         rows = 100 + np.arange(len(encoded))
         batch = DeviceBatch(device, bench.stream, rows, spans, views if seen else None)
         record(batch, device)
-        found = _run(bench, batch, slab, arena, values_nbytes)
-        device.free_pinned(slab)
+        found = _run(bench, batch, pinned, arena, values_nbytes)
+        device.free_pinned(pinned)
         return found
 
 
-def _run(bench, batch, slab, arena, values_nbytes):
+def _run(bench, batch, pinned, arena, values_nbytes):
     device, stream = bench.device, bench.stream
     results = -(-batch.table_nbytes // 16) * 16
     tables = bench.allocate(results + batch.result_nbytes + 16)
     host = device.allocate_pinned(results + batch.result_nbytes + 16)
     batch.write_tables(host.view[: batch.table_nbytes])
-    device.upload(slab, 0, arena, values_nbytes, stream)
+    device.upload(pinned, 0, arena, values_nbytes, stream)
     if batch.table_nbytes:
         device.upload(host, 0, tables, batch.table_nbytes, stream)
     batch.run(tables, tables + results)

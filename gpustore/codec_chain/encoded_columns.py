@@ -1,7 +1,7 @@
 """The encoded bytes of many values as one array, so that NumPy looks at all of them at once.
 
 What is read on the host before a device decodes (headers, lengths, offsets) is a few bytes of
-each stream, and there may be thousands of streams. Values that lie in one slab of pinned memory
+each stream, and there may be thousands of streams. Values that lie in one buffer of pinned memory
 are not copied.
 """
 
@@ -38,16 +38,16 @@ class EncodedColumns:
     def __init__(self, values: Sequence[Buffer]) -> None:
         arrays = [np.frombuffer(value, np.uint8) for value in values]
         self.nbytes: Integers = np.array([len(array) for array in arrays], np.int64)
-        slab = _slab(values)
-        if slab is None:
+        shared = _shared_memory(values)
+        if shared is None:
             ends = np.cumsum(self.nbytes)
             self.start: Integers = ends - self.nbytes
             self._data = np.concatenate(arrays) if arrays else np.zeros(0, np.uint8)
         else:
-            origin = slab.__array_interface__["data"][0]
+            origin = shared.__array_interface__["data"][0]
             addresses = [array.__array_interface__["data"][0] for array in arrays]
             self.start = np.array(addresses, np.int64) - origin
-            self._data = slab
+            self._data = shared
 
     def take(self, left_out: Collection[int]) -> EncodedColumns:
         """The same without some of the values."""
@@ -77,7 +77,7 @@ class EncodedColumns:
         return column
 
 
-def _slab(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
+def _shared_memory(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
     """The memory that all values are views of, None if there is no such."""
     first = values[0] if values else None
     if not isinstance(first, memoryview):
@@ -86,7 +86,7 @@ def _slab(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
     if not all(isinstance(value, memoryview) and value.obj is owner for value in values):
         return None
     try:
-        slab: NDArray[np.uint8] = np.frombuffer(owner, np.uint8)
+        shared: NDArray[np.uint8] = np.frombuffer(owner, np.uint8)
     except (TypeError, ValueError, BufferError):
         return None
-    return slab
+    return shared

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustore.errors import GpustoreError
-
-if TYPE_CHECKING:
-    import os
+from gpustore.kvstores.direct_reads import DirectReads
 
 
 class Arena:
@@ -27,12 +22,17 @@ class Arena:
     retain_nbytes : int, optional
         The most memory kept across :meth:`reset`, in bytes.
 
+    Attributes
+    ----------
+    direct : DirectReads or None
+        Reads files into the device memory that these bytes are for; None in host memory.
+
     Notes
     -----
     Not thread-safe: an arena belongs to one thread at a time.
     """
 
-    __slots__ = ("_block", "_block_nbytes", "_full", "_position", "_retain_nbytes")
+    __slots__ = ("_block", "_block_nbytes", "_full", "_position", "_retain_nbytes", "direct")
 
     def __init__(self, block_nbytes: int = 1 << 20, *, retain_nbytes: int = 256 << 20) -> None:
         self._block_nbytes = block_nbytes
@@ -40,6 +40,7 @@ class Arena:
         self._block = memoryview(bytearray())
         self._position = 0
         self._full = 0
+        self.direct: DirectReads | None = None
 
     def take(self, nbytes: int) -> memoryview:
         """Writable bytes, uninitialised, 64-byte aligned, valid until :meth:`reset`.
@@ -63,60 +64,6 @@ class Arena:
             start, stop = 0, nbytes
         self._position = (stop + 63) & ~63
         return self._block[start:stop]
-
-    def begin_read(
-        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
-    ) -> memoryview | None:
-        """Begin to read a part of an open file past host memory, where that is possible.
-
-        Parameters
-        ----------
-        row : int
-            What the caller calls the read.
-        fd : int
-            The file; it may be closed afterwards.
-        status : os.stat_result
-            Of `fd`.
-        start, nbytes : int
-            The part; it lies in the file.
-
-        Returns
-        -------
-        memoryview or None
-            Stands for the bytes, which the host never has. None: the caller reads them into
-            :meth:`take`.
-        """
-        del row, fd, status, start, nbytes
-        return None
-
-    def end_reads(self) -> Sequence[int]:
-        """Wait for what :meth:`begin_read` began.
-
-        Returns
-        -------
-        sequence of int
-            The rows that the caller has to read into :meth:`take` all the same.
-        """
-        return ()
-
-    def has_bytes(self, piece: memoryview) -> bool:
-        """Whether the bytes of a piece are in host memory; not if they went past it."""
-        del piece
-        return True
-
-    def expect(self, piece: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
-        """Have a piece compared with its checksum by whoever uses its bytes.
-
-        Parameters
-        ----------
-        piece : memoryview
-            One for which :meth:`has_bytes` is false; of all others the kvstore compares the bytes.
-        crc32 : int
-            What the CRC-32 of its bytes must be (RFC 1952 8).
-        error : callable
-            Makes the error, from what it is instead.
-        """
-        raise AssertionError("the bytes of all pieces are in host memory")
 
     def reset(self) -> None:
         """Take all pieces back; the views handed out stay safe to hold but lose their contents."""

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 CHUNKS = 8
 NBYTES = 3000
-SLAB_NBYTES = 16 << 10
+BUFFER_NBYTES = 16 << 10
 
 VALUES = [
     np.random.default_rng(i).integers(0, 9, NBYTES, np.uint8).tobytes() for i in range(CHUNKS)
@@ -32,12 +32,12 @@ VALUES = [
 ENCODED = [zstandard.ZstdCompressor().compress(value) for value in VALUES]
 
 
-class Slot:
-    """A pinned slab, device memory of the same size, and the event behind its last use."""
+class StagingBuffer:
+    """Pinned memory, device memory of the same size, and the event behind its last use."""
 
     def __init__(self, device, stream):
-        self.slab = device.allocate_pinned(SLAB_NBYTES)
-        self.arena = device.allocate(SLAB_NBYTES, stream)
+        self.pinned = device.allocate_pinned(BUFFER_NBYTES)
+        self.arena = device.allocate(BUFFER_NBYTES, stream)
         self.event = None
 
 
@@ -48,12 +48,12 @@ def read(device, bug=""):
     device.fill(out.address, 0, CHUNKS * NBYTES, caller)
     if bug != "caller's stream is not waited for":
         device.wait(decoding, device.record(caller))
-    slots = [Slot(device, copying) for _ in range(2)]
+    buffers = [StagingBuffer(device, copying) for _ in range(2)]
     for chunk, encoded in enumerate(ENCODED):
-        slot = slots[chunk % 2]
-        if slot.event is not None and bug != "slab is reused too early":
-            settle(device, slot, bug)
-        decode(device, slot, copying, decoding, encoded, out.address + chunk * NBYTES, bug)
+        buffer = buffers[chunk % 2]
+        if buffer.event is not None and bug != "buffer is reused too early":
+            settle(device, buffer, bug)
+        decode(device, buffer, copying, decoding, encoded, out.address + chunk * NBYTES, bug)
     target = device.allocate_pinned(CHUNKS * NBYTES)
     if bug != "final event is not waited for":
         device.wait(caller, device.record(decoding))
@@ -65,32 +65,32 @@ def read(device, bug=""):
     device.synchronize(device.record(caller))
     found = bytes(target.view)
     device.free_pinned(target)
-    for slot in slots:
-        settle(device, slot, bug)
-        device.free(slot.arena, copying)
-        device.free_pinned(slot.slab)
+    for buffer in buffers:
+        settle(device, buffer, bug)
+        device.free(buffer.arena, copying)
+        device.free_pinned(buffer.pinned)
     return found
 
 
-def settle(device, slot, bug):
-    """Wait for the last use of a slot, and look at what came back."""
+def settle(device, buffer, bug):
+    """Wait for the last use of a buffer, and look at what came back."""
     if bug != "result is read before its copy has run":
-        device.synchronize(slot.event)
-    sizes, statuses = CodecBatch.results(np.asarray(slot.slab.view)[-12:])
+        device.synchronize(buffer.event)
+    sizes, statuses = CodecBatch.results(np.asarray(buffer.pinned.view)[-12:])
     assert (sizes.tolist(), statuses.tolist()) == ([NBYTES], [0])
 
 
-def decode(device, slot, copying, decoding, encoded, address, bug):
-    """One value from a slot to its place; leaves an event behind in the slot."""
+def decode(device, buffer, copying, decoding, encoded, address, bug):
+    """One value from a buffer to its place; leaves an event behind in the buffer."""
     table_start = 8192
-    src = Spans.contiguous(slot.arena.address, [len(encoded)])
+    src = Spans.contiguous(buffer.arena.address, [len(encoded)])
     dst = Spans.contiguous(address, [NBYTES])
     columns = CodecBatch.columns(src, dst).tobytes()
-    slot.slab.view[: len(encoded)] = encoded
-    slot.slab.view[table_start : table_start + 32] = columns
-    device.upload(slot.slab, 0, slot.arena.address, table_start + 32, copying)
-    if bug == "slab is written while its copy is on its way":
-        slot.slab.view[: len(encoded)] = bytes(len(encoded))
+    buffer.pinned.view[: len(encoded)] = encoded
+    buffer.pinned.view[table_start : table_start + 32] = columns
+    device.upload(buffer.pinned, 0, buffer.arena.address, table_start + 32, copying)
+    if bug == "buffer is written while its copy is on its way":
+        buffer.pinned.view[: len(encoded)] = bytes(len(encoded))
     if bug != "event of the copy is not waited for":
         device.wait(decoding, device.record(copying))
     temp_nbytes = device.decompress_temp_nbytes("zstd", 1, NBYTES, NBYTES)
@@ -101,8 +101,8 @@ def decode(device, slot, copying, decoding, encoded, address, bug):
         "zstd",
         src,
         dst,
-        table=slot.arena.address + table_start,
-        result=slot.arena.address + SLAB_NBYTES - 16,
+        table=buffer.arena.address + table_start,
+        result=buffer.arena.address + BUFFER_NBYTES - 16,
         temp=temp.address,
         temp_nbytes=temp_nbytes,
     )
@@ -113,17 +113,17 @@ def decode(device, slot, copying, decoding, encoded, address, bug):
         device.free(temp, decoding)
     if bug == "memory is freed twice":
         device.free(temp, decoding)
-    device.download(batch.result, slot.slab, SLAB_NBYTES - 12, 12, decoding)
-    slot.event = device.record(decoding)
+    device.download(batch.result, buffer.pinned, BUFFER_NBYTES - 12, 12, decoding)
+    buffer.event = device.record(decoding)
 
 
 BUGS = (
-    "slab is reused too early",
+    "buffer is reused too early",
     "event of the copy is not waited for",
     "memory is freed on the wrong stream",
     "final event is not waited for",
     "result is read before its copy has run",
-    "slab is written while its copy is on its way",
+    "buffer is written while its copy is on its way",
     "memory is used after it was freed",
     "memory is freed twice",
     "memory is never freed",

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from gpustore.backends.base import Check
 from gpustore.backends.device.conversion import conversion_of
-from gpustore.backends.device.direct_read import Files, direct_unsupported_reason
+from gpustore.backends.device.direct_read import direct_unsupported_reason
+from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.sink import DeviceMemory, DeviceSink
-from gpustore.backends.device.staging_buffer import Slots
+from gpustore.backends.device.staging_buffer import StagingBuffers
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
 from gpustore.codec_chain.chain import CodecChain
@@ -36,7 +37,7 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
-SLOTS = 4
+BUFFERS = 4
 """Sub-batches on their way to one device."""
 
 _SHARES = 6
@@ -54,19 +55,18 @@ class DeviceBackend:
     name = "device"
     defers = False
     uses_blocks = False
-    make_sink = DeviceSink
 
     def __init__(self, driven: Device) -> None:
         self.driven = driven
         self.device = driven.name
-        self.slots = Slots(driven, SLOTS)
-        self.files = Files(driven)
+        self.buffers = StagingBuffers(driven, BUFFERS)
+        self.files = OpenFiles(driven)
 
     def sub_batch_nbytes(self, limits: Limits) -> int:
         """Decoded bytes that should be on their way together."""
         memory = self.driven.memory()
         budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
-        return max(1, min(memory.l2_nbytes, budget // (SLOTS * _SHARES)))
+        return max(1, min(memory.l2_nbytes, budget // (BUFFERS * _SHARES)))
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if the device does."""
@@ -94,9 +94,9 @@ class DeviceBackend:
         blocks: tuple[int, ...] = (),
     ) -> DeviceSink:
         """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
-        return self.make_sink(
+        return DeviceSink(
             self.driven,
-            self.slots,
+            self.buffers,
             self.files if self.direct_unsupported_reason(chain) is None else None,
             chain,
             fill_value,
@@ -110,7 +110,7 @@ class DeviceBackend:
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""
         self.files.close_idle()
-        self.slots.free()
+        self.buffers.free()
 
     # ----------------------------------------------------------------- arrays
 
@@ -138,7 +138,7 @@ class DeviceBackend:
         try:
             view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
         except MemoryError:
-            self.slots.free()
+            self.buffers.free()
             try:
                 view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
             except MemoryError as error:
@@ -313,21 +313,23 @@ class DeviceBackend:
     ) -> None:
         """Run what `record` records, which reads and writes `memories`, and wait for it."""
         device = self.driven
-        slot = self.slots.take(wait=True)
-        assert slot is not None
+        buffer = self.buffers.take(wait=True)
+        assert buffer is not None
         none = np.zeros(0, np.uint64)
-        batch = DeviceBatch(device, slot.stream, np.zeros(0, np.int64), Spans(none, none))
+        batch = DeviceBatch(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
             record(batch)
-            slot.resize(batch.table_nbytes)
-            start = slot.reserve(batch.table_nbytes)
+            buffer.resize(batch.table_nbytes)
+            start = buffer.reserve(batch.table_nbytes)
             assert start is not None
-            batch.write_tables(slot.view(start, batch.table_nbytes))
+            batch.write_tables(buffer.view(start, batch.table_nbytes))
             for memory in memories:
-                device.wait(slot.stream, memory.ready)
-            device.upload(slot.pinned, start, slot.address(start), batch.table_nbytes, slot.stream)
-            batch.run(slot.address(start), 0)
-            device.synchronize(device.record(slot.stream))
+                device.wait(buffer.stream, memory.ready)
+            device.upload(
+                buffer.pinned, start, buffer.address(start), batch.table_nbytes, buffer.stream
+            )
+            batch.run(buffer.address(start), 0)
+            device.synchronize(device.record(buffer.stream))
             STATISTICS.add(
                 copies=1, waits=1, launches=batch.launches, bytes_to_device=batch.table_nbytes
             )
@@ -338,10 +340,10 @@ class DeviceBackend:
             ) from error
         except DeviceError:
             # What was asked before may still run.
-            device.synchronize(device.record(slot.stream))
+            device.synchronize(device.record(buffer.stream))
             raise
         finally:
-            self.slots.put(slot)
+            self.buffers.put(buffer)
 
     def gather(
         self,

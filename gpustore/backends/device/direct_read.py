@@ -1,34 +1,26 @@
-"""Files whose bytes go straight into device memory: which values do, and the handles for it.
+"""Reads of files straight into device memory: which values are read so, and those of one batch.
 
-A kvstore opens a file as for any read, with its rules about links and its condition on the
-generation, and asks the slab of a slot (:mod:`gpustore.backends.device.staging_buffer`) to read
-from that descriptor. The device opens files by path, so it gets the path that the system has for an
-open descriptor: that names the file itself, whatever has been renamed or linked meanwhile.
-
-Handles are slow to make and kept. One is found by what makes a generation: file system, inode, time
-of last change and size. As long as a handle is open its inode is no other file's, so a file that
-was replaced is never read through the handle of the old one; one that was written in place has
-another time or size, which is looked at again when its reads have ended.
+The bytes lie at the end of a staging buffer. A view of its pinned memory stands for them, whose
+bytes only the device has, until :meth:`DirectReads.fetch` brings them to the host. Checksums that a
+kvstore knows of such values are kept for whoever uses them.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+from zlib import crc32
 
-from gpustore.device.protocol import Device, DeviceFile
-from gpustore.errors import DeviceError, UnsupportedError
+from gpustore.backends.device.open_files import Handle, OpenFiles
+from gpustore.backends.device.staging_buffer import StagingBuffer
+from gpustore.device.protocol import Device, FileRead
+from gpustore.errors import DeviceError, GpustoreError
+from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
-
-HANDLES = 64
-"""Most handles that are kept; each is about three descriptors of the process."""
 
 LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
 """Shorter reads, and reads of shorter files, go through host memory: not measured. kvikio itself
@@ -36,11 +28,6 @@ reads less than 16 KiB through host memory."""
 
 _PAGES_NBYTES = 2 * 4096
 """What a read may bring beyond the bytes wanted, if pages are as large as they are here."""
-
-_FAILURES = 8
-"""So many failures in a row, and reads of that file system are not tried any more."""
-
-_Identity = tuple[int, int, int, int]
 
 
 def direct_unsupported_reason(
@@ -86,204 +73,160 @@ def pages_nbytes(count: int, nbytes: int) -> int:
     return (reads + 1) * _PAGES_NBYTES if reads else 0
 
 
-class Handle:
-    """A file that the device has open.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The checksum of a value whose bytes are on the device only.
 
     Attributes
     ----------
-    file : DeviceFile
-    uses : int
-        Reads that are on their way; it is not closed before they have ended.
-
-    Raises
-    ------
-    OSError, UnsupportedError
-        As :meth:`gpustore.device.protocol.Device.open_file`.
+    start, nbytes : int
+        Place of the value, in bytes of the staging buffer.
+    crc32 : int
+        CRC-32 that it must have.
+    error : callable
+        Makes the error from the CRC-32 that it has instead.
     """
 
-    __slots__ = ("_descriptor", "_identity", "file", "uses")
+    start: int
+    nbytes: int
+    crc32: int
+    error: Callable[[int], GpustoreError]
 
-    def __init__(self, device: Device, fd: int, identity: _Identity) -> None:
-        self._identity = identity
-        self._descriptor = os.dup(fd)
+
+class _Read:
+    """A read of a file into device memory that must bring at least `wanted` bytes."""
+
+    __slots__ = ("_files", "_handle", "_read", "_wanted", "is_done", "nbytes", "row", "succeeded")
+
+    def __init__(
+        self, files: OpenFiles, handle: Handle, read: FileRead, wanted: int, row: int, nbytes: int
+    ) -> None:
+        self.row = row
+        self.nbytes = nbytes
+        self.is_done = self.succeeded = False
+        self._files = files
+        self._handle = handle
+        self._read = read
+        self._wanted = wanted
+
+    def wait(self) -> None:
+        """Wait for its end, and give its handle back."""
+        if self.is_done:
+            return
+        self.is_done = failed = True
         try:
-            self.file: DeviceFile = device.open_file(Path(f"/proc/self/fd/{self._descriptor}"))
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        self.uses = 0
-
-    @property
-    def device_number(self) -> int:
-        """Of the file system."""
-        return self._identity[0]
-
-    def is_unchanged(self) -> bool:
-        """Whether nobody has written to the file since the kvstore looked at it."""
-        return _identity(os.fstat(self._descriptor)) == self._identity
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the file has no name any more: no store will ask for it again."""
-        return os.fstat(self._descriptor).st_nlink == 0
-
-    def close(self, device: Device) -> None:
-        """Close it. No read of it may be on its way."""
-        with suppress(DeviceError):  # A lost device has lost its files too.
-            device.close_file(self.file)
-        os.close(self._descriptor)
+            with suppress(OSError):  # The host reads it again, and says what is wrong.
+                enough = self._read.result() >= self._wanted
+                failed = False
+                self.succeeded = enough and self._handle.is_unchanged()
+        finally:
+            self._files.put(self._handle, failed=failed)
 
 
-class Files:
-    """The files that a device has open. Any number of threads may use it at once.
+class DirectReads:
+    """Reads of files into the end of a staging buffer, for one batch.
+
+    See :class:`gpustore.kvstores.direct_reads.DirectReads`.
 
     Parameters
     ----------
     device : Device
+    files : OpenFiles
+    buffer : StagingBuffer
 
     Attributes
     ----------
-    unsupported_reason : str or None
-        Why this device reads no files at all, once that is known.
+    expected : list of Expected
+        Values that have not been compared with their checksums.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.unsupported_reason: str | None = None
+    __slots__ = ("_buffer", "_device", "_files", "_reads", "expected")
+
+    def __init__(self, device: Device, files: OpenFiles, buffer: StagingBuffer) -> None:
         self._device = device
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._handles: OrderedDict[_Identity, Handle] = OrderedDict()
-        self._indirect: set[int] = set()
-        self._failures: Counter[int] = Counter()
-        weakref.finalize(self, _close_at_exit, device, self._handles, self._pid)
+        self._files = files
+        self._buffer = buffer
+        self._reads: list[_Read] = []
+        self.expected: list[Expected] = []
 
-    def take(
-        self, fd: int, status: os.stat_result, nbytes: int, end_reads: Callable[[], None]
-    ) -> Handle | None:
-        """The handle to read a part of an open file with, which the caller puts back.
+    def begin(
+        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
+    ) -> memoryview | None:
+        buffer, files = self._buffer, self._files
+        if not buffer.nbytes:
+            return None
+        if direct_unsupported_reason(nbytes=nbytes, file_nbytes=status.st_size) is not None:
+            return None
+        handle = files.take(fd, status, self._wait)
+        if handle is None:
+            return None
+        page = handle.file.alignment
+        low = start // page * page
+        length = -(-(start + nbytes - low) // page) * page
+        place = buffer.reserve_end(length, page)
+        if place is None:
+            files.put(handle)
+            STATISTICS.add(direct_fallbacks=1)
+            return None
+        try:
+            buffer.settle()
+            read = self._device.read_file(handle.file, low, length, buffer.address(place))
+        except BaseException:
+            files.put(handle)
+            raise
+        self._reads.append(_Read(files, handle, read, start - low + nbytes, row, nbytes))
+        return buffer.view(place + start - low, nbytes)
 
-        Parameters
-        ----------
-        fd : int
-            The file; the caller may close it afterwards.
-        status : os.stat_result
-            Of `fd`.
-        nbytes : int
-            Of the part.
-        end_reads : callable
-            Called if all handles are in use: puts back those that the caller has.
+    def end(self) -> list[int]:
+        self._wait()
+        reads, self._reads = self._reads, []
+        failed = [one.row for one in reads if not one.succeeded]
+        if reads:
+            STATISTICS.add(
+                direct_reads=len(reads) - len(failed),
+                direct_fallbacks=len(failed),
+                bytes_direct=sum(one.nbytes for one in reads if one.succeeded),
+            )
+        return failed
+
+    def _wait(self) -> None:
+        """Wait for all reads that have begun."""
+        lost: DeviceError | None = None
+        for one in self._reads:
+            try:
+                one.wait()
+            except DeviceError as error:
+                lost = error  # All of them must have ended before the buffer is used again.
+        if lost is not None:
+            self._reads.clear()
+            raise lost
+
+    def holds(self, value: memoryview) -> bool:
+        return self._buffer.is_at_end(value)
+
+    def expect(self, value: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
+        start = self._buffer.start_of(value)
+        if start is not None:  # All are there that a device has read.
+            self.expected.append(Expected(start, len(value), crc32, error))
+
+    def fetch(self) -> list[tuple[Expected, int]]:
+        """Bring the bytes that only the device has into pinned memory.
 
         Returns
         -------
-        Handle or None
-            None: read it through host memory; why is counted, unless the read is too short.
+        list of (Expected, int)
+            Values whose checksum is wrong, and the checksum that they have.
         """
-        if direct_unsupported_reason(nbytes=nbytes, file_nbytes=status.st_size) is not None:
-            return None
-        is_direct = self.unsupported_reason is None and status.st_dev not in self._indirect
-        if direct_unsupported_reason(is_direct=is_direct) is not None:
-            STATISTICS.add(direct_unavailable=1)
-            return None
-        self._forget_after_fork()
-        identity = _identity(status)
-        with self._lock:
-            found = self._handles.get(identity)
-            if found is not None:
-                found.uses += 1
-                self._handles.move_to_end(identity)
-                return found
-        if not self._has_room():
-            end_reads()
-            if not self._has_room():
-                STATISTICS.add(direct_fallbacks=1)
-                return None
-        return self._opened(fd, identity)
+        buffer = self._buffer
+        if not buffer.has_end:
+            return []
+        nbytes = buffer.download_end()
+        STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
+        found = [(one, crc32(buffer.view(one.start, one.nbytes))) for one in self.expected]
+        self.expected.clear()
+        return [(one, crc) for one, crc in found if crc != one.crc32]
 
-    def _has_room(self) -> bool:
-        """Whether there is room for one more handle, at the cost of the oldest idle one."""
-        with self._lock:
-            evicted = self._evicted(HANDLES - 1)
-            has_room = len(self._handles) < HANDLES
-        self._close(evicted)
-        return has_room
-
-    def _opened(self, fd: int, identity: _Identity) -> Handle | None:
-        try:
-            handle = Handle(self._device, fd, identity)
-        except OSError:
-            STATISTICS.add(direct_fallbacks=1)
-            self._note(identity[0], failed=True)
-            self.close_idle()  # There may be too many open files.
-            return None
-        except UnsupportedError as error:
-            self.unsupported_reason = error.text
-            STATISTICS.add(direct_unavailable=1)
-            return None
-        if not handle.file.is_direct:
-            # Reads would pass host memory all the same: our own way there is as good.
-            self._indirect.add(identity[0])
-            handle.close(self._device)
-            STATISTICS.add(direct_unavailable=1)
-            return None
-        with self._lock:
-            # Another thread may have opened it as well.
-            kept = self._handles.setdefault(identity, handle)
-            kept.uses += 1
-        if kept is not handle:
-            handle.close(self._device)
-        return kept
-
-    def put(self, handle: Handle, *, failed: bool = False) -> None:
-        """Give a handle back, after the read has ended."""
-        with self._lock:
-            handle.uses -= 1
-        self._note(handle.device_number, failed=failed)
-
-    def _note(self, device_number: int, *, failed: bool) -> None:
-        """Count failures in a row on one file system."""
-        with self._lock:
-            self._failures[device_number] = self._failures[device_number] + 1 if failed else 0
-            if self._failures[device_number] == _FAILURES:
-                self._indirect.add(device_number)
-
-    def close_idle(self) -> None:
-        """Close all handles that nobody has."""
-        self._forget_after_fork()
-        with self._lock:
-            idle = self._evicted(0)
-        self._close(idle)
-
-    def _evicted(self, most: int) -> list[Handle]:
-        """Take out handles that nobody has, the oldest first, until at most `most` are left."""
-        idle = [identity for identity, one in self._handles.items() if not one.uses]
-        # The disk keeps a file that has no name until the last handle is closed.
-        gone = [identity for identity in idle if self._handles[identity].is_deleted]
-        old = [identity for identity in idle if identity not in gone]
-        excess = max(0, len(self._handles) - len(gone) - most)
-        return [self._handles.pop(identity) for identity in (*gone, *old[:excess])]
-
-    def _close(self, handles: Iterable[Handle]) -> None:
-        for handle in handles:
-            handle.close(self._device)
-
-    def _forget_after_fork(self) -> None:
-        """Handles of the parent process are not ours, to use or to close."""
-        if os.getpid() != self._pid:
-            _INHERITED.append(self._handles)
-            self._lock = threading.Lock()
-            self._handles = OrderedDict()
-            self._pid = os.getpid()
-
-
-_INHERITED: list[OrderedDict[_Identity, Handle]] = []
-"""Kept, because the libraries close what is dropped."""
-
-
-def _identity(status: os.stat_result) -> _Identity:
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _close_at_exit(device: Device, handles: OrderedDict[_Identity, Handle], pid: int) -> None:
-    """Before the libraries that the handles belong to are gone."""
-    while handles and os.getpid() == pid:
-        handles.popitem()[1].close(device)
+    def is_within(self, value: Buffer, whole: Expected) -> bool:
+        """Return whether a value is a part of one with a checksum."""
+        start = self._buffer.start_of(value)
+        return start is not None and 0 <= start - whole.start < whole.nbytes

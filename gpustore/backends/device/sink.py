@@ -1,7 +1,7 @@
 """The sink of a device: what one task of a read has on its way there.
 
-The values of one sub-batch (:mod:`gpustore.backends.device.submission`) are fetched into the slab
-of one slot while the sub-batches of others run.
+The values of one sub-batch (:mod:`gpustore.backends.device.submission`) are fetched into a
+staging buffer while the sub-batches of others run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpustore.backends.base import Check
-from gpustore.backends.device.direct_read import Files, pages_nbytes
+from gpustore.backends.device.direct_read import DirectReads, pages_nbytes
+from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.placement import Places
-from gpustore.backends.device.staging_buffer import Slot, Slots
+from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
 from gpustore.backends.device.submission import SubBatch
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event
@@ -27,7 +28,7 @@ from gpustore.runtime.buffer import Buffer
 
 _ROW_NBYTES = 512
 _REGION_NBYTES = 160
-"""Room in a slab for tables, for each row and for each region of it."""
+"""Room in a staging buffer for tables, for each row and for each region of it."""
 
 _MOST_ROWS = 4096
 
@@ -61,8 +62,8 @@ class DeviceSink:
     Parameters
     ----------
     device : Device
-    slots : Slots
-    files : Files or None
+    buffers : StagingBuffers
+    files : OpenFiles or None
         What values are read from straight into device memory; None if the host must see them.
     chain, fill_value, out, check, rows, regions
         As for :meth:`gpustore.backends.base.Backend.sink`.
@@ -73,8 +74,8 @@ class DeviceSink:
     def __init__(
         self,
         device: Device,
-        slots: Slots,
-        files: Files | None,
+        buffers: StagingBuffers,
+        files: OpenFiles | None,
         chain: CodecChain,
         fill_value: Any,
         out: Sequence[DeviceMemory],
@@ -86,21 +87,21 @@ class DeviceSink:
     ) -> None:
         self.nbytes = nbytes
         self._device = device
-        self._slots = slots
+        self._buffers = buffers
         self._files = files
         self._chain = chain
         self._fill_value = fill_value
         self._out = out
         self._check = check
-        self._next: Slot | None = None
-        self._pending: deque[tuple[Slot, SubBatch, PlanWindow]] = deque()
+        self._next: tuple[StagingBuffer, DirectReads | None] | None = None
+        self._pending: deque[tuple[StagingBuffer, SubBatch, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, nbytes // chunk, _MOST_ROWS))
         values_nbytes = count * min(chunk, chain.encoded_bound)
         row_nbytes = _ROW_NBYTES + regions * _REGION_NBYTES // max(1, rows)
-        self._slab_nbytes = values_nbytes + count * row_nbytes
+        self._buffer_nbytes = values_nbytes + count * row_nbytes
         if files is not None:
-            self._slab_nbytes += pages_nbytes(count, values_nbytes)
+            self._buffer_nbytes += pages_nbytes(count, values_nbytes)
 
     def __enter__(self) -> Self:
         return self
@@ -111,29 +112,33 @@ class DeviceSink:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        slots = self._slots
         while self._pending:
-            slot, batch, _ = self._pending.popleft()
+            buffer, batch, _ = self._pending.popleft()
             batch.give_up()
-            slots.put(slot)
+            self._buffers.put(buffer)
         if self._next is not None:
-            slots.put(self._next)
+            self._buffers.put(self._next[0])
             self._next = None
 
     def arena(self) -> Arena:
         """Memory for the values of the next sub-batch."""
         if self._next is None:
-            slot = self._slots.take(wait=not self._pending)
-            while slot is None:
+            buffer = self._buffers.take(wait=not self._pending)
+            while buffer is None:
                 self._finish_one()
-                slot = self._slots.take(wait=not self._pending)
-            self._next = slot
-        self._next.files = self._files
-        self._next.arena.reset()
+                buffer = self._buffers.take(wait=not self._pending)
+        else:
+            buffer = self._next[0]
+        direct = None
+        if self._files is not None:
+            direct = DirectReads(self._device, self._files, buffer)
+        self._next = buffer, direct
+        buffer.clear()
         # Else values go to ordinary memory, and to the device in smaller parts.
         with suppress(MemoryError):
-            self._next.resize(self._slab_nbytes)
-        return self._next.arena
+            buffer.resize(self._buffer_nbytes)
+        buffer.arena.direct = direct
+        return buffer.arena
 
     def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
         """Begin to decode and place values, which may lie in :meth:`arena`."""
@@ -156,11 +161,13 @@ class DeviceSink:
     ) -> None:
         if self._next is None:
             self.arena()
-        slot, self._next = self._next, None
-        assert slot is not None
+        assert self._next is not None
+        buffer, direct = self._next
+        self._next = None
         batch = SubBatch(
             self._device,
-            slot,
+            buffer,
+            direct,
             places,
             values,
             self._chain,
@@ -169,7 +176,7 @@ class DeviceSink:
             self._shrink,
             narrowed=rows.narrowed,
         )
-        self._pending.append((slot, batch, rows))
+        self._pending.append((buffer, batch, rows))
         batch.begin()
 
     def finish(self) -> None:
@@ -178,16 +185,16 @@ class DeviceSink:
             self._finish_one()
 
     def _finish_one(self) -> None:
-        slot, batch, rows = self._pending.popleft()
+        buffer, batch, rows = self._pending.popleft()
         try:
             errors = batch.finish()
         finally:
             batch.give_up()
-            self._slots.put(slot)
+            self._buffers.put(buffer)
         self._check(rows, batch.values, errors)
 
     def _shrink(self) -> None:
         """End what runs, except the newest, and give back idle memory."""
         while len(self._pending) > 1:
             self._finish_one()
-        self._slots.free()
+        self._buffers.free()

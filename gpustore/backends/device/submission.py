@@ -1,6 +1,6 @@
 """One sub-batch of a read: values of some chunks, on their way to a device.
 
-1. :meth:`SubBatch.begin` brings the values into the slab of a slot, lets the chain record its
+1. :meth:`SubBatch.begin` brings the values into a staging buffer, lets the chain record its
    steps and the placement its launches, and asks the device for one upload of values and tables,
    all steps, and one download of their results. It waits for nothing.
 2. :meth:`SubBatch.finish` waits for the results. Values that the chain has refused and those that
@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.device.direct_read import DirectReads, Expected
 from gpustore.backends.device.placement import Places, place, place_fill
-from gpustore.backends.device.staging_buffer import Slot
+from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import DeviceBatch
 from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans
@@ -36,12 +37,14 @@ _TABLES_PER_ROW_NBYTES = 256
 
 
 class SubBatch:
-    """See the module. The slot is its own until it is finished or given up.
+    """See the module. The staging buffer is its own until it is finished or given up.
 
     Parameters
     ----------
     device : Device
-    slot : Slot
+    buffer : StagingBuffer
+    direct : DirectReads or None
+        Reads of files that have ended in the buffer.
     places : Places
         Where the elements of each value go.
     values : sequence of bytes-like or None
@@ -61,13 +64,14 @@ class SubBatch:
     Attributes
     ----------
     values
-        As given; they may have moved into the slab.
+        As given; they may have moved into the staging buffer.
     """
 
     def __init__(
         self,
         device: Device,
-        slot: Slot,
+        buffer: StagingBuffer,
+        direct: DirectReads | None,
         places: Places,
         values: Sequence[Buffer | None],
         chain: CodecChain,
@@ -81,7 +85,8 @@ class SubBatch:
         self.values = list(values)
         self._shrink = shrink
         self._device = device
-        self._slot = slot
+        self._buffer = buffer
+        self._direct = direct
         self._chain = chain
         self._fill_value = fill_value
         self._places = places
@@ -106,7 +111,7 @@ class SubBatch:
         self._fetch_direct()
         copies = [None if value is None else bytes(value) for value in self.values]
         self.give_up()
-        self._slot.free()
+        self._buffer.free()
         self._shrink()
         count = len(self.values)
         if count == 1:
@@ -126,10 +131,11 @@ class SubBatch:
     def _part(
         self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
     ) -> SubBatch:
-        """Another one for some of the values, in the same slot."""
+        """Another one for some of the values, in the same buffer."""
         return SubBatch(
             self._device,
-            self._slot,
+            self._buffer,
+            None,
             self._places.take(rows),
             values,
             self._chain,
@@ -150,7 +156,7 @@ class SubBatch:
 
     def _begin(self) -> None:
         on_device = self._decode_on_host()
-        slot, device = self._slot, self._device
+        buffer, device = self._buffer, self._device
         some = [
             i for i, value in enumerate(self.values) if value is not None and i not in self._errors
         ]
@@ -158,33 +164,33 @@ class SubBatch:
         pattern = self._pattern() if len(missing) else b""
         present = [self.values[i] or b"" for i in some]
         room = len(self.values) * _TABLES_PER_ROW_NBYTES + len(pattern)
-        lacking = slot.lacks(present, room)
+        lacking = buffer.lacks(present, room)
         if lacking:
             self._fetch_direct()
             some = [i for i in some if i not in self._errors]
             present = [bytes(self.values[i] or b"") for i in some]
             for i, value in zip(some, present):
                 self.values[i] = value
-            slot.arena.reset()
-            slot.resize(lacking)
-        starts = slot.hold(present)
+            buffer.clear()
+            buffer.resize(lacking)
+        starts = buffer.hold(present)
         for i, start, value in zip(some, starts, present):
-            self.values[i] = slot.view(start, len(value))
+            self.values[i] = buffer.view(start, len(value))
         batch = self._batch = DeviceBatch(
             device,
-            slot.stream,
+            buffer.stream,
             np.array(some, np.int64),
             Spans(
-                np.array([slot.address(start) for start in starts], np.uint64),
+                np.array([buffer.address(start) for start in starts], np.uint64),
                 np.array([len(value) for value in present], np.uint64),
             ),
             None
-            if slot.has_direct
-            else [slot.view(start, len(value)) for start, value in zip(starts, present)],
+            if buffer.has_end
+            else [buffer.view(start, len(value)) for start, value in zip(starts, present)],
         )
         # What goes wrong from here on ends in `give_up`.
-        if slot.expected:
-            self._check_checksums(batch, starts)
+        if self._direct is not None and self._direct.expected:
+            self._check_checksums(batch, starts, self._direct.expected)
         if on_device and self._narrowed:
             self._chain.check_device(batch)
         elif on_device and len(batch):
@@ -193,8 +199,8 @@ class SubBatch:
         stored, places = self._chain.layout.dtype, self._places
         place(batch, places, batch.rows, batch.values.address, stored)
         if len(missing):
-            (start,) = slot.hold([pattern])
-            address = slot.address(start)
+            (start,) = buffer.hold([pattern])
+            address = buffer.address(start)
             if self._is_record():
                 chunks = np.full(len(missing), address, np.uint64)
                 place(batch, places, missing, chunks, stored)
@@ -202,28 +208,32 @@ class SubBatch:
                 place_fill(batch, places, missing, pattern, address)
         self._run(batch)
 
-    def _check_checksums(self, batch: DeviceBatch, starts: Sequence[int]) -> None:
-        """Have the device compare pieces of the slab; values of the batch begin at `starts`."""
-        slot = self._slot
+    def _check_checksums(
+        self, batch: DeviceBatch, starts: Sequence[int], expected: Sequence[Expected]
+    ) -> None:
+        """Have the device compare checksums of values; those of the batch begin at `starts`."""
+        buffer = self._buffer
         # Of values that were read together the first stands for all.
         row_at = dict(zip(starts, batch.rows.tolist()))
-        pieces = [one for one in slot.expected if one.start in row_at]
+        wanted = [one for one in expected if one.start in row_at]
         batch.checksum(
             "crc32",
             Spans(
-                np.array([slot.address(one.start) for one in pieces], np.uint64),
-                np.array([one.nbytes for one in pieces], np.uint64),
+                np.array([buffer.address(one.start) for one in wanted], np.uint64),
+                np.array([one.nbytes for one in wanted], np.uint64),
             ),
-            np.array([one.crc32 for one in pieces], np.uint32),
-            np.array([row_at[one.start] for one in pieces], np.int64),
+            np.array([one.crc32 for one in wanted], np.uint32),
+            np.array([row_at[one.start] for one in wanted], np.int64),
         )
 
     def _fetch_direct(self) -> None:
         """Bring what only the device has to the host, and compare what nobody has compared."""
-        for piece, found in self._slot.fetch_direct():
+        if self._direct is None:
+            return
+        for whole, found in self._direct.fetch():
             for i, value in enumerate(self.values):
-                if value is not None and self._slot.is_within(value, piece):
-                    self._errors[i] = piece.error(found)
+                if value is not None and self._direct.is_within(value, whole):
+                    self._errors[i] = whole.error(found)
 
     def _decode_on_host(self) -> bool:
         """Decode values that no device can; whether the device decodes them."""
@@ -264,21 +274,21 @@ class SubBatch:
         return bytes(np.asarray(self._fill_value, self._places.dtype).tobytes())
 
     def _run(self, batch: DeviceBatch) -> None:
-        device, slot = self._device, self._slot
-        stream = slot.stream
+        device, buffer = self._device, self._buffer
+        stream = buffer.stream
         if not batch.launches:
             return
-        tables = slot.reserve(batch.table_nbytes)
-        end = slot.used
-        results = None if tables is None else slot.reserve(batch.result_nbytes)
+        tables = buffer.reserve(batch.table_nbytes)
+        end = buffer.used
+        results = None if tables is None else buffer.reserve(batch.result_nbytes)
         copies = nbytes = 0
         for ready in self._ready:
             device.wait(stream, ready)
         if tables is not None and results is not None:
-            pinned, pinned_start = slot.pinned, results
-            table_address, result_address = slot.address(tables), slot.address(results)
-            batch.write_tables(slot.view(tables, batch.table_nbytes))
-            device.upload(pinned, 0, slot.address(0), end, stream)
+            pinned, pinned_start = buffer.pinned, results
+            table_address, result_address = buffer.address(tables), buffer.address(results)
+            batch.write_tables(buffer.view(tables, batch.table_nbytes))
+            device.upload(pinned, 0, buffer.address(0), end, stream)
             copies, nbytes = 1, end
         else:
             # More tables than there is room for behind the values: they get memory of their own.
@@ -293,7 +303,7 @@ class SubBatch:
             self._own = pinned, allocation
             batch.write_tables(pinned.view[: batch.table_nbytes])
             if end:
-                device.upload(slot.pinned, 0, slot.address(0), end, stream)
+                device.upload(buffer.pinned, 0, buffer.address(0), end, stream)
                 copies, nbytes = 1, end
             device.upload(pinned, 0, allocation.address, batch.table_nbytes, stream)
             copies, nbytes = copies + 1, nbytes + batch.table_nbytes
@@ -331,10 +341,10 @@ class SubBatch:
         return self._errors
 
     def _place_from_host(self, left: list[int]) -> None:
-        """Decode some rows on the host and place them, as many at a time as fit in a slot."""
+        """Decode some rows on the host and place them, as many at a time as fit in a buffer."""
         nbytes = max(1, self._chain.layout.nbytes)
-        most = max(1, self._slot.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
-        # The slab that these lie in is used again.
+        most = max(1, self._buffer.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
+        # The buffer that these lie in is used again.
         self._fetch_direct()
         left = [i for i in left if i not in self._errors]
         encoded = {i: bytes(self.values[i] or b"") for i in left}
@@ -346,7 +356,7 @@ class SubBatch:
                 self._errors[i] = error
             if decoded and (len(decoded) == most or number == len(left) - 1):
                 STATISTICS.add(host_fallbacks=len(decoded))
-                self._slot.arena.reset()
+                self._buffer.clear()
                 values = list(decoded.values())
                 part = self._part(np.array(list(decoded)), values, decoded=True)
                 for at, wrong in part.complete().items():
@@ -359,7 +369,7 @@ class SubBatch:
             return
         with suppress(DeviceError):  # Lost with all its memory; the cause is on its way already.
             self._batch.release()
-            self._device.synchronize(self._device.record(self._slot.stream))
+            self._device.synchronize(self._device.record(self._buffer.stream))
             self._free_own()
         self._batch = None
 
@@ -367,4 +377,4 @@ class SubBatch:
         own, self._own = self._own, None
         if own is not None:
             self._device.free_pinned(own[0])
-            self._device.free(own[1], self._slot.stream)
+            self._device.free(own[1], self._buffer.stream)

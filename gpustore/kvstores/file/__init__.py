@@ -36,6 +36,7 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores.direct_reads import DirectReads
 from gpustore.kvstores.file.batch import WriteBatch
 from gpustore.kvstores.file.key import check_path, check_tail, parent_of, path_from_url
 from gpustore.kvstores.file.lock import thread_lock
@@ -140,14 +141,15 @@ class FileKvStore(KvStoreDriver):
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         result = ReadColumns.blank(len(request.keys))
-        self._read_rows(range(len(request.keys)), request, result)
-        if request.into is not None:
-            again = request.into.end_reads()
+        direct = None if request.into is None else request.into.direct
+        self._read_rows(range(len(request.keys)), request, result, direct)
+        if direct is not None:
+            again = direct.end()
             for i in again:
                 result.state[i] = ReadState.UNSPECIFIED
                 result.value[i] = None
                 result.total[i] = -1
-            self._read_rows(again, request, result, to_host=True)
+            self._read_rows(again, request, result, None)
         return result
 
     def _read_rows(
@@ -155,8 +157,7 @@ class FileKvStore(KvStoreDriver):
         rows: Sequence[int],
         request: ReadRequest,
         result: ReadColumns,
-        *,
-        to_host: bool = False,
+        direct: DirectReads | None,
     ) -> None:
         read_one = self._read_alone if self._in_place else self._read_one
         repeat = self._repeat if self._options.retries.max_retries else None
@@ -165,9 +166,9 @@ class FileKvStore(KvStoreDriver):
             try:
                 self.check_key(key)
                 if repeat is None:
-                    read_one(i, key, request, result, to_host=to_host)
+                    read_one(i, key, request, result, direct)
                 else:
-                    repeat(read_one, i, key, request, result, to_host=to_host)
+                    repeat(read_one, i, key, request, result, direct)
             except GpustoreError as error:
                 result.error[i] = error
             except OSError as error:
@@ -197,15 +198,25 @@ class FileKvStore(KvStoreDriver):
         raise io_error(-opened, "open", key)
 
     def _read_alone(
-        self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
+        self,
+        i: int,
+        key: str,
+        request: ReadRequest,
+        result: ReadColumns,
+        direct: DirectReads | None,
     ) -> None:
         """As :meth:`_read_one`, but not while a thread of this process writes the same file."""
-        del to_host  # What is read past the host goes on after the lock is released.
+        del direct  # What is read past the host goes on after the lock is released.
         with thread_lock(key):
-            self._read_one(i, key, request, result, to_host=True)
+            self._read_one(i, key, request, result, None)
 
     def _read_one(
-        self, i: int, key: str, request: ReadRequest, result: ReadColumns, *, to_host: bool
+        self,
+        i: int,
+        key: str,
+        request: ReadRequest,
+        result: ReadColumns,
+        direct: DirectReads | None,
     ) -> None:
         opened = self._open(key)
         condition = b"" if request.if_equal is None else request.if_equal[i]
@@ -231,11 +242,13 @@ class FileKvStore(KvStoreDriver):
                 begin, end = check_byte_range(size, start, stop, key)
             check_nbytes(end - begin, request.max_nbytes, key)
             value: Buffer | None = None
-            if request.into is not None and not to_host:
-                value = request.into.begin_read(i, fd, status, begin, end - begin)
+            if direct is not None:
+                value = direct.begin(i, fd, status, begin, end - begin)
             if value is None:
-                direct = self._options.mode == "direct" and end > begin and start_unbuffered(fd)
-                value = _read_range(fd, begin, end - begin, request.into, key, direct=direct)
+                unbuffered = self._options.mode == "direct" and end > begin and start_unbuffered(fd)
+                value = _read_range(
+                    fd, begin, end - begin, request.into, key, unbuffered=unbuffered
+                )
             result.value[i] = value
             result.state[i] = ReadState.VALUE
         finally:
@@ -340,13 +353,13 @@ class FileKvStore(KvStoreDriver):
 
 
 def _read_range(
-    fd: int, begin: int, nbytes: int, into: Arena | None, key: str, *, direct: bool
+    fd: int, begin: int, nbytes: int, into: Arena | None, key: str, *, unbuffered: bool
 ) -> Buffer:
     """Bytes of an open file."""
     done = 0
     if into is not None:
         out = into.take(nbytes)
-    elif direct:
+    elif unbuffered:
         out = memoryview(bytearray(nbytes))
     else:
         data = os.pread(fd, nbytes, begin) if nbytes else b""
@@ -357,7 +370,7 @@ def _read_range(
         done = len(data)
         out[:done] = data
     while done < nbytes:
-        if direct:
+        if unbuffered:
             count = read_unbuffered(fd, out[done:], begin + done)
         else:
             count = os.preadv(fd, [out[done:]], begin + done)

@@ -41,6 +41,7 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores.direct_reads import DirectReads
 from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory, check_name
 from gpustore.kvstores.zip.lost import find_lost
@@ -255,10 +256,12 @@ class ZipKvStore(AdapterKvStore):
                 continue
             try:
                 self._archive.check_received(value, place.start, place.stop)
-                if request.into is None or request.into.has_bytes(memoryview(value)):
+                direct = None if request.into is None else request.into.direct
+                if direct is None or not direct.holds(memoryview(value)):
                     self._check_crc32(directory, wanted, value)
                 elif self._is_whole(directory, wanted):
-                    self._expect_crc32(directory, wanted, memoryview(value), request)
+                    key = request.keys[wanted.row]
+                    self._expect_crc32(directory, wanted, memoryview(value), direct, key)
             except GpustoreError as error:
                 self._fail(wanted.row, error, request, result)
 
@@ -362,17 +365,20 @@ class ZipKvStore(AdapterKvStore):
             check_crc32(value, int(directory.record["crc32"][wanted.member]))
 
     def _expect_crc32(
-        self, directory: Directory, wanted: _Wanted, piece: memoryview, request: ReadRequest
+        self,
+        directory: Directory,
+        wanted: _Wanted,
+        value: memoryview,
+        direct: DirectReads,
+        key: str,
     ) -> None:
         """Have a member that is only on a device compared with its checksum there."""
-        assert request.into is not None
-        key = request.keys[wanted.row]
         expected = int(directory.record["crc32"][wanted.member])
 
         def error(found: int) -> GpustoreError:
             return self._explained(wrong_crc32(found, expected), key)
 
-        request.into.expect(piece, expected, error)
+        direct.expect(value, expected, error)
 
     @staticmethod
     def _deliver(value: Buffer, row: int, request: ReadRequest, result: ReadColumns) -> None:

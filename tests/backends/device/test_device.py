@@ -413,7 +413,7 @@ def test_streams_that_fail_on_the_device_are_decoded_by_the_host_once(tmp_path, 
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
-def test_slots_are_used_again_while_others_run(tmp_path, device, compressor):
+def test_buffers_are_used_again_while_others_run(tmp_path, device, compressor):
     """A budget for a few chunks at a time: many sub-batches, in several threads."""
     host = create(tmp_path, compressor=compressor, chunks=[5, 7])
     limits = {"limits": {"device_in_flight_nbytes": 24 * 3 * 5 * 7 * 4}}
@@ -524,7 +524,7 @@ def test_unused_bits_are_cleared_by_the_device(tmp_path, device, dtype):
 def test_little_memory_means_smaller_parts(tmp_path, lazy):
     host = create(tmp_path, compressor={"id": "zlib", "level": 1})
     there = opened(tmp_path, lazy)
-    # The array is the first allocation, then memory for a slot.
+    # The array is the first allocation, then memory for a staging buffer.
     lazy.faults.allocations = {1, 2, 3}
     found = there.read().result()
     assert np.array_equal(on_host(lazy, found), host.read().result())

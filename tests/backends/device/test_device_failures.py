@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends.device import SLOTS, direct_read
+from gpustore.backends.device import BUFFERS, direct_read
 from gpustore.backends.selection import select_backend
 from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice
@@ -123,9 +123,9 @@ ENDS = ("free", "free_pinned", "close_file")
 def held(device):
     """Slots that nobody gives back, threads, open files and pinned pieces of memory."""
     backend = select_backend(parse_device(device.name))
-    slots = backend.slots
+    buffers = backend.buffers
     return {
-        "slots": SLOTS - slots._left - len(slots._idle),
+        "buffers": BUFFERS - buffers._left - len(buffers._idle),
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
         "pinned": len(device._pinned),
@@ -149,7 +149,7 @@ def check_lost(path, case, **faults):
         del first
         gc.collect()
         before = held(device)
-        for _ in range(SLOTS + 1):
+        for _ in range(BUFFERS + 1):
             launches = device.counts["launch"] + device.counts["decompress"]
             with pytest.raises(gpustore.DeviceError) as again:
                 case.run(path, device)
@@ -157,7 +157,7 @@ def check_lost(path, case, **faults):
             assert device.counts["launch"] + device.counts["decompress"] == launches
             del again
         gc.collect()
-        assert before["slots"] == 0
+        assert before["buffers"] == 0
         assert held(device) == before
 
 
@@ -172,7 +172,7 @@ def check_passing(path, case, call, expected):
         assert found is None or case.use is batch
         if found is not None:
             assert_same(device, found, expected)
-        assert held(device)["slots"] == 0
+        assert held(device)["buffers"] == 0
         for _ in range(2):
             found = case.run(path, device)
             assert_same(device, found, expected)
@@ -232,7 +232,7 @@ def check_memory(path, name, every):
                     except gpustore.LimitError:
                         outcomes["error"] += 1
                     setattr(device.faults, kind, ())
-                    assert held(device)["slots"] == 0
+                    assert held(device)["buffers"] == 0
                     if found is not None:
                         outcomes["right"] += 1
                         assert_same(device, found, expected)

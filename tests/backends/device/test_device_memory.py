@@ -44,7 +44,7 @@ def write_back(store, device):
 WORK = {
     "read": lambda store, device: store[1:, ::-2].read(order="F").result(),
     "crops": lambda store, device: store.read_many([[0, 0], [5, 7], [9, 2]], (7, 9)).result(),
-    # Tables of more bytes than a slab has.
+    # Tables of more bytes than a staging buffer has.
     "points": lambda store, device: store.vindex[POINTS % 24, POINTS % 20].read().result(),
     "write": write_back,
 }

@@ -1,6 +1,5 @@
 """Values read from files straight into device memory are those that the host reads."""
 
-import gc
 import os
 import re
 import threading
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends.device import direct_read, staging_buffer
+from gpustore.backends.device import direct_read, open_files, staging_buffer
 from gpustore.backends.device import sink as device_sink
-from gpustore.backends.device.direct_read import Files, direct_unsupported_reason
-from gpustore.backends.device.staging_buffer import Slot
+from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
+from gpustore.backends.device.open_files import OpenFiles
+from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.backends.selection import select_backend
-from gpustore.device.protocol import DeviceFile
 from gpustore.errors import UnsupportedError
 from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice
@@ -46,7 +45,7 @@ def lazy():
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Slabs have room for values, hardly for tables, and none for pages."""
+    """Staging buffers have room for values, hardly for tables, and none for pages."""
     monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
     monkeypatch.setattr(device_sink, "_ROW_NBYTES", 0)
     monkeypatch.setattr(direct_read, "_PAGES_NBYTES", 512)
@@ -425,7 +424,7 @@ def test_values_replaced_meanwhile_are_the_old_or_the_new_ones(tmp_path, device,
 @pytest.mark.parametrize("name", ["crc32c", "sharded-crc32c"])
 def test_chunks_are_whole_while_a_writer_replaces_them(tmp_path, device, name, monkeypatch):
     """Each chunk, or shard, always is of one value; few handles, so that they come and go."""
-    monkeypatch.setattr(direct_read, "HANDLES", 3)
+    monkeypatch.setattr(open_files, "HANDLES", 3)
     host = create(tmp_path, ARRAYS[name])
     host[:60] = 1
     there = opened(tmp_path, device)
@@ -538,12 +537,12 @@ def test_little_memory_brings_values_back_to_the_host(tmp_path, lazy, tight, fai
     host = create(tmp_path, ARRAYS["crc32c"])
     lines = np.random.default_rng(3).integers(0, 75, 2000)
     there = opened(tmp_path, lazy)
-    # The array is the first allocation, then memory of a slot, then that for tables.
+    # The array is the first allocation, then memory of a staging buffer, then that for tables.
     lazy.faults.allocations = fails
     assert same(lazy, there[lines, :], host[lines, :])
 
 
-def test_slots_are_used_again_while_others_run(tmp_path, device):
+def test_buffers_are_used_again_while_others_run(tmp_path, device):
     host = create(tmp_path, ARRAYS["raw"])
     limits = {"limits": {"device_in_flight_nbytes": 24 * 2 * 20 * 31 * 4}}
     there = opened(tmp_path, device, context=gpustore.Context(limits))
@@ -595,7 +594,7 @@ def test_a_device_that_is_lost_says_so(tmp_path, lazy):
 
 
 def test_few_handles_are_open_at_once(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(direct_read, "HANDLES", 3)
+    monkeypatch.setattr(open_files, "HANDLES", 3)
     host = create(tmp_path, ARRAYS["raw"])
     most = []
     open_file = device.open_file
@@ -623,186 +622,88 @@ def write(path, nbytes=8192):
     return path
 
 
-@pytest.fixture
-def driven():
-    device = EmulatedDevice()
-    yield device
-    device.close()
-
-
-def taken(files, path, end_reads=lambda: None):
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        return files.take(file.fileno(), status, status.st_size, end_reads)
-
-
-def test_handles_are_shared_and_kept_until_they_are_idle(driven, tmp_path):
-    files = Files(driven)
-    path = write(tmp_path / "a")
-    first, second = taken(files, path), taken(files, path)
-    assert first is second
-    assert first.uses == 2
-    files.put(first)
-    files.close_idle()
-    assert len(driven.files) == 1
-    files.put(second)
-    files.close_idle()
-    assert driven.files == []
-
-
-def test_the_oldest_idle_handle_is_closed_first(driven, tmp_path, monkeypatch):
-    monkeypatch.setattr(direct_read, "HANDLES", 2)
-    files = Files(driven)
-    a, b, c = (write(tmp_path / name) for name in "abc")
-    kept = taken(files, a)
-    files.put(taken(files, b))
-    other = taken(files, c)  # In place of b: a is in use.
-    assert taken(files, b) is None
-    assert kept.is_unchanged()
-    files.put(kept)
-    files.put(other)
-    assert taken(files, c) is other
-    files.put(other)
-    files.put(taken(files, b))  # In place of a.
-    assert taken(files, c) is other
-    files.put(other)
-    files.close_idle()
-    assert driven.counts["open_file"] == driven.counts["close_file"] == 4
-
-
-def test_a_file_written_in_place_is_noticed(driven, tmp_path):
-    files = Files(driven)
-    path = write(tmp_path / "a")
-    handle = taken(files, path)
-    assert handle.is_unchanged()
-    with path.open("r+b") as file:
-        file.write(b"new")
-    os.utime(path, ns=(5, 5))
-    assert not handle.is_unchanged()
-    files.put(handle)
-    newer = taken(files, path)
-    assert newer is not handle
-    files.put(newer)
-    files.close_idle()
-
-
-def test_handles_are_closed_when_their_owner_is_gone(driven, tmp_path):
-    files = Files(driven)
-    files.put(taken(files, write(tmp_path / "a")))
-    assert len(driven.files) == 1
-    del files
-    gc.collect()
-    assert driven.files == []
-
-
-def test_handles_of_the_parent_process_are_left_alone(driven, tmp_path, monkeypatch):
-    files = Files(driven)
-    path = write(tmp_path / "a")
-    parent = taken(files, path)
-    files.put(parent)
-    pid = os.getpid()
-    monkeypatch.setattr(direct_read.os, "getpid", lambda: pid + 1)
-    child = taken(files, path)
-    assert child is not parent
-    files.put(child)
-    files.close_idle()
-    assert [file.path for file in driven.files] == [parent.file.path]
-    del files
-    gc.collect()
-    assert direct_read._INHERITED.pop().popitem()[1] is parent
-    parent.close(driven)
-
-
-def test_files_have_what_the_protocol_says(driven, tmp_path):
-    files = Files(driven)
-    handle = taken(files, write(tmp_path / "a"))
-    members = set(DeviceFile.__dict__) & {"alignment", "is_direct"}
-    assert {name: getattr(handle.file, name) for name in members} == {
-        "alignment": 4096,
-        "is_direct": True,
-    }
-    files.put(handle)
-    files.close_idle()
-
-
 # --------------------------------------------------------------------------- planted bugs
 
 
-def begin(slot, path, row=0):
+def begin(buffer, path, row=0):
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        return slot.arena.begin_read(row, file.fileno(), status, 100, 5000)
+        return buffer.arena.direct.begin(row, file.fileno(), status, 100, 5000)
 
 
 @pytest.fixture
-def slot(tmp_path):
+def buffer(tmp_path):
     device = EmulatedDevice()
-    slot = Slot(device)
-    slot.files = Files(device)
-    slot.resize(1 << 20)
-    yield slot
-    slot.files.close_idle()
-    slot.free()
+    buffer = StagingBuffer(device)
+    files = OpenFiles(device)
+    buffer.resize(1 << 20)
+    buffer.arena.direct = DirectReads(device, files, buffer)
+    yield buffer
+    files.close_idle()
+    buffer.free()
 
 
-def test_a_read_before_the_memory_is_there_is_a_breach(slot, tmp_path, monkeypatch):
-    monkeypatch.setattr(Slot, "_settle", lambda self: None)
+def test_a_read_before_the_memory_is_there_is_a_breach(buffer, tmp_path, monkeypatch):
+    monkeypatch.setattr(StagingBuffer, "settle", lambda self: None)
     with pytest.raises(Breach, match="used before their allocation had run"):
-        begin(slot, write(tmp_path / "a"))
+        begin(buffer, write(tmp_path / "a"))
 
 
-def test_a_read_before_the_event_of_the_slot_is_a_breach(slot, tmp_path):
+def test_a_read_before_the_event_of_the_buffer_is_a_breach(buffer, tmp_path):
     path = write(tmp_path / "a")
-    slot._settle()
-    slot._device.upload(slot.pinned, 0, slot.address(0), slot.nbytes, slot.stream)
+    buffer.settle()
+    buffer._device.upload(buffer.pinned, 0, buffer.address(0), buffer.nbytes, buffer.stream)
     with pytest.raises(Breach, match="upload on stream 1 still uses its destination"):
-        begin(slot, path)
-    slot._device.synchronize(slot._device.record(slot.stream))
-    assert len(begin(slot, path)) == 5000
-    assert slot.end_reads() == []
+        begin(buffer, path)
+    buffer._device.synchronize(buffer._device.record(buffer.stream))
+    assert len(begin(buffer, path)) == 5000
+    assert buffer.arena.direct.end() == []
 
 
-def test_launching_before_reads_have_ended_is_a_breach(slot, tmp_path):
-    value = begin(slot, write(tmp_path / "a"))
-    start = slot.hold([value])[0]
+def test_launching_before_reads_have_ended_is_a_breach(buffer, tmp_path):
+    value = begin(buffer, write(tmp_path / "a"))
+    start = buffer.hold([value])[0]
     with pytest.raises(Breach, match="nobody has waited for the read of bytes"):
-        slot._device.download(slot.address(start), slot.pinned, start, 5000, slot.stream)
-    assert slot.end_reads() == []
-    slot.fetch_direct()
+        buffer._device.download(buffer.address(start), buffer.pinned, start, 5000, buffer.stream)
+    assert buffer.arena.direct.end() == []
+    buffer.arena.direct.fetch()
     assert bytes(value) == (bytes(range(256)) * 32)[100:5100]
 
 
-def test_what_is_read_and_what_is_uploaded_share_the_slab(slot, tmp_path):
+def test_what_is_read_and_what_is_uploaded_share_the_buffer(buffer, tmp_path):
     path = write(tmp_path / "a")
-    room = slot.nbytes // 8192
-    found = [begin(slot, path, row) for row in range(room - 2)]
+    room = buffer.nbytes // 8192
+    found = [begin(buffer, path, row) for row in range(room - 2)]
     assert None not in found
-    assert slot.end_reads() == []
-    left = slot._top
+    assert buffer.arena.direct.end() == []
+    left = buffer._end
     assert left >= 8192
-    assert slot.lacks([bytes(100)], left - 300) == 0
-    assert slot.lacks([bytes(100)], left) > 0
-    assert slot.reserve(left + 1) is None
-    assert slot.reserve(left - 8191) == 0
-    value, counts = counted(lambda: begin(slot, path))
+    assert buffer.lacks([bytes(100)], left - 300) == 0
+    assert buffer.lacks([bytes(100)], left) > 0
+    assert buffer.reserve(left + 1) is None
+    assert buffer.reserve(left - 8191) == 0
+    value, counts = counted(lambda: begin(buffer, path))
     assert value is None
     assert counts == [0, 0, 1, 0]
-    slot.forget()
-    assert begin(slot, path) is not None
-    assert slot.end_reads() == []
+    files = buffer.arena.direct._files
+    buffer.clear()
+    buffer.arena.direct = DirectReads(buffer._device, files, buffer)
+    assert begin(buffer, path) is not None
+    assert buffer.arena.direct.end() == []
 
 
-def test_closing_a_file_that_is_read_is_a_breach(slot, tmp_path):
-    begin(slot, write(tmp_path / "a"))
-    (handle,) = slot.files._handles.values()
+def test_closing_a_file_that_is_read_is_a_breach(buffer, tmp_path):
+    begin(buffer, write(tmp_path / "a"))
+    files = buffer.arena.direct._files
+    (handle,) = files._handles.values()
     handle.uses -= 1
     with pytest.raises(Breach, match="closed before 1 reads of it were waited for"):
-        slot.files.close_idle()
-    slot.end_reads()
+        files.close_idle()
+    buffer.arena.direct.end()
 
 
-def test_a_slot_given_up_waits_for_its_reads(slot, tmp_path):
-    begin(slot, write(tmp_path / "a"))
-    slot.forget()
-    assert [file.reads for file in slot._device.files] == [0]
-    assert not slot.has_direct
+def test_a_buffer_given_up_waits_for_its_reads(buffer, tmp_path):
+    begin(buffer, write(tmp_path / "a"))
+    buffer.clear()
+    assert [file.reads for file in buffer._device.files] == [0]
+    assert not buffer.has_end

@@ -6,7 +6,7 @@ import zstandard
 
 from gpustore.backends.device import staging_buffer, submission
 from gpustore.backends.device.placement import Places
-from gpustore.backends.device.staging_buffer import Slot
+from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.backends.device.submission import SubBatch
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
@@ -42,12 +42,12 @@ def chunk(seed):
 
 
 class Setting:
-    """A device, a slot, and room for some chunks one after the other."""
+    """A device, a buffer, and room for some chunks one after the other."""
 
     def __init__(self, device, bench):
         self.device = device
         self.bench = bench
-        self.slot = Slot(device)
+        self.buffer = StagingBuffer(device)
         self.shrunk = 0
 
     def sub_batch(self, name, values, **options):
@@ -65,7 +65,16 @@ class Setting:
         ready = [self.device.record(self.bench.stream)]
         self.chain = chain_of(name)
         return SubBatch(
-            self.device, self.slot, places, values, self.chain, FILL, ready, self.shrink, **options
+            self.device,
+            self.buffer,
+            None,
+            places,
+            values,
+            self.chain,
+            FILL,
+            ready,
+            self.shrink,
+            **options,
         )
 
     def shrink(self):
@@ -84,7 +93,7 @@ def setting(request, monkeypatch):
     with bench_of(device) as bench:
         setting = Setting(device, bench)
         yield setting
-        setting.slot.free()
+        setting.buffer.free()
     device.close()
 
 
@@ -126,16 +135,16 @@ def test_it_begins_without_waiting_and_asks_for_one_copy_each_way(setting):
         assert batch.finish() == {}
         assert (setting.device.counts - before)["synchronize"] == 1
         assert setting.found(count) == [chunk(i) for i in range(count)]
-        setting.slot.arena.reset()
+        setting.buffer.arena.reset()
     assert launches[0] == launches[1]
 
 
-def test_values_in_the_slab_stay_where_they_are(setting):
-    setting.slot.resize(100_000)
+def test_values_in_the_staging_buffer_stay_where_they_are(setting):
+    setting.buffer.resize(100_000)
     values = []
     for i in range(3):
         encoded = chain_of("gzip").encode(chunk(i))
-        view = setting.slot.arena.take(len(encoded))
+        view = setting.buffer.arena.take(len(encoded))
         view[:] = encoded
         values.append(view)
     batch = setting.sub_batch("gzip", values)
@@ -168,7 +177,7 @@ def test_streams_that_fail_are_decoded_by_the_host(setting):
     assert [found[i] for i in (0, 1, 2, 3, 5)] == [chunk(i) for i in (0, 1, 2, 3, 5)]
 
 
-def test_more_values_for_the_host_than_a_slab_holds_decoded(setting):
+def test_more_values_for_the_host_than_a_staging_buffer_holds_decoded(setting):
     """Refused, because the host compares their checksums; they compress to almost nothing."""
     compressor = zstandard.ZstdCompressor(write_checksum=True)
     chunks = [bytes([i, 0]) * ITEMS for i in range(30)]
@@ -177,7 +186,7 @@ def test_more_values_for_the_host_than_a_slab_holds_decoded(setting):
     errors, counts = counted(batch.complete)
     assert errors == {}
     assert counts["host_fallbacks"] == 30
-    assert setting.slot.nbytes < 30 * NBYTES
+    assert setting.buffer.nbytes < 30 * NBYTES
     assert counts["waits"] > 2
     assert setting.found(30) == chunks
 
@@ -199,7 +208,7 @@ def test_little_memory_halves_it(setting, name):
     values[2], values[5] = None, b"?"
     batch = setting.sub_batch(name, values)
     number = setting.device.counts["allocations"]
-    # The slab of all; then that of the first half, and so on.
+    # The staging buffer of all; then that of the first half, and so on.
     setting.device.faults.allocations = {number, number + 1}
     errors = batch.complete()
     assert list(errors) == [5]
@@ -231,8 +240,8 @@ def test_what_is_given_up_has_ended_and_leaves_nothing(setting):
     batch.begin()
     batch.give_up()
     batch.give_up()
-    assert not [task for task in setting.slot.stream.queue if "free" not in task.name]
-    assert setting.device._memory.live_nbytes - live == setting.slot.nbytes
+    assert not [task for task in setting.buffer.stream.queue if "free" not in task.name]
+    assert setting.device._memory.live_nbytes - live == setting.buffer.nbytes
     assert batch.finish() == {}
 
 
@@ -244,8 +253,8 @@ def test_a_failure_while_it_begins_is_raised_and_cleaned_up(setting):
     batch = setting.sub_batch("gzip", values)
     with pytest.raises(DeviceError, match="injected"):
         batch.complete()
-    setting.slot.arena.reset()
-    left = setting.device._memory.live_nbytes - live - setting.slot.nbytes
+    setting.buffer.arena.reset()
+    left = setting.device._memory.live_nbytes - live - setting.buffer.nbytes
     assert left == len(values) * NBYTES  # The room for the chunks.
     assert setting.sub_batch("gzip", values).complete() == {}
     assert setting.found(4) == [chunk(i) for i in range(4)]

@@ -454,40 +454,40 @@ def test_locate_many_gives_files(tmp_path):
     assert columns.generation == [generation, ABSENT]
 
 
-class _Past(Arena):
+class _DirectReads:
     """Says of each read that it has begun past the host, and in the end that some have failed."""
 
     def __init__(self, failed=(), meanwhile=lambda: None):
-        super().__init__()
         self.begun = []
         self.failed = failed
         self.meanwhile = meanwhile
 
-    def begin_read(self, row, fd, status, start, nbytes):
+    def begin(self, row, fd, status, start, nbytes):
         self.begun.append((row, os.pread(fd, nbytes, start), status.st_size))
         return memoryview(bytes(nbytes))
 
-    def end_reads(self):
+    def end(self):
         self.meanwhile()
         return self.failed
 
 
-def test_arenas_may_read_files_themselves(tmp_path):
+def test_files_are_read_past_the_host(tmp_path):
     store = open_file(f"{tmp_path}/")
     for key, value in {"a": b"first", "b": b"second", "c": b"third"}.items():
         put(store, key, value)
-    arena = _Past(failed=[1])
+    arena = Arena()
+    direct = arena.direct = _DirectReads(failed=[1])
     keys = ["a", "b", "none", "c"]
     columns = store.read_many(
         ReadRequest(keys, start=[0, 1, 0, 2], stop=[None, 4, None, 2], into=arena)
     )
-    assert arena.begun == [(0, b"first", 5), (1, b"eco", 6), (3, b"", 5)]
+    assert direct.begun == [(0, b"first", 5), (1, b"eco", 6), (3, b"", 5)]
     assert [value and bytes(value) for value in columns.value] == [bytes(5), b"eco", None, b""]
     assert columns.total == [5, 6, -1, 5]
     assert columns.error == {}
 
 
-def test_what_arenas_fail_to_read_is_as_it_is_now(tmp_path):
+def test_what_is_not_read_past_the_host_is_as_it_is_now(tmp_path):
     store = open_file(f"{tmp_path}/")
     keys = ["a", "b", "c", "d"]
     before = [put(store, key, b"value of " + key.encode()) for key in keys]
@@ -500,7 +500,8 @@ def test_what_arenas_fail_to_read_is_as_it_is_now(tmp_path):
         (tmp_path / "d").mkdir()
 
     conditions = [b"", b"", before[2], b""]
-    arena = _Past(range(4), meanwhile)
+    arena = Arena()
+    arena.direct = _DirectReads(range(4), meanwhile)
     columns = store.read_many(ReadRequest(keys, if_equal=conditions, into=arena))
     assert columns.state == [
         ReadState.VALUE,

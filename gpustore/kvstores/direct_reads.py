@@ -1,0 +1,67 @@
+"""Reads of files past host memory, as a kvstore asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from gpustore.errors import GpustoreError
+
+if TYPE_CHECKING:
+    import os
+
+
+class DirectReads(Protocol):
+    """Reads of parts of files into memory that the host does not see: a device's.
+
+    A kvstore that opens files begins them for the arena of a request
+    (:attr:`gpustore.kvstores.arena.Arena.direct`), with its own rules about links and conditions.
+    """
+
+    def begin(
+        self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
+    ) -> memoryview | None:
+        """Begin to read a part of an open file, where that is possible.
+
+        Parameters
+        ----------
+        row : int
+            Name of the read for the caller.
+        fd : int
+            The file; it may be closed afterwards.
+        status : os.stat_result
+            Status of `fd`.
+        start, nbytes : int
+            The part, in bytes; it lies in the file.
+
+        Returns
+        -------
+        memoryview or None
+            Stands for the bytes, which the host never has. None: the caller reads them into
+            memory of the arena.
+        """
+
+    def end(self) -> Sequence[int]:
+        """Wait for all reads that have begun.
+
+        Returns
+        -------
+        sequence of int
+            The rows that failed, which the caller has to read into memory of the arena.
+        """
+
+    def holds(self, value: memoryview) -> bool:
+        """Return whether the bytes of `value` went past host memory."""
+
+    def expect(self, value: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
+        """Have bytes that went past host memory compared with their checksum by their user.
+
+        Parameters
+        ----------
+        value : memoryview
+            One for which :meth:`holds` is true; of all others the kvstore compares the bytes.
+        crc32 : int
+            CRC-32 that its bytes must have (RFC 1952 8).
+        error : callable
+            Makes the error from the CRC-32 that they have instead.
+        """
