@@ -1,7 +1,7 @@
-"""The sizes of the chunks along one dimension of a rectilinear grid.
+"""Sizes of the chunks along one dimension of a rectilinear grid.
 
 ============  =================================================================================
-what          each dimension has a list of chunk sizes, so chunks differ in shape
+meaning       each dimension has a list of chunk sizes, so chunks differ in shape
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/chunk-grids/rectilinear
 v3 name       ``rectilinear``
 ============  =================================================================================
@@ -13,8 +13,9 @@ Zarr v3, ``chunk_grid`` of an array of shape ``[10, 12]``::
         "configuration": {"kind": "inline", "chunk_shapes": [4, [[3, 3], 2, 1]]},
     }
 
-An integer is the size of all chunks. In a list an integer is the size of one, a pair ``[size,
-count]`` that of many. The chunks together must be as long as the array, or longer.
+An integer is the size of all chunks. In a list an integer is the size of one chunk, a pair ``[size,
+count]`` stands for `count` chunks of that size. Together the chunks must be at least as long as the
+array.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
 _LONGEST: Final = 2**62
-"""Largest extent of a dimension."""
+"""Largest extent of a dimension, in elements."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ChunkEdges:
-    """Chunk sizes along one dimension, as runs of equal ones; these are never written out.
+    """Chunk sizes along one dimension, as runs of equal sizes; a run is never expanded.
 
     Parameters
     ----------
     runs : tuple of (int, int)
         Size in elements and number of chunks of each run; neighbours differ in size.
     endless : bool
-        Whether there is one run, as long as the array needs.
+        Whether the one run goes on as far as the array needs: a regular dimension.
 
     Examples
     --------
@@ -61,7 +62,7 @@ class ChunkEdges:
 
     @classmethod
     def regular(cls, size: int) -> ChunkEdges:
-        """All chunks of one size."""
+        """Return edges of chunks that all have `size` elements."""
         return cls(((size, -(-_LONGEST // size)),), endless=True)
 
     @classmethod
@@ -71,7 +72,7 @@ class ChunkEdges:
         Raises
         ------
         MetadataError
-            If it is not one, or sizes add up to more than an array may have.
+            If `value` is no such entry, or the sizes add up to more than an array may have.
         """
 
         def positive(number: JsonValue) -> int:
@@ -97,36 +98,46 @@ class ChunkEdges:
         return cls(tuple(runs))
 
     def to_json(self) -> JsonValue:
-        """The entry: pairs for two and more chunks of one size."""
+        """Return the entry of ``chunk_shapes``; two and more chunks of one size are a pair."""
         if self.endless:
             return self.runs[0][0]
         return [size if count == 1 else [size, count] for size, count in self.runs]
 
     @cached_property
     def total(self) -> int:
-        """Sum of all sizes."""
+        """Sum of all sizes, in elements."""
         return sum(size * count for size, count in self.runs)
 
     @cached_property
     def sizes(self) -> frozenset[int]:
-        """The sizes that occur."""
+        """Set of the sizes that occur, in elements."""
         return frozenset(size for size, _ in self.runs)
 
     @property
     def largest(self) -> int:
-        """The largest size, 1 if there are no chunks."""
+        """Largest size in elements, 1 if there are no chunks."""
         return max(self.sizes, default=1)
 
     @cached_property
     def _columns(self) -> tuple[Integers, Integers, Integers]:
-        """Size, first cell and first position of each run."""
+        """Size, first cell and first position of each run, int64 of shape (runs,) each."""
         size, count = np.array(self.runs or [(1, 1)], np.int64).T
         cell = np.concatenate([[0], np.cumsum(count)[:-1]])
         position = np.concatenate([[0], np.cumsum(size * count)[:-1]])
         return size, cell, position
 
     def locate(self, positions: Any) -> tuple[Integers, Integers, Integers]:
-        """For each position: its cell, the position in the chunk, and the chunk's size."""
+        """Return cell, offset in the chunk and size of the chunk of each position.
+
+        Parameters
+        ----------
+        positions : array_like of int, shape (n,)
+            Positions along the dimension, in elements.
+
+        Returns
+        -------
+        cell, offset, size : ndarray of int64, shape (n,) each
+        """
         size, cell, start = self._columns
         run = np.searchsorted(start, positions, "right") - 1
         found = size[run]
@@ -134,17 +145,17 @@ class ChunkEdges:
         return cell[run] + along, inside, found
 
     def starts(self, cells: Integers) -> Integers:
-        """First position of each cell."""
+        """Return the first position of each cell, in elements."""
         size, first, start = self._columns
         run = np.searchsorted(first, cells, "right") - 1
         return start[run] + (cells - first[run]) * size[run]
 
     def cells(self, extent: int) -> int:
-        """How many chunks hold the first `extent` elements."""
+        """Return the number of chunks that hold the first `extent` elements."""
         return int(self.locate(np.array([extent - 1]))[0][0]) + 1 if extent else 0
 
     def uniform(self, extent: int) -> int | None:
-        """The size of the chunks that hold the first `extent` elements, if they have one."""
+        """Return the size of the chunks of the first `extent` elements, None if they differ."""
         last = max(extent - 1, 0)
         size, _, start = self._columns
         within: Iterable[int] = size[start <= last].tolist()
@@ -152,15 +163,15 @@ class ChunkEdges:
         return sizes.pop() if len(sizes) == 1 else None
 
     def crossed(self, low: int, high: int) -> int:
-        """How many chunks begin in (low, high]."""
+        """Return the number of chunks that begin in (low, high]."""
         first, last = self.locate(np.array([low, high]))[0].tolist()
         return int(last) - int(first)
 
     def beginnings(self, low: int, high: int) -> Integers:
-        """Where the chunks begin that begin in (low, high]."""
+        """Return the first positions of the chunks that begin in (low, high], int64."""
         first, last = self.locate(np.array([low, high]))[0].tolist()
         return self.starts(np.arange(first + 1, last + 1, dtype=np.int64))
 
     def divided(self, size: int) -> ChunkEdges:
-        """The same with each chunk divided into chunks of `size`, which divides all."""
+        """Return the edges with each chunk divided into chunks of `size`, which divides all."""
         return ChunkEdges(tuple((size, one // size * count) for one, count in self.runs))

@@ -1,4 +1,4 @@
-"""How the grid position of a chunk becomes its key (Zarr v3 ``chunk_key_encoding``).
+"""Keys of chunks, made of their grid positions (Zarr v3 ``chunk_key_encoding``).
 
 ========  =================  ====================  ==========
 name      default separator  cell (1, 23)          rank 0
@@ -31,9 +31,9 @@ class ChunkKeyEncoding:
     Parameters
     ----------
     name : {"default", "v2"}
-        The registered name.
+        Registered name of the encoding.
     separator : {"/", "."}, optional
-        Between the indices. Defaults to ``"/"`` for ``default`` and ``"."`` for ``v2``.
+        Text between the indices. Defaults to ``"/"`` for ``default`` and ``"."`` for ``v2``.
 
     Examples
     --------
@@ -56,12 +56,12 @@ class ChunkKeyEncoding:
 
     @property
     def prefix(self) -> str:
-        """What stands before the indices joined by `separator`: ``"c/"``, ``"c."`` or ``""``."""
+        """Text before the indices joined by `separator`: ``"c/"``, ``"c."`` or ``""``."""
         return f"c{self.separator}" if self.name == "default" else ""
 
     @property
     def scalar_key(self) -> str:
-        """The key of the only chunk of an array of rank 0."""
+        """Key of the only chunk of an array of rank 0."""
         return "c" if self.name == "default" else "0"
 
     def key(self, cell: Sequence[int]) -> str:

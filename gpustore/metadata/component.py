@@ -1,7 +1,7 @@
-"""What an opened array shows of each stored element: all of it, one field, or its bytes.
+"""Component of stored elements that an opened array shows: the whole element, a field, its bytes.
 
 A stored element of Zarr may be a record of named fields, and a field may be an array of its own or
-a string of bytes. TensorStore shows one field at a time; what a field has inside becomes inner
+a string of bytes. TensorStore shows one field at a time; the dimensions of a field become inner
 dimensions behind the chunked ones, always in C order and never resizable. So do the two parts of
 complex numbers that NumPy has no type for. A field that is a record again is shown whole, as an
 element with NumPy's structured type, and so are strings of wide characters, dates and durations.
@@ -28,20 +28,20 @@ _STATUS = "FAILED_PRECONDITION"
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of each stored element.
+    """Part of each stored element that an array shows.
 
     Attributes
     ----------
     name : str
-        Of the field, empty for the whole element.
+        Name of the field, empty for the whole element.
     dtype : dtype
-        Of the elements shown.
+        Data type of the elements shown.
     stored : numpy.dtype
-        Of one element shown as it is stored, with its byte order.
+        NumPy type of one element shown as it is stored, with its byte order.
     shape : tuple of int
-        Inner dimensions.
+        Sizes of the inner dimensions.
     offset, nbytes : int
-        First byte of the component, and bytes of the stored element.
+        First byte of the component, and bytes of the whole stored element.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Component:
 
     @classmethod
     def whole(cls, data_type: DataType) -> Component:
-        """All of stored elements that are numbers."""
+        """Return the component of stored elements of `data_type` that is the whole element."""
         stored = object_dtype(data_type) if is_object(data_type) else data_type.array_dtype
         return _component("", stored, 0, stored.itemsize)
 
     def with_byteorder(self, order: Literal["<", ">"]) -> Component:
-        """The same component of elements that are stored in byte order ``"<"`` or ``">"``."""
+        """Return the component for elements that are stored in byte order ``"<"`` or ``">"``."""
         return replace(self, stored=self.stored.newbyteorder(order))
 
     @property
@@ -68,21 +68,21 @@ class Component:
 
     @property
     def is_element(self) -> bool:
-        """Whether it is a stored element that is one number."""
+        """Whether the component is a whole stored element, without inner dimensions."""
         return not self.shape and self.nbytes == self.stored.itemsize
 
     def of(self, element: NDArray[Any]) -> NDArray[Any]:
-        """The component of one stored element.
+        """Return the component of one stored element.
 
         Parameters
         ----------
         element : ndarray of shape ()
-            In the stored byte order if it is a record.
+            The stored element, in the stored byte order if it is a record.
 
         Returns
         -------
         ndarray of shape :attr:`shape`
-            Native byte order, read-only.
+            Host memory, native byte order, read-only.
         """
         part: NDArray[Any] = np.ndarray(self.shape, self.stored, element.tobytes(), self.offset)
         found = part.astype(self.dtype.array_dtype)
@@ -91,19 +91,19 @@ class Component:
 
 
 def is_opaque(stored: np.dtype[Any]) -> bool:
-    """Whether elements are records, strings of bytes or raw bytes: to be shown in parts."""
+    """Whether elements are records, strings of bytes or raw bytes, which are shown in parts."""
     return stored.subdtype is None and stored.type in (np.void, np.bytes_)
 
 
 def select(stored: np.dtype[Any], field: str, *, as_void: bool) -> Component:
-    """The component that the members ``field`` and ``open_as_void`` of a spec ask for.
+    """Return the component that the members ``field`` and ``open_as_void`` of a spec ask for.
 
     Parameters
     ----------
     stored : numpy.dtype
-        Of the stored elements, with their byte orders.
+        Type of the stored elements, with their byte orders.
     field : str
-        Empty if none is named.
+        Name of the field, empty if none is given.
     as_void : bool
         Whether to show the bytes of the stored elements.
 

@@ -1,4 +1,4 @@
-"""Consolidated metadata: the documents of a whole hierarchy in one.
+"""Consolidated metadata: one document that holds those of a whole hierarchy.
 
 Zarr v2 (a convention of zarr-python)::
 
@@ -29,21 +29,23 @@ V3_MEMBER: Final = "consolidated_metadata"
 
 
 class ConsolidatedMetadata:
-    """What one document says about all nodes below a group.
+    """Metadata of all nodes below a group, from one document.
 
     Parameters
     ----------
     zarr_format : {2, 3}
+        Version of the format.
     value : JsonValue
         The whole ``.zmetadata``, or the member ``consolidated_metadata``.
     where : str
-        What messages call the document.
+        Name of the document, for messages.
     limits : Limits
+        Limits of the documents in it.
 
     Raises
     ------
     MetadataError
-        If it is not consolidated metadata. A wrong entry spoils only its node.
+        If `value` is not consolidated metadata. A wrong entry spoils only its node.
     """
 
     __slots__ = ("_children", "_entries", "_limits", "_nodes", "where", "zarr_format")
@@ -67,7 +69,7 @@ class ConsolidatedMetadata:
         self._children: dict[str, list[str]] | None = None
 
     def node(self, path: str) -> Node | None:
-        """The node at a normalised path; None if there is none."""
+        """Return the node at a normalised path, None if there is none."""
         node = self._nodes.get(path)
         if node is None:
             documents = self._documents(path)
@@ -76,7 +78,7 @@ class ConsolidatedMetadata:
         return node
 
     def children(self, path: str) -> list[Node]:
-        """Nodes directly below a normalised path, by name."""
+        """Return the nodes directly below a normalised path, sorted by name."""
         if self._children is None:
             self._children = {}
             for below in sorted(self._paths()):
@@ -85,7 +87,7 @@ class ConsolidatedMetadata:
         return [node for node in found if node is not None]
 
     def _paths(self) -> set[str]:
-        """Paths of all nodes but the group itself."""
+        """Return the paths of all nodes but the group itself."""
         if self.zarr_format == 3:
             paths = set(self._entries)
         else:
@@ -95,7 +97,7 @@ class ConsolidatedMetadata:
         return paths
 
     def _documents(self, path: str) -> dict[str, JsonValue]:
-        """Those of one node by name; none if it is not there."""
+        """Return the documents of one node by name; none if there is no such node."""
         if self.zarr_format == 3:
             value = self._entries.get(path, REQUIRED)
             return {} if value is REQUIRED else {"zarr.json": value}
@@ -130,13 +132,14 @@ def _is_normalised(path: str) -> bool:
 def consolidated_document(
     zarr_format: int, nodes: Iterable[tuple[str, Node]], root: Node
 ) -> dict[str, JsonValue]:
-    """What to store: the whole ``.zmetadata``, or the member ``consolidated_metadata``.
+    """Return the ``.zmetadata`` to store, or for v3 the member ``consolidated_metadata``.
 
     Parameters
     ----------
     zarr_format : {2, 3}
+        Version of the format.
     nodes : iterable of (str, Node)
-        All nodes below the group, readable ones, with their paths from it.
+        All readable nodes below the group, with their paths from it.
     root : Node
         The group itself.
     """

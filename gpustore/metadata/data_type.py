@@ -3,7 +3,7 @@
 A v3 name of numbers is TensorStore's name. A v2 name is NumPy's type string with a byte order, or,
 as TensorStore's extension, the bare name of a type that NumPy has no string for.
 
-What of Zarr v3 has several names is read by all of them and written by one:
+Types of Zarr v3 with several names are read by all of them and written by one:
 
 ====================================  ===================================================
 read                                  written
@@ -44,18 +44,18 @@ from gpustore.strict_json.parsing import (
     text,
 )
 
-# In the order of TensorStore's message.
+# In the order in which TensorStore's error message lists them.
 V3_DATA_TYPES: Final = (
     *("bool", "int2", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
     *("uint64", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz"),
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float16", "bfloat16"),
     *("float32", "float64", "complex64", "complex128"),
 )
-"""The data types of Zarr v3 arrays that TensorStore has too."""
+"""Data types that Zarr v3 arrays and TensorStore share, by name."""
 
 _MAX_NBYTES: Final = 2**31 - 1
 
-# Same type, other registered name.
+# Second registered name -> the name of the same type that is written.
 _V3_ALIASES: Final = {"complex_float32": "complex64", "complex_float64": "complex128"}
 
 _V3_PAIRS: Final = {
@@ -66,7 +66,7 @@ _V3_PAIRS: Final = {
         *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
 }
-"""Complex numbers, and the type of their parts."""
+"""Complex types that NumPy lacks, and the type of their parts."""
 
 _TIMES: Final = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
 _STRINGS: Final = {"fixed_length_utf32": "U", "null_terminated_bytes": "S", "raw_bytes": "V"}
@@ -78,11 +78,11 @@ _UNITS: Final = (
 _V3_RAW: Final = re.compile(r"r(0|[1-9][0-9]{0,11})", re.ASCII)
 
 V3DataType: TypeAlias = "dtype | np.dtype[Any]"
-"""Of Zarr v3, native byte order: NumPy's type of records, bytes and pairs, else a data type."""
+"""Data type of Zarr v3: NumPy's type (native order) for records, bytes and pairs, else a dtype."""
 
 
 def native_dtype(data_type: V3DataType) -> np.dtype[Any]:
-    """The NumPy type of stored elements, in native byte order."""
+    """Return the NumPy type of stored elements, in native byte order."""
     if not isinstance(data_type, dtype):
         return data_type
     return object_dtype(data_type) if is_object(data_type) else data_type.array_dtype
@@ -134,7 +134,7 @@ def parse_v3_data_type(value: JsonValue) -> V3DataType:
 
 
 def _scaled(unit: str, factor: int) -> str:
-    """A unit as NumPy has it; no times without a unit have a factor."""
+    """Return a time unit with its factor as NumPy writes it; ``generic`` takes no factor."""
     if unit == "generic" and factor != 1:
         raise MetadataError(f'unit "generic" has scale_factor 1, but received: {factor}')
     return unit if factor == 1 else f"{factor}{unit}"
@@ -240,7 +240,7 @@ def _with_length(name: str, native: np.dtype[Any]) -> JsonValue:
 
 
 def data_type_to_json_name(data_type: dtype) -> str:
-    """The name of a type of numbers."""
+    """Return the name of a number type in Zarr v3 metadata."""
     if is_object(data_type):
         return V3_NAMES[data_type.name]
     found = _v3_data_type(data_type.name)
@@ -256,7 +256,7 @@ _V2_BARE: Final = frozenset(
         *(name for name in V3_DATA_TYPES if name.startswith("float8")),
     }
 )
-"""TensorStore's extension: little endian, one byte for the types narrower than that."""
+"""Bare names that are TensorStore's extension: little endian, narrow types in one byte."""
 
 _V2_TYPESTR: Final = re.compile(r"([<>|])([a-zA-Z])([0-9]{0,9})(\[[0-9a-zA-Zμ]{1,20}\])?")
 _V2_ITEMSIZES: Final = {
@@ -268,7 +268,8 @@ _V2_ITEMSIZES: Final = {
 }
 _V2_UNIT: Final = re.compile(r"\[([0-9]{1,10})?([a-zμ]+|[YMWD])\]")
 _V2_STRINGS: Final = "SVU"
-# Zarr v2 arrays may have objects; the bits of long floats are those of the machine that wrote them.
+# Types that Zarr v2 allows and gpustore does not read: objects, and floats whose bits depend on the
+# machine that wrote them.
 _V2_KNOWN: Final = ("f12", "f16", "c24", "c32")
 
 
@@ -278,7 +279,7 @@ def parse_v2_dtype(value: JsonValue) -> np.dtype[Any]:
     Returns
     -------
     numpy.dtype
-        With the stored byte order; an ml_dtypes type for TensorStore's bare names, a packed
+        Type with the stored byte order; an ml_dtypes type for TensorStore's bare names, a packed
         structured type for a list of fields.
 
     Raises
@@ -324,7 +325,7 @@ def _v2_string(order: str, kind: str, length: int, message: str) -> np.dtype[Any
 
 
 def _v2_time(order: str, kind: str, unit: str | None, message: str) -> np.dtype[Any]:
-    """A date or duration; zarr-python writes those of no unit without one."""
+    """Return a date or duration type; zarr-python writes those of no unit without one."""
     if order == "|":
         raise MetadataError(f"{message} (a byte order is needed: < or >)")
     parts = _V2_UNIT.fullmatch(unit or "[generic]")
@@ -370,7 +371,7 @@ def _v2_field(field: JsonValue) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
 def record(
     fields: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]], nbytes: int
 ) -> np.dtype[Any]:
-    """A packed structured type of `nbytes` bytes.
+    """Return a packed structured type of `nbytes` bytes.
 
     Raises
     ------

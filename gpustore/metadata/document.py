@@ -1,4 +1,4 @@
-"""What stored metadata of both formats have in common: reading a document, shapes, chunk sizes.
+"""Reading of metadata documents, shapes and chunk sizes, for both versions of the format.
 
 Every size is computed in Python integers before anything is allocated, and every error names
 the document.
@@ -27,7 +27,7 @@ from gpustore.strict_json.parsing import (
 T = TypeVar("T")
 
 _MAX_INT: Final = INT64_MAX - 1
-"""Largest integer that TensorStore takes for an extent."""
+"""Largest integer that TensorStore accepts as an extent."""
 
 _MAX_EXTENT: Final = 2**62
 """Largest size of a dimension: its last index is ``inf``."""
@@ -42,25 +42,36 @@ def read_document(
     limits: Limits,
     invalid_json_status: str,
 ) -> T:
-    """Parse stored metadata; errors begin with ``Error reading <where>``.
+    """Parse stored metadata; messages begin with ``Error reading <where>``.
 
-    NaN and infinities, which are no JSON but what Python writes, are read in ``attributes`` and as
-    the ``fill_value``: zarr-python reads and writes them, TensorStore refuses them.
+    NaN and infinities, which Python writes although they are not JSON, are read in ``attributes``
+    and as the ``fill_value``: zarr-python reads and writes them, TensorStore refuses them.
 
     Parameters
     ----------
     data : bytes-like
         The stored document.
     from_json : callable
-        Turns the parsed JSON into the result.
+        ``from_json(value)`` is the result, from the parsed JSON.
     name : str
-        The document's usual name, e.g. ``"zarr.json"``.
+        Usual name of the document, e.g. ``"zarr.json"``.
     where : str
-        Which document it is, as a kvstore describes a key: ``local file "/p/zarr.json"``.
+        Description of the document, as a kvstore describes a key: ``local file "/p/zarr.json"``.
     limits : Limits
-        Of its length and depth.
+        Limits of its length and depth.
     invalid_json_status : str
-        Status name if it is no JSON; ``FAILED_PRECONDITION`` if it is, but not as expected.
+        Status name of the error if the document is no JSON; other errors of it have
+        ``FAILED_PRECONDITION``.
+
+    Returns
+    -------
+    object
+        Result of `from_json`.
+
+    Raises
+    ------
+    GpustoreError
+        If the document is no JSON, and errors of `from_json`.
     """
     try:
         data = bytes(data)
@@ -85,7 +96,10 @@ def read_document(
 
 
 def _with_json_numbers(document: JsonValue, name: str, status: str) -> JsonValue:
-    """The document with a `fill_value` of JSON, and attributes as they are."""
+    """Return the document with NaN and infinities of `fill_value` as strings.
+
+    Attributes keep theirs; anywhere else they are an error.
+    """
 
     def checked(value: JsonValue, *, named: bool) -> JsonValue:
         if isinstance(value, float) and not math.isfinite(value):
@@ -126,9 +140,9 @@ def parse_shape(
     minimum : int
         Smallest entry allowed: 0 in shapes, 1 in chunk shapes.
     rank : int, optional
-        Its length, if known.
+        Required length, if known.
     max_rank : int
-        Its greatest length.
+        Greatest length.
     integral_floats : bool
         Whether ``3.0`` counts as 3.
     """
@@ -146,9 +160,9 @@ def parse_shape(
 
 
 def without_zeros(chunk_shape: JsonValue, shape: Sequence[int]) -> JsonValue:
-    """`chunk_shape` with 1 for each 0 along a dimension of extent 0.
+    """Return `chunk_shape` with 1 for each 0 along a dimension of extent 0.
 
-    zarr-python writes such chunks; there is none of them, so any size is as good.
+    zarr-python writes such chunk shapes; no chunk of the array is stored, so any size will do.
     """
     if not isinstance(chunk_shape, list) or len(chunk_shape) != len(shape):
         return chunk_shape
@@ -165,7 +179,7 @@ def _extent(value: JsonValue, minimum: int, *, integral_floats: bool) -> int:
 
 
 def check_length(value: Sequence[object], rank: int | None) -> None:
-    """Raise MetadataError if `value` has not one entry a dimension."""
+    """Raise MetadataError unless `value` has `rank` entries, if the rank is known."""
     if rank is not None and len(value) != rank:
         raise MetadataError(f"Array has length {len(value)} but should have length {rank}")
 
@@ -178,20 +192,20 @@ def check_chunk_nbytes(
     Parameters
     ----------
     chunk_shape : sequence of int
-        In elements.
+        Size of a chunk in elements.
     itemsize : int
         Bytes of an element.
     limits : Limits
-        Of the bytes of a chunk.
+        Limit of the bytes of a chunk.
     is_sharded : bool
-        Whether it is a shard; those are not decoded as a whole and have no such limit.
+        Whether the chunk is a shard, which is not decoded as a whole and has no such limit.
 
     Raises
     ------
     MetadataError
         If the number of bytes is no int64.
     LimitError
-        If it is beyond the limit.
+        If the number of bytes is beyond the limit.
     """
     nbytes = math.prod(chunk_shape) * itemsize
     if nbytes > INT64_MAX:
@@ -205,7 +219,7 @@ def check_chunk_nbytes(
 
 
 def expect_equal(name: str, expected: JsonValue, found: JsonValue) -> None:
-    """Raise MismatchError, worded as TensorStore does, unless both JSON values are the same."""
+    """Raise MismatchError unless both JSON values are the same."""
     if not json_equal(expected, found):
         raise MismatchError(
             f"Expected {quote(name)} of {text(expected)} but received: {text(found)}"
@@ -221,12 +235,12 @@ def expect_subset(expected: Mapping[str, JsonValue], found: Mapping[str, JsonVal
 
 
 def merge_values(name: str, a: T, b: T, to_json: Callable[[Any], JsonValue], *, unset: T) -> T:
-    """Return the constraint that holds both `a` and `b`, either of which may be `unset`.
+    """Return the one of `a` and `b` that is not `unset`.
 
     Raises
     ------
     MismatchError
-        If they differ.
+        If both are set and differ.
     """
     if a is unset:
         return b
@@ -238,6 +252,6 @@ def merge_values(name: str, a: T, b: T, to_json: Callable[[Any], JsonValue], *, 
 def merge_mappings(
     a: Mapping[str, JsonValue], b: Mapping[str, JsonValue]
 ) -> Mapping[str, JsonValue]:
-    """Return the members of both; MismatchError if one of them differs."""
+    """Return the members of both mappings; MismatchError if a common member differs."""
     expect_subset({name: value for name, value in a.items() if name in b}, b)
     return {**a, **b}

@@ -1,11 +1,11 @@
 """Fill values as JSON and as the exact bits of one element.
 
 Zarr v3 floats are numbers, ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` or ``"0x..."``, the bits
-as a big-endian hexadecimal number of full width; every other NaN than the default one is written
-so. Zarr v2 has no notation for such a NaN: there all NaNs are the default one.
+as a big-endian hexadecimal number of full width; every NaN but the default one is written as bits.
+Zarr v2 has no notation for such a NaN: there all NaNs are the default one.
 
-Dates and durations are integers, or ``"NaT"``, the least one, which is written as such: that is
-what all readers take. Strings are text; in Zarr v3 it is padded with zeros to its full length.
+Dates and durations are integers, or ``"NaT"``, the least one; NaT is written as an integer, which
+all readers take. Strings are text; in Zarr v3 it is padded with zeros to its full length.
 
 A parsed fill value is a read-only array of rank 0 in native byte order, since that keeps every
 bit of a NaN, which a NumPy scalar on its way through Python's float does not. Only that of a pair
@@ -50,7 +50,7 @@ FillValue: TypeAlias = np.ndarray[Any, Any]
 
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _DECIMAL: Final = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
-# The expression above takes quadratic time to refuse a long string of digits.
+# Longest text that is matched: the expression takes quadratic time to refuse many digits.
 _DECIMAL_MAX: Final = 100
 _SPECIAL: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PART: Final = {"complex64": DTYPES["float32"], "complex128": DTYPES["float64"]}
@@ -66,9 +66,9 @@ def fill_value_array(value: object, data_type: dtype) -> FillValue:
     Parameters
     ----------
     value : array-like of rank 0
-        Anything NumPy can convert; an array of the same type keeps its bits.
+        Any value that NumPy converts; an array of the same type keeps its bits.
     data_type : dtype
-        The type of the result, native byte order.
+        Data type of the result, in native byte order.
 
     Raises
     ------
@@ -93,21 +93,21 @@ def fill_value_array(value: object, data_type: dtype) -> FillValue:
 def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> FillValue:
     """Parse the ``fill_value`` of Zarr v3 metadata.
 
-    That of a record is an object with every field, and if there is only one its value; also read
-    are a list of the values of the fields and the base64 of its little endian bytes. A field of
-    raw bytes may have one number, which stands for each of them. Raw bytes are base64 or a list
-    of numbers, dates ``"NaT"`` or a number.
+    The fill value of a record is an object with every field, or the value of its only field; a list
+    of the values of the fields and the base64 of its little endian bytes are also read. A field of
+    raw bytes may have one number, which stands for each byte. Raw bytes are base64 or a list of
+    numbers, dates ``"NaT"`` or a number.
 
     Returns
     -------
     numpy.ndarray
-        Rank 0, read-only, of ``data_type.numpy_dtype``, or of the NumPy type.
+        Host array of rank 0, read-only, of ``data_type.numpy_dtype`` or of the NumPy type.
 
     Raises
     ------
     MetadataError
-        If it is no value of that type: out of range, a fraction, a special value that the type
-        does not have, bits of another width.
+        If `value` is no value of that type: out of range, a fraction, a special value that the
+        type does not have, bits of another width.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def parse_v3_fill_value(value: JsonValue, data_type: dtype | np.dtype[Any]) -> F
 
 
 def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
-    """Of a record, raw bits or a pair."""
+    """Parse the fill value of a record, raw bits or a pair."""
     if data_type.subdtype is not None:
         return _pair(value, of_elements(data_type.base), parse_v3_fill_value)
     if data_type.names is None:
@@ -169,17 +169,18 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
 
 
 def _is_only_field(value: str, data_type: np.dtype[Any]) -> bool:
-    """Whether text that might be base64 of a record is the value of its only field."""
+    """Whether text is the value of a record's only field, and not base64 of the record."""
     if len(data_type.names or ()) != 1:
         return False
-    # Base64 of characters is longer than they are, that of numbers of another length than bits.
+    # Base64 of characters is longer than the characters, and that of numbers has another length
+    # than the text of their bits.
     if data_type[0].kind == "U":
         return len(value.rstrip("\0")) <= data_type.itemsize // 4
     return value in _SPECIAL or value == "NaT" or _HEX.fullmatch(value) is not None
 
 
 def _field(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
-    """Of a field of a record."""
+    """Parse the fill value of a field of a record."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if data_type.names is None and is_opaque(data_type) and is_number:
         data = bytes([expect_int(value, 0, 255)]) * data_type.itemsize
@@ -198,7 +199,7 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
     if isinstance(data_type, np.dtype):
         if data_type.names is not None:
             if len(data_type.names) == 1 and _is_plain(data_type[0]):
-                # TensorStore reads nothing else of them.
+                # The only form of such fields that TensorStore reads.
                 (name,) = data_type.names
                 return v3_fill_value_to_json(value[name], data_type[name])
             return _record_to_json(value, data_type)
@@ -227,7 +228,7 @@ def v3_fill_value_to_json(value: FillValue, data_type: dtype | np.dtype[Any]) ->
 
 
 def _is_plain(field: np.dtype[Any]) -> bool:
-    """Whether TensorStore has fields of that type."""
+    """Whether TensorStore reads fields of that type."""
     if field.names is not None or field.shape:
         return False
     return field.type is np.void or (field.kind not in "MmUS" and field.name in V3_DATA_TYPES)
@@ -238,11 +239,11 @@ def _record_to_json(value: FillValue, data_type: np.dtype[Any]) -> JsonValue:
 
 
 def _field_to_json(value: FillValue, data_type: np.dtype[Any]) -> JsonValue:
-    """Of one of several fields of a record."""
+    """Return the JSON of one of several fields of a record."""
     if data_type.names is not None:
         return _record_to_json(value, data_type)
     data = value.tobytes()
-    # The only form of raw bytes that TensorStore reads there; it has none for different ones.
+    # The only form of raw bytes that TensorStore reads in a record: one number for equal bytes.
     if is_opaque(data_type) and data.count(data[0]) == len(data):
         return data[0]
     return v3_fill_value_to_json(value, data_type)
@@ -253,7 +254,7 @@ def _from_hex(value: str, data_type: dtype) -> FillValue:
         raise MetadataError(
             f'Expected "Infinity", "-Infinity", "NaN", or hex string, but received: {text(value)}'
         )
-    # Shorter ones mean different bits to TensorStore (right-aligned) and zarr-python (left).
+    # Shorter texts mean different bits to TensorStore (right-aligned) and zarr-python (left).
     digits = 2 * data_type.itemsize
     if len(value) != 2 + digits:
         raise MetadataError(
@@ -277,27 +278,27 @@ def _to_hex(value: FillValue) -> str:
 def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | None:
     """Parse the ``fill_value`` of Zarr v2 metadata.
 
-    Wider than Zarr v3: booleans may be 0 and 1, floats decimal strings, and complex numbers and
-    ``float4_e2m1fn`` the base64 of their stored bytes. Strings may lack zeros at their end. 0 is
-    zero bytes also of records and strings: old files have it.
+    More is read than in Zarr v3: booleans may be 0 and 1, floats decimal strings, and complex
+    numbers and ``float4_e2m1fn`` the base64 of their stored bytes. Strings may lack zeros at their
+    end. 0 stands for zero bytes of records and strings, too: old files have it.
 
     Parameters
     ----------
     value : JsonValue
-        ``null`` means undefined.
+        The member; ``null`` means undefined.
     stored : numpy.dtype
         Type and byte order of the stored elements.
 
     Returns
     -------
     numpy.ndarray or None
-        Rank 0, read-only, native byte order; of records, strings and raw bytes the bytes as they
-        are stored (``V<n>``).
+        Host array of rank 0, read-only, native byte order; for records, strings and raw bytes the
+        bytes as they are stored (``V<n>``). None if undefined.
 
     Raises
     ------
     MetadataError
-        If it is no value of that type.
+        If `value` is no value of that type.
     """
     if value is None:
         return None
@@ -307,7 +308,7 @@ def parse_v2_fill_value(value: JsonValue, stored: np.dtype[Any]) -> FillValue | 
         element = np.zeros(1, f"V{stored.itemsize}")
         if _is_zero(value):
             return _read_only(element)
-        # Of strings zarr-python leaves out the zeros at the end.
+        # zarr-python leaves out the zeros at the end of strings.
         data = _base64_bytes(value, stored.itemsize, padded=stored.kind == "S")
         element.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
         return _read_only(element)
@@ -341,7 +342,7 @@ def v2_fill_value_to_json(value: FillValue | None, stored: np.dtype[Any]) -> Jso
     if data_type.name in _PART:
         return [_float_to_json(x) for x in _parts(value, _PART[data_type.name])]
     if data_type.name == "float4_e2m1fn":
-        # The only form of it that TensorStore reads.
+        # The only form of this type that TensorStore reads.
         return base64.b64encode(value.tobytes()).decode()
     return _float_to_json(value) if _is_float(data_type) else _exact_to_json(value, data_type)
 
@@ -360,9 +361,10 @@ def _parse_v2_float(value: JsonValue, data_type: dtype) -> FillValue:
 
 
 def _base64_bytes(value: JsonValue, nbytes: int, *, padded: bool = False) -> bytes:
-    """The bytes, `nbytes` of them; of a padded string, at most that many.
+    """Decode base64 text of `nbytes` bytes; of a padded string at most that many.
 
-    TensorStore reads text that lacks its ``=``, which a short one must have: it may be no base64.
+    Text of `nbytes` bytes may lack the ``=`` at its end, as in TensorStore. A shorter one may not:
+    it may be text that is no base64.
     """
     try:
         missing = -len(value) % 4
@@ -396,7 +398,7 @@ def _is_number(value: JsonValue) -> bool:
 
 
 def _exact(value: JsonValue, data_type: dtype) -> FillValue:
-    """A boolean or an integer; ``1.0`` is an integer here, as in TensorStore and zarr-python."""
+    """Parse a boolean or an integer; ``1.0`` is one, as in TensorStore and zarr-python."""
     if data_type.name == "bool":
         return fill_value_array(expect_bool(value), data_type)
     if data_type.type in _TIMES:
@@ -424,7 +426,7 @@ def _number(value: float, data_type: dtype) -> FillValue:
     except OverflowError:
         _refuse(value, data_type)
     if data_type.name == "float8_e8m0fnu" and exact == 0:
-        # It has no zero; its least value, bits 0, is nearer than the NaN of a conversion.
+        # The type has no zero; its least value, bits 0, is nearer than the NaN of a conversion.
         return _from_bytes(b"\0", "<", data_type)
     array = fill_value_array(np.float64(exact), data_type)
     if math.isnan(array):
@@ -476,7 +478,7 @@ def _from_parts(
 def _pair(
     value: JsonValue, part: dtype, parse: Callable[[JsonValue, dtype], FillValue]
 ) -> FillValue:
-    """The real and the imaginary part, shape (2,)."""
+    """Parse a pair of real and imaginary part, shape (2,)."""
     parts = np.empty(2, part.array_dtype)
     for index, element in enumerate(expect_list(value, length=2)):
         with at_position(index):

@@ -1,4 +1,4 @@
-"""Logical paths: where a node lies in a hierarchy, ``"foo/bar"``; the root is ``""``.
+"""Logical paths of nodes in a hierarchy: ``"foo/bar"``; the root is ``""``.
 
 Source: Zarr v2 specification, "Logical storage paths"; Zarr v3 core specification, "Node names".
 """
@@ -12,7 +12,7 @@ from gpustore.strict_json.parsing import quote
 
 _SLASHES = re.compile(r"[/\\]+")
 
-# Documents of a node: a member of that name would be in their place.
+# Names of metadata documents: a node of that name would take the place of its parent's document.
 _DOCUMENTS = {
     2: frozenset({".zarray", ".zgroup", ".zattrs", ".zmetadata"}),
     3: frozenset({"zarr.json"}),
@@ -27,7 +27,7 @@ def logical_path(path: str) -> str:
     Raises
     ------
     InvalidKeyError
-        If a segment is then ``.`` or ``..``.
+        If a segment of the result is ``.`` or ``..``.
 
     Examples
     --------
@@ -49,12 +49,12 @@ def logical_path(path: str) -> str:
 
 
 def join(parent: str, path: str) -> str:
-    """The normalised `path` below the normalised path `parent`."""
+    """Return the normalised path of `path` below the normalised path `parent`."""
     return f"{parent}/{path}" if parent and path else parent or path
 
 
 def split(path: str) -> tuple[str, str]:
-    """Parent and name of a normalised path that is not the root.
+    """Return parent and name of a normalised path that is not the root.
 
     >>> split("a/b/c"), split("a")
     (('a/b', 'c'), ('', 'a'))
@@ -64,7 +64,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def ancestors(path: str) -> list[str]:
-    """Paths of all groups above a normalised path, the root first; none for the root itself.
+    """Return the paths of all groups above a normalised path, the root first.
 
     >>> ancestors("a/b/c")
     ['', 'a', 'a/b']
@@ -74,10 +74,10 @@ def ancestors(path: str) -> list[str]:
 
 
 def check_node_names(path: str, zarr_format: int) -> None:
-    """Raise InvalidKeyError if nothing may be created at a normalised path.
+    """Raise InvalidKeyError if no node may be created at a normalised path.
 
-    Names of documents are refused, and in v3 the names that it reserves: those that begin with
-    ``__`` or consist of dots.
+    Names of metadata documents are not allowed, and in v3 the names that the specification
+    reserves: those that begin with ``__`` or consist of dots.
     """
     for name in path.split("/") if path else []:
         reason = ""

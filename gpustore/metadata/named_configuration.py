@@ -1,7 +1,7 @@
 """``{"name": ..., "configuration": {...}}``: how Zarr v3 names an extension and its options.
 
-What a name means and which options it takes is for others to say; here they are only words. A bare
-name is read, and never written: specification 3.1 has it, and few readers do.
+Names and options are not interpreted here. A bare name is read, and never written: specification
+3.1 allows it, but few readers take it.
 Source: Zarr v3 core specification, "Extension definition".
 """
 
@@ -42,16 +42,16 @@ def json_equal(a: JsonValue, b: JsonValue) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedConfiguration:
-    """An extension's name and its options.
+    """Name of an extension and its options; immutable.
 
     Parameters
     ----------
     name : str
         The registered name, e.g. ``"zstd"``.
     configuration : mapping, optional
-        Its options as JSON, empty if none were given. Not to be changed.
+        Options of the extension as JSON, empty if none were given. Not to be changed.
     must_understand : bool, optional
-        False where the file allows a reader to skip what it does not know.
+        False where the file allows a reader to ignore an extension that it does not know.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class NamedConfiguration:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> NamedConfiguration:
-        """Parse the object form, or a bare string, which is a name without options."""
+        """Parse an object with name and configuration, or a bare string without options."""
         if isinstance(value, str):
             return cls(value)
         members = Members(value)
@@ -77,12 +77,13 @@ class NamedConfiguration:
 
     @classmethod
     def mandatory(cls, value: JsonValue, what: str) -> NamedConfiguration:
-        """Parse one at an extension point that every reader must understand.
+        """Parse an extension that every reader must understand.
 
         Raises
         ------
         MetadataError
-            Also if it says ``"must_understand": false``; `what` names the extension point.
+            If `value` is no extension, or says ``"must_understand": false``; `what` names the
+            extension point in the message.
         """
         parsed = cls.from_json(value)
         if not parsed.must_understand:
@@ -94,7 +95,7 @@ class NamedConfiguration:
 
     @classmethod
     def list_from_json(cls, value: JsonValue) -> tuple[NamedConfiguration, ...]:
-        """Parse an array of them."""
+        """Parse an array of extensions."""
         parsed: list[NamedConfiguration] = []
         for index, element in enumerate(expect_list(value)):
             with at_position(index):
@@ -102,9 +103,9 @@ class NamedConfiguration:
         return tuple(parsed)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the object form; no options, no ``configuration``, as TensorStore writes it."""
+        """Return the object form; without options it has no ``configuration``, as TensorStore's."""
         value: dict[str, JsonValue] = {"name": self.name}
-        # zarr-python opens none of its own codecs without that member.
+        # zarr-python does not open its own codecs without a configuration.
         if self.configuration or self.name.startswith("numcodecs."):
             value["configuration"] = dict(self.configuration)
         if not self.must_understand:

@@ -1,8 +1,8 @@
 """Nodes: the arrays and groups of a hierarchy, as their metadata documents describe them.
 
-A :class:`Node` is parsed JSON and nothing more. Thousands of them are made when a group is
-listed, so their members are checked when they are asked for. What cannot be read at all is a node
-with an :attr:`~Node.error`: it spoils nothing but itself.
+A :class:`Node` is parsed JSON. Thousands of them are made when a group is listed, so their members
+are checked when they are asked for. A document that cannot be read gives a node with an
+:attr:`~Node.error`, so that other nodes are listed all the same.
 
 Source: Zarr v2 specification, "Hierarchies"; Zarr v3 core specification, "Metadata".
 """
@@ -41,7 +41,7 @@ NODE_DOCUMENTS: Mapping[int, tuple[str, ...]] = {
     2: (".zarray", ".zgroup", ".zattrs"),
     3: ("zarr.json",),
 }
-"""Names of the documents of a node, by format."""
+"""Names of the metadata documents of a node, by version of the format."""
 
 _LONG_NBYTES = 1 << 20
 
@@ -49,21 +49,22 @@ _EMPTY: Mapping[str, JsonValue] = MappingProxyType({})
 
 
 class Node:
-    """An array or a group in a hierarchy; got from :meth:`gpustore.Group.members`.
+    """Array or group in a hierarchy; got from :meth:`gpustore.Group.members`.
 
     Attributes
     ----------
     path : str
-        Its logical path, from the root of the hierarchy.
+        Logical path from the root of the hierarchy.
     zarr_format : {2, 3}
+        Version of the format.
     node_type : {"array", "group"} or None
-        None if it cannot be read.
+        Kind of the node, None if its document cannot be read.
     document : mapping of str to JsonValue
         ``zarr.json``, ``.zarray`` or ``.zgroup`` as stored. Not to be changed.
     error : GpustoreError or None
-        Why it cannot be read.
+        Error of reading the document, None if it is readable.
     where : str
-        What messages call its document, or the one that consolidates it.
+        Name of the document, or of the one that consolidates it, for messages.
     """
 
     __slots__ = (
@@ -103,27 +104,29 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Last segment of the path."""
+        """Last segment of the path, ``""`` for the root."""
         return self.path.rpartition("/")[2]
 
     @property
     def is_array(self) -> bool:
-        """Whether it is an array."""
+        """Whether the node is an array."""
         return self.node_type == "array"
 
     @property
     def is_group(self) -> bool:
-        """Whether it is a group."""
+        """Whether the node is a group."""
         return self.node_type == "group"
 
     @property
     def attributes(self) -> Mapping[str, JsonValue]:
-        """The user's attributes; not to be changed, see :attr:`gpustore.Group.attrs`.
+        """User attributes of the array or group; not to be changed.
+
+        :attr:`gpustore.Group.attrs` changes the attributes of a group.
 
         Raises
         ------
-        MetadataError
-            If they are not an object; whatever :attr:`error` is.
+        GpustoreError
+            If they are not a JSON object, or the document cannot be read (:attr:`error`).
         """
         self._check()
         if self._attributes is None:
@@ -138,7 +141,7 @@ class Node:
         Raises
         ------
         MetadataError
-            If the document does not say, for instance since it is a group's.
+            If the document has no valid shape, for instance since the node is a group.
         """
         return self._extents(self.document.get("shape"), "shape", 0)
 
@@ -149,7 +152,7 @@ class Node:
         Raises
         ------
         MetadataError
-            If the document does not say.
+            If the document has no valid chunk shape.
         """
         if self.zarr_format == 2:
             return self._extents(self.document.get("chunks"), "chunks", 1)
@@ -161,12 +164,12 @@ class Node:
 
     @property
     def dtype(self) -> V3DataType:
-        """Data type of an array's elements; of records and raw bytes a ``numpy.dtype``.
+        """Data type of an array's elements; for records and raw bytes a ``numpy.dtype``.
 
         Raises
         ------
         MetadataError, UnsupportedError
-            If it is not known.
+            If the document has no data type that gpustore knows.
         """
         if self.error is not None:
             raise self.error
@@ -181,19 +184,19 @@ class Node:
 
     @property
     def metadata(self) -> Zarr2Metadata | Zarr3Metadata:
-        """All of an array's metadata, checked.
+        """All metadata of an array, checked.
 
         Raises
         ------
         MetadataError, UnsupportedError, LimitError
-            If anything in the document is not as expected.
+            If a member of the document is not as expected.
         """
         self._check()
         kind = Zarr2Metadata if self.zarr_format == 2 else Zarr3Metadata
         return kind.decode(self.encoded(), where=self.described, limits=self._limits)
 
     def encoded(self) -> bytes:
-        """The document, as bytes that parse to the same."""
+        """Return the document as JSON bytes."""
         return dump(dict(self.document), non_finite=True)
 
     def _check(self) -> None:
@@ -202,7 +205,7 @@ class Node:
 
     @property
     def described(self) -> str:
-        """How messages name its document."""
+        """Name of the document for messages; for a consolidated one with the path in it."""
         inside = f"{quote(self.path)} in " if self._is_inside else ""
         return inside + self.where
 
@@ -231,7 +234,7 @@ class Node:
 
 
 def describe(node: Node) -> str:
-    """Shape and type of an array, or what is wrong with them."""
+    """Return a text with shape and data type of an array, or with the error in them."""
     try:
         dtype = node.dtype
         shape = node.shape
@@ -262,7 +265,7 @@ def parse_document(data: Any, *, name: str, where: str, limits: Limits) -> dict[
     Raises
     ------
     MetadataError
-        If it is not a JSON object, naming `where`.
+        If the document is not a JSON object; the message names `where`.
     """
     with prefixing(f"Error reading {where}", status="FAILED_PRECONDITION"):
         value = parse(
@@ -285,20 +288,22 @@ def parse_node(
     limits: Limits,
     is_inside: bool = False,
 ) -> Node:
-    """The node that parsed documents describe; never raises.
+    """Return the node that parsed documents describe; errors go into :attr:`Node.error`.
 
     Parameters
     ----------
     path : str
-        Normalised.
+        Normalised logical path.
     zarr_format : {2, 3}
+        Version of the format.
     documents : mapping of str to JsonValue
-        By name; at least one of those that make a node.
+        Documents by name; at least one of those that make a node.
     where : str
-        What messages call the document.
+        Name of the document, for messages.
     limits : Limits
+        Limits of the metadata.
     is_inside : bool
-        Whether that is consolidated metadata, and so not of this node alone.
+        Whether `where` is consolidated metadata, which holds documents of other nodes, too.
     """
     node = Node(path, zarr_format, None, where=where, limits=limits, is_inside=is_inside)
     try:
@@ -329,7 +334,7 @@ def parse_node(
 
 
 def group_document(zarr_format: int, attributes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """The document of a new group: ``.zgroup``, or ``zarr.json`` with its attributes."""
+    """Return the document of a new group: ``.zgroup``, or ``zarr.json`` with its attributes."""
     if zarr_format == 2:
         return {"zarr_format": 2}
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}

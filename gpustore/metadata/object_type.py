@@ -1,8 +1,8 @@
-"""Strings and bytes of any length: the NumPy type of their stored elements.
+"""NumPy type and fill values of stored strings and bytes of any length.
 
-NumPy has one type for all Python objects. That of stored elements also says which they are, in
-its metadata, as h5py does: ``np.dtype("O", metadata={"vlen": str})``. It is equal to the plain
-type, which arrays in memory have.
+NumPy has one type for all Python objects. The type of stored elements names the Python type in its
+metadata, as h5py does: ``np.dtype("O", metadata={"vlen": str})``. It is equal to the plain type,
+which arrays in memory have.
 
 ===================  ==================  =============================  ===================
 TensorStore's name   element in memory   Zarr v3 ``data_type``          Zarr v2 ``|O`` with
@@ -31,17 +31,17 @@ _NUMPY: Final = {
 }
 
 V3_NAMES: Final = {"ustring": "string", "string": "bytes"}
-"""Names in Zarr v3 metadata, by TensorStore's."""
+"""Names of data types in Zarr v3 metadata, by TensorStore's names."""
 
 V3_OBJECTS: Final = {
     "string": DTYPES["ustring"],
     "bytes": DTYPES["string"],
     "variable_length_bytes": DTYPES["string"],
 }
-"""Data types by their names in Zarr v3 metadata; the last one is zarr-python's."""
+"""Data types by their names in Zarr v3 metadata; the last name is zarr-python's."""
 
 OBJECT_CODECS: Final = {"ustring": "vlen-utf8", "string": "vlen-bytes"}
-"""The filter of Zarr v2, and the codec of Zarr v3, by TensorStore's name."""
+"""Filter of Zarr v2 and codec of Zarr v3 that store a data type, by TensorStore's name."""
 
 
 def is_object(data_type: DataType | np.dtype[Any]) -> bool:
@@ -52,19 +52,19 @@ def is_object(data_type: DataType | np.dtype[Any]) -> bool:
 
 
 def object_dtype(data_type: DataType) -> np.dtype[Any]:
-    """The NumPy type of stored elements of ``ustring`` or ``string``."""
+    """Return the NumPy type of stored elements of ``ustring`` or ``string``."""
     return _NUMPY[data_type.name]
 
 
 def object_type(stored: np.dtype[Any]) -> DataType:
-    """The data type of elements stored so; the reverse of :func:`object_dtype`."""
+    """Return the data type of stored elements; the inverse of :func:`object_dtype`."""
     said: Mapping[str, Any] = stored.metadata or {}
     kind = said.get("vlen")
     return next(DTYPES[name] for name in _NUMPY if DTYPES[name].type is kind)
 
 
 def empty_object(data_type: DataType) -> np.ndarray[Any, Any]:
-    """What undefined elements read as: a string without characters; of shape ()."""
+    """Return the value of undefined elements, an empty string or bytes, as an array of shape ()."""
     return _fill(data_type.type(), data_type)
 
 
@@ -80,14 +80,14 @@ def _fill(value: str | bytes, data_type: DataType) -> np.ndarray[Any, Any]:
 
 
 def parse_object_fill(value: JsonValue, data_type: DataType) -> np.ndarray[Any, Any]:
-    """Parse the ``fill_value`` of strings, which is text, or of bytes: base64, or a list of them.
+    """Parse the ``fill_value`` of strings (text) or of bytes (base64 or a list of numbers).
 
-    0 is an empty string, too: zarr-python 2 writes it for objects unless told otherwise.
+    0 stands for the empty string, too: zarr-python 2 writes it for objects by default.
 
     Raises
     ------
     MetadataError
-        If it is none of these, or text that has no UTF-8.
+        If `value` is none of these, or text that has no UTF-8.
     """
     if type(value) is int and value == 0:
         return empty_object(data_type)
@@ -110,6 +110,6 @@ def parse_object_fill(value: JsonValue, data_type: DataType) -> np.ndarray[Any, 
 
 
 def object_fill_to_json(value: np.ndarray[Any, Any], data_type: DataType) -> JsonValue:
-    """Return the JSON that :func:`parse_object_fill` turns into this value."""
+    """Return the JSON that :func:`parse_object_fill` turns into `value`."""
     element = _fill(np.asarray(value, object).item(), data_type).item()
     return element if isinstance(element, str) else base64.b64encode(element).decode()

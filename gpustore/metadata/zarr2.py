@@ -1,8 +1,8 @@
 """Zarr v2 array metadata: the document ``.zarray``, and constraints on it in a spec.
 
-:class:`Zarr2Metadata` is what a ``.zarray`` says; reading and writing it back keeps members that
-are not known. :class:`Zarr2Constraints` is the same with every member optional, the ``metadata``
-of a spec. Compressor and filters are JSON objects here; what they mean is for the codecs.
+:class:`Zarr2Metadata` is the content of a ``.zarray``; reading and writing it back keeps unknown
+members. :class:`Zarr2Constraints` is the ``metadata`` of a spec, in which every member is optional.
+Compressor and filters are JSON objects here, which the codecs interpret.
 
 Source: Zarr v2 specification, "Metadata"; TensorStore's zarr2 driver page.
 """
@@ -45,7 +45,7 @@ Separator: TypeAlias = Literal[".", "/"]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr2Metadata:
-    """What a ``.zarray`` says.
+    """Content of a ``.zarray``.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ class Zarr2Metadata:
     chunks : tuple of int, length rank
         Extents of a chunk in elements.
     dtype : numpy.dtype
-        Of the stored elements, with their byte order.
+        Type of the stored elements, with their byte order.
     compressor : mapping or None
-        Configuration with an ``id``, None for none. Not to be changed.
+        Configuration with an ``id``, None without a compressor. Not to be changed.
     fill_value : numpy.ndarray of rank 0 or None
-        Value of elements never written, native byte order; of records, strings and raw bytes the
+        Value of elements never written, native byte order; for records, strings and raw bytes the
         stored bytes. None if undefined (read as zero).
     order : {"C", "F"}
         Order of the elements in a chunk.
     filters : tuple of mapping or None
-        Configurations with an ``id``, in the order of encoding; None for none.
+        Configurations with an ``id``, in the order of encoding; None without filters.
     dimension_separator : {".", "/"} or None
-        Between the indices of a chunk's key; None if the document does not say, which means
+        Text between the indices of a chunk's key; None if the document has none, which means
         ``"."``.
     extra : mapping of str to JsonValue
         Unknown members, kept as they are. Not to be changed.
@@ -93,7 +93,7 @@ class Zarr2Metadata:
             fill_value = fill_value_array(self.fill_value, object_type(self.dtype))
             object.__setattr__(self, "fill_value", fill_value)
         elif self.fill_value is not None and not is_opaque(self.dtype):
-            # JSON has one NaN only; what is written must be what is compared with.
+            # JSON has one NaN only; the value compared with must be the one that is written.
             given = fill_value_array(self.fill_value, of_elements(self.dtype))
             written = v2_fill_value_to_json(given, self.dtype)
             object.__setattr__(self, "fill_value", parse_v2_fill_value(written, self.dtype))
@@ -127,7 +127,13 @@ class Zarr2Metadata:
         where: str = '".zarray"',
         limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
-        """Parse the bytes of a ``.zarray``; errors as :meth:`from_json`, naming `where`."""
+        """Parse the bytes of a ``.zarray``.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError
+            As :meth:`from_json`, or if the bytes are no JSON; messages name `where`.
+        """
         return read_document(
             data,
             lambda value: cls.from_json(value, limits=limits),
@@ -149,12 +155,12 @@ class Zarr2Metadata:
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """The member ``chunks``."""
+        """Extents of a chunk in elements, the member ``chunks``."""
         return self.chunks
 
     @property
     def chunk_key_encoding(self) -> ChunkKeyEncoding:
-        """How chunks are named."""
+        """Encoding of grid positions as keys of chunks."""
         return ChunkKeyEncoding("v2", self.dimension_separator or ".")
 
     def with_shape(self, shape: tuple[int, ...]) -> Self:
@@ -162,8 +168,9 @@ class Zarr2Metadata:
         return dataclasses.replace(self, shape=tuple(shape))
 
     def same_array(self, other: Self) -> bool:
-        """Whether `other` may take the place of this in an opened array: as in TensorStore, that
-        is if they differ in nothing but extents and unknown members.
+        """Whether `other` describes the same array, perhaps resized.
+
+        As in TensorStore metadata may differ in extents and unknown members only.
         """
         if len(other.shape) != len(self.shape):
             return False
@@ -201,7 +208,7 @@ class Zarr2Metadata:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Zarr2Constraints:
-    """The ``metadata`` of a zarr2 spec: as :class:`Zarr2Metadata`, UNSET where nothing is said."""
+    """Constraints in the ``metadata`` of a zarr2 spec: :class:`Zarr2Metadata`, or UNSET members."""
 
     zarr_format: int | Unset = UNSET
     shape: tuple[int, ...] | Unset = UNSET
@@ -227,12 +234,12 @@ class Zarr2Constraints:
         value : JsonValue
             The member.
         pointer : str
-            Its JSON pointer in the spec, ``"/metadata"``, for messages.
+            JSON pointer of the member in the spec, ``"/metadata"``, for messages.
 
         Raises
         ------
         MetadataError
-            If something in it is not as expected; unknown members are errors.
+            If a member of it is unknown or not as expected.
         """
         members = Members(value, pointer=pointer, integral_floats=True)
         parsed = parse_members(members, limits=DEFAULT_LIMITS, is_stored=False)
@@ -241,7 +248,7 @@ class Zarr2Constraints:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, if any member says so."""
+        """Number of dimensions, None if no member tells it."""
         for value in (self.shape, self.chunks):
             if not isinstance(value, Unset):
                 return len(value)
@@ -256,7 +263,7 @@ class Zarr2Constraints:
         }
 
     def _to_json(self) -> dict[str, Callable[[Any], JsonValue]]:
-        """How each member is printed."""
+        """Return the conversion of each member to JSON, by name."""
         return {
             "zarr_format": int,
             "shape": list,
@@ -272,12 +279,12 @@ class Zarr2Constraints:
         }
 
     def merge(self, other: Zarr2Constraints) -> Self:
-        """Return the constraints of both.
+        """Return the constraints of both specs.
 
         Raises
         ------
         MismatchError
-            If they contradict each other.
+            If the constraints contradict each other.
         """
         merged = {
             name: merge_values(
@@ -300,7 +307,7 @@ decode = Zarr2Metadata.decode
 
 
 def chunk_key_encoding(constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> ChunkKeyEncoding:
-    """How chunks are named; where the document has no separator, the spec may give it.
+    """Return the key encoding; where the document has no separator, the spec may give it.
 
     >>> stored = Zarr2Metadata(shape=(4,), chunks=(2,), dtype=np.dtype("<u2"))
     >>> chunk_key_encoding(Zarr2Constraints(), stored)
@@ -324,11 +331,11 @@ def validate(
     Parameters
     ----------
     constraints : Zarr2Constraints
-        What was asked for.
+        Constraints of the spec.
     metadata : Zarr2Metadata
-        What is stored.
+        Stored metadata.
     complete_compressor, complete_filters : callable, optional
-        Add default options to the configurations, before these are compared.
+        Functions that add default options to the configurations before these are compared.
 
     Examples
     --------
@@ -340,7 +347,7 @@ def validate(
     """
     asked, stored = constraints.to_json(), metadata.to_json()
     if metadata.dimension_separator is None:
-        # The spec may say what the document does not: see `chunk_key_encoding`.
+        # The spec may give a separator that the document lacks, see `chunk_key_encoding`.
         asked.pop("dimension_separator", None)
     if complete_compressor is not None:
         for value in (asked, stored):

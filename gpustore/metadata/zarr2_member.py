@@ -1,7 +1,7 @@
-"""The members of ``.zarray`` one by one: JSON to values, as stored and as constraints.
+"""Parsing of the members of ``.zarray``, as stored metadata and as constraints of a spec.
 
 In stored metadata every member but ``dimension_separator`` is required, and integers are
-integers; in a spec all are optional and ``3.0`` counts as 3, as in TensorStore. Two things are read
+integers; in a spec all are optional and ``3.0`` counts as 3, as in TensorStore. Two forms are read
 that TensorStore refuses, because zarr-python wrote or reads them: missing ``compressor`` and
 ``filters`` are null, and an extent of 0 may have chunks of 0, read as 1 (none is ever stored).
 """
@@ -45,25 +45,26 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
-"""No constraint, where None stands for JSON's ``null``."""
+"""Stands for a member without a constraint, since None stands for JSON's ``null``."""
 
 
 def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[str, Any]:
-    """Take all known members; the result's names are those of ``Zarr2Constraints``.
+    """Take all known members; unknown ones are left in `members`.
 
     Parameters
     ----------
     members : Members
-        The object; what is left in it is unknown.
+        Cursor over the JSON object.
     limits : Limits
-        Of the rank and the number of filters.
+        Limits of the rank and the number of filters.
     is_stored : bool
-        Whether this is a ``.zarray`` and not constraints in a spec.
+        Whether the object is a ``.zarray`` and not constraints in a spec.
 
     Returns
     -------
     dict
-        In a spec UNSET for a member that is missing; None for a missing stored separator.
+        Values by the names of ``Zarr2Constraints``. In a spec UNSET for a missing member; None for
+        a missing stored separator.
     """
     default: Required | Unset = REQUIRED if is_stored else UNSET
 

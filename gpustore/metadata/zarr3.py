@@ -1,8 +1,8 @@
 """Zarr v3 array metadata: the document ``zarr.json``, and constraints on it in a spec.
 
-:class:`Zarr3Metadata` is what a ``zarr.json`` says; reading and writing it back keeps attributes
-and extension members. :class:`Zarr3Constraints` is the same with every member optional, the
-``metadata`` of a spec. Codecs are names and options here; what they mean is for the codecs.
+:class:`Zarr3Metadata` is the content of a ``zarr.json``; reading and writing it back keeps
+attributes and extension members. :class:`Zarr3Constraints` is the ``metadata`` of a spec, in which
+every member is optional. Codecs are names and options here, which the codecs interpret.
 
 Source: Zarr v3 core specification; TensorStore's zarr3 driver page. More forms of extensions are
 read than TensorStore reads, see :mod:`gpustore.metadata.zarr3_member`; none are written.
@@ -41,31 +41,31 @@ DimensionNames: TypeAlias = tuple[str | None, ...]
 DimensionUnits: TypeAlias = tuple[Unit | None, ...]
 MergeCodecs: TypeAlias = Callable[[Codecs, Codecs], Codecs]
 
-# A shard is not decoded as a whole: its size is the codec's business.
+# A shard is not decoded as a whole; its codec checks the sizes of the inner chunks.
 _SHARDING: Final = "sharding_indexed"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr3Metadata:
-    """What a ``zarr.json`` of an array says.
+    """Content of a ``zarr.json`` of an array.
 
     Parameters
     ----------
     shape : tuple of int, length rank
         Extents in elements.
     data_type : dtype, or numpy.dtype of records and raw bits
-        Of the stored elements; native byte order.
+        Type of the stored elements, in native byte order.
     chunk_shape : tuple of int, length rank
-        Extents of a chunk (with sharding: of a shard) in elements; of a rectilinear grid the
+        Extents of a chunk (with sharding: of a shard) in elements; in a rectilinear grid the
         largest along each dimension.
     chunk_key_encoding : ChunkKeyEncoding
-        How chunks are named.
+        Encoding of grid positions as keys of chunks.
     fill_value : numpy.ndarray of rank 0
-        Value of elements never written; bits count.
+        Value of elements never written, bit for bit.
     codecs : tuple of NamedConfiguration
-        How chunks are encoded, in the order of encoding.
+        Codecs of chunks, in the order of encoding.
     attributes : mapping of str to JsonValue
-        The user's, kept as they are. Not to be changed.
+        User attributes of the array, kept as they are. Not to be changed.
     dimension_names : tuple of (str or None), length rank, or None
         Names as stored; see :attr:`labels`.
     extensions : mapping of str to JsonValue
@@ -130,7 +130,13 @@ class Zarr3Metadata:
         where: str = '"zarr.json"',
         limits: Limits = DEFAULT_LIMITS,
     ) -> Self:
-        """Parse the bytes of a ``zarr.json``; errors as :meth:`from_json`, naming `where`."""
+        """Parse the bytes of a ``zarr.json``.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError
+            As :meth:`from_json`, or if the bytes are no JSON; messages name `where`.
+        """
         return read_document(
             data,
             lambda value: cls.from_json(value, limits=limits),
@@ -167,7 +173,7 @@ class Zarr3Metadata:
 
     @property
     def dimension_units(self) -> DimensionUnits:
-        """Units of the dimensions, None where there is none."""
+        """Unit of each dimension, None for a dimension without one."""
         units = parse_dimension_units(self.attributes)
         return (None,) * self.rank if units is None else units
 
@@ -176,8 +182,9 @@ class Zarr3Metadata:
         return dataclasses.replace(self, shape=tuple(shape))
 
     def same_array(self, other: Self) -> bool:
-        """Whether `other` may take the place of this in an opened array: as in TensorStore, that
-        is if they differ in nothing but extents and attributes.
+        """Whether `other` describes the same array, perhaps resized.
+
+        As in TensorStore metadata may differ in extents and attributes only.
         """
         if len(other.shape) != len(self.shape):
             return False
@@ -217,7 +224,7 @@ class Zarr3Metadata:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Zarr3Constraints:
-    """The ``metadata`` of a zarr3 spec: as :class:`Zarr3Metadata`, None where nothing is said.
+    """Constraints in the ``metadata`` of a zarr3 spec: :class:`Zarr3Metadata`, or None members.
 
     `attributes` and `extensions` are constraints on the members they have, not on others.
     `codecs` may leave options, and the array -> bytes codec, to be chosen.
@@ -248,18 +255,18 @@ class Zarr3Constraints:
         value : JsonValue
             The member.
         pointer : str
-            Its JSON pointer in the spec, ``"/metadata"``, for messages.
+            JSON pointer of the member in the spec, ``"/metadata"``, for messages.
 
         Raises
         ------
         MetadataError
-            If something in it is not as expected; unknown members are errors.
+            If a member of it is unknown or not as expected.
         """
         return cls(**parse_members(value, limits=DEFAULT_LIMITS, is_stored=False, pointer=pointer))
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, if any member says so."""
+        """Number of dimensions, None if no member tells it."""
         units = parse_dimension_units(self.attributes)
         for value in (self.shape, self.chunk_shape, self.dimension_names, units):
             if value is not None:
@@ -268,7 +275,7 @@ class Zarr3Constraints:
 
     @property
     def dimension_units(self) -> DimensionUnits | None:
-        """Units of the dimensions, if there is a constraint on them."""
+        """Unit of each dimension, None without a constraint on them."""
         return parse_dimension_units(self.attributes)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -298,19 +305,20 @@ class Zarr3Constraints:
         return value
 
     def merge(self, other: Zarr3Constraints, *, merge_codecs: MergeCodecs | None = None) -> Self:
-        """Return the constraints of both.
+        """Return the constraints of both specs.
 
         Parameters
         ----------
         other : Zarr3Constraints
-            The other constraints.
+            Constraints of the other spec.
         merge_codecs : callable, optional
-            Merges two partial chains of codecs; without it they must be equal.
+            ``merge_codecs(a, b)`` merges two partial chains of codecs; without it they must be
+            equal.
 
         Raises
         ------
         MismatchError
-            If they contradict each other.
+            If the constraints contradict each other.
         """
 
         def either(name: str, to_json: Callable[[Any], JsonValue]) -> Any:
@@ -356,12 +364,12 @@ def validate(
     Parameters
     ----------
     constraints : Zarr3Constraints
-        What was asked for.
+        Constraints of the spec.
     metadata : Zarr3Metadata
-        What is stored.
+        Stored metadata.
     merge_codecs : callable, optional
-        ``merge_codecs(stored, asked)`` raises if the codecs do not match. What a partial chain
-        matches is for the codecs to say: without it they are not compared.
+        ``merge_codecs(stored, asked)`` raises if the codecs do not match. Without it codecs are not
+        compared.
 
     Examples
     --------
@@ -404,7 +412,7 @@ def _validate_attributes(constraints: Zarr3Constraints, metadata: Zarr3Metadata)
     units = constraints.dimension_units
     if units is not None:
         stored = metadata.dimension_units
-        # Null asks for nothing.
+        # Null is no constraint.
         same = len(units) == len(stored) and all(
             a is None or a == b for a, b in zip(units, stored, strict=True)
         )

@@ -1,12 +1,12 @@
-"""The members of ``zarr.json`` one by one: JSON to values, as stored and as constraints.
+"""Parsing of the members of ``zarr.json``, as stored metadata and as constraints of a spec.
 
 In stored metadata every member but ``attributes``, ``dimension_names`` and
 ``storage_transformers`` is required, and integers are integers; in a spec all are optional and
 ``3.0`` counts as 3, as in TensorStore.
 
-Of extensions specification 3.1 is followed where TensorStore is narrower: they may be given by name
-alone, may say ``"must_understand": true``, and unknown storage transformers and members that say
-false are kept and passed over. Codecs are for :mod:`gpustore.codec_chain.chain_spec` to pass over.
+Extensions follow specification 3.1 where TensorStore is narrower: they may be given by name alone,
+may have ``"must_understand": true``, and unknown storage transformers and members with ``false``
+are kept and ignored. Unknown codecs are handled by :mod:`gpustore.codec_chain.chain_spec`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpustore.strict_json.parsing import (
 )
 
 STORAGE_TRANSFORMERS: Final = "storage_transformers"
-"""Name among the extensions under which storage transformers are kept that are passed over."""
+"""Name among the extensions under which ignored storage transformers are kept."""
 
 _UNITS: Final = "dimension_units"
 
@@ -46,23 +46,24 @@ _UNITS: Final = "dimension_units"
 def parse_members(
     value: JsonValue, *, limits: Limits, is_stored: bool, pointer: str = ""
 ) -> dict[str, Any]:
-    """Parse all members; the result's names are those of ``Zarr3Constraints``.
+    """Parse all members of a JSON object.
 
     Parameters
     ----------
     value : JsonValue
         The object.
     limits : Limits
-        Of rank and number of codecs.
+        Limits of the rank and the number of codecs.
     is_stored : bool
-        Whether this is a ``zarr.json`` and not constraints in a spec.
+        Whether the object is a ``zarr.json`` and not constraints in a spec.
     pointer : str
-        Where `value` stands, for messages.
+        JSON pointer of `value` in the document, for messages.
 
     Returns
     -------
     dict
-        None for a member that is missing, empty mappings for ``attributes`` and ``extensions``.
+        Values by the names of ``Zarr3Constraints``: None for a missing member, empty mappings for
+        missing ``attributes`` and ``extensions``.
     """
     members = Members(value, pointer=pointer, integral_floats=not is_stored)
     default = REQUIRED if is_stored else None
@@ -127,7 +128,7 @@ def _take_dimensions(
     limits: Limits,
     default: Required | None,
 ) -> dict[str, Any]:
-    """Members with one entry a dimension, of equal length."""
+    """Take the members with one entry per dimension, which must have equal lengths."""
     rank = None if shape is None else len(shape)
 
     def grid(value: JsonValue) -> tuple[tuple[int, ...], tuple[ChunkEdges, ...] | None]:
@@ -158,7 +159,7 @@ def _take_dimensions(
 def _chunk_grid(
     value: JsonValue, shape: tuple[int, ...] | None, limits: Limits, *, is_stored: bool
 ) -> tuple[tuple[int, ...], tuple[ChunkEdges, ...] | None]:
-    """The (largest) chunk shape, and the edges of a grid that is not regular."""
+    """Parse a chunk grid: the (largest) chunk shape, and the edges of a rectilinear grid."""
     rank = None if shape is None else len(shape)
 
     def chunk_shape(value: JsonValue) -> tuple[int, ...]:
@@ -181,7 +182,7 @@ def _chunk_grid(
     with in_member("name"):
         expect_str(named.name, choices=("regular", "rectilinear"))
     with in_member("configuration"):
-        # Named alone it lacks what it needs.
+        # A bare name lacks the chunk shape, which every grid needs.
         has_options = isinstance(value, dict) and "configuration" in value
         configuration = Members(dict(named.configuration) if has_options else REQUIRED)
         if named.name == "regular":
@@ -195,7 +196,7 @@ def _chunk_grid(
 
 
 def _strings(value: JsonValue, rank: int | None, limits: Limits) -> tuple[str | None, ...]:
-    """One string or null a dimension."""
+    """Parse an array of one string or null per dimension."""
     strings = expect_list(value)
     if len(strings) > limits.rank:
         raise MetadataError(f"Rank {len(strings)} is outside valid range [0, {limits.rank}]")
@@ -215,13 +216,13 @@ def _attributes(
         with in_member(_UNITS):
             units = _strings(attributes[_UNITS], rank, limits)
         if not is_stored:
-            # What is stored stays as it was written; what a spec says gets the usual form.
+            # Stored attributes stay as they were written; those of a spec get the usual form.
             attributes[_UNITS] = [u if u is None else str(Unit(u)) for u in units]
     return attributes
 
 
 def parse_dimension_units(attributes: Mapping[str, JsonValue]) -> tuple[Unit | None, ...] | None:
-    """Return the units in (validated) `attributes`; None if it has none."""
+    """Return the unit of each dimension in validated `attributes`, None without units."""
     if _UNITS not in attributes:
         return None
     return tuple(u if u is None else Unit(u) for u in attributes[_UNITS])
@@ -248,7 +249,7 @@ def _codecs(value: JsonValue, limits: Limits) -> tuple[NamedConfiguration, ...]:
 
 
 def _storage_transformers(value: JsonValue) -> list[JsonValue]:
-    """Those that need not be understood, as they are; there is none that is."""
+    """Return the storage transformers that need not be understood; no other is supported."""
     transformers = expect_list(value)
     for index, one in enumerate(transformers):
         if not isinstance(one, dict) or one.get("must_understand") is not False:
