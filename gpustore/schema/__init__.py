@@ -1,8 +1,8 @@
 """Schema: constraints on an array that is opened or created, and their merging.
 
 In reading order: `chunk_constraint` (one vector, hard and soft), `chunk_grid` (one level of
-chunks), `chunk_layout` (all levels), `chunk_shape` (how sizes are chosen), `codec_spec`,
-`fill_value`, `schema` (all of it), and `schema_transform` (seen through an index transform).
+chunks), `chunk_layout` (all levels), `chunk_shape` (choice of sizes), `codec_spec`, `fill_value`,
+`schema` (all constraints), and `schema_transform` (constraints through an index transform).
 """
 
 from __future__ import annotations

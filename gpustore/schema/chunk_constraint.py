@@ -1,4 +1,4 @@
-"""Hard and soft constraints on the dimensions of a chunk grid, and how they merge.
+"""Hard and soft constraints on the dimensions of a chunk grid, and their merging.
 
 Each constraint is *hard* (must hold) or *soft* (a wish). Merging follows one rule everywhere: a
 hard value replaces a soft one, a soft value fills only what is empty, and two different hard
@@ -18,7 +18,7 @@ from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, exp
 MAX_RANK = 32
 SOFT = "_soft_constraint"
 
-# The largest finite index of TensorStore; also the largest size of a chunk.
+# Largest finite index of TensorStore, and largest size of a chunk.
 MAX_INDEX = 2**62 - 2
 
 N = TypeVar("N", int, float)
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def check_rank(rank: int, existing: int | None) -> int:
-    """`rank` if it is legal and does not contradict `existing`, MetadataError otherwise."""
+    """Return `rank` if it is legal and agrees with `existing`, raise MetadataError otherwise."""
     if not 0 <= rank <= MAX_RANK:
         raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
     if existing is not None and existing != rank:
@@ -39,9 +39,9 @@ def check_rank(rank: int, existing: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[N]):
-    """What the values of a vector are.
+    """Kind of the values of a vector.
 
-    `unset` is the number that means "no constraint"; a `wish` is always soft.
+    `unset` is the number that stands for no constraint; a `wish` is a value that is always soft.
     """
 
     unset: N
@@ -57,14 +57,14 @@ _ASPECT_RATIO: _Kind[float] = _Kind(unset=0.0, minimum=0.0, maximum=sys.float_in
 
 @dataclass(frozen=True, slots=True)
 class ConstraintVector(Generic[N]):
-    """Constraints on each dimension.
+    """Constraints of one kind on each dimension; immutable.
 
     Attributes
     ----------
     values : tuple, length rank
-        The value of each dimension, None where there is no constraint.
+        Value of each dimension, None without a constraint.
     hard : tuple of bool, length rank
-        Whether it is a hard constraint; False where there is none.
+        Whether the constraint of each dimension is hard; False without one.
     """
 
     kind: _Kind[N]
@@ -80,18 +80,18 @@ class ConstraintVector(Generic[N]):
         return any(value is not None for value in self.values)
 
     def select(self, *, hard: bool) -> tuple[N | None, ...]:
-        """Only the hard, or only the soft, values."""
+        """Return the hard values alone, or the soft ones, None for other dimensions."""
         return tuple(
             value if is_hard is hard else None
             for value, is_hard in zip(self.values, self.hard, strict=True)
         )
 
     def softened(self) -> ConstraintVector[N]:
-        """The same values, all soft."""
+        """Return the same values, all soft."""
         return ConstraintVector(self.kind, self.values, (False,) * len(self.values))
 
     def merged(self, other: ConstraintVector[N]) -> ConstraintVector[N]:
-        """These constraints and those of `other`.
+        """Return these constraints merged with those of `other`.
 
         Raises
         ------
@@ -139,28 +139,28 @@ def _vector(
 def shape_vector(
     values: Iterable[int | None], *, hard: bool | Sequence[bool] = True
 ) -> ConstraintVector[int]:
-    """Chunk sizes: None and 0 are unset, -1 (the full extent) is always soft."""
+    """Return chunk sizes as constraints: None and 0 are unset, -1 (full extent) is always soft."""
     return _vector(_SHAPE, values, hard)
 
 
 def origin_vector(
     values: Iterable[int | None], *, hard: bool | Sequence[bool] = True
 ) -> ConstraintVector[int]:
-    """Origin of the chunk grid: None is unset."""
+    """Return the origin of the chunk grid as constraints: None is unset."""
     return _vector(_ORIGIN, values, hard)
 
 
 def aspect_ratio_vector(
     values: Iterable[float | None], *, hard: bool | Sequence[bool] = True
 ) -> ConstraintVector[float]:
-    """Relative chunk sizes: None and 0 are unset."""
+    """Return relative chunk sizes as constraints: None and 0 are unset."""
     return _vector(_ASPECT_RATIO, values, hard)
 
 
 def parse_vector(
     value: JsonValue, convert: Callable[[JsonValue], T], *, nullable: bool = True
 ) -> list[T | None]:
-    """A JSON array of numbers (and nulls), at most 32 long."""
+    """Parse a JSON array of numbers (and nulls), at most 32 long."""
     elements = expect_list(value)
     check_rank(len(elements), None)
     converted: list[T | None] = []
@@ -171,12 +171,12 @@ def parse_vector(
 
 
 def parse_int(value: JsonValue) -> int:
-    """A 64-bit integer; 3.0 counts as 3."""
+    """Parse a 64-bit integer; 3.0 counts as 3."""
     return expect_int(value, integral_floats=True)
 
 
 def vector_to_json(name: str, vector: ConstraintVector[N]) -> dict[str, JsonValue]:
-    """Members ``name`` and ``name_soft_constraint``, those that hold anything."""
+    """Return the members ``<name>`` and ``<name>_soft_constraint`` that are not empty."""
     json: dict[str, JsonValue] = {}
     for member, hard in ((name, True), (f"{name}{SOFT}", False)):
         values = vector.select(hard=hard)

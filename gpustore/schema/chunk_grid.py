@@ -63,11 +63,11 @@ class ChunkGrid:
     elements : int, optional
         Target number of elements of a chunk.
     shape_soft_constraint, aspect_ratio_soft_constraint, elements_soft_constraint
-        The same as wishes.
+        The same constraints, soft.
     grid : ChunkGrid, optional
         Other constraints to merge in.
     grid_soft_constraint : ChunkGrid, optional
-        Other constraints to merge in, all as wishes. (TensorStore 0.1.86 merges them as hard.)
+        Other constraints to merge in, all as soft ones. (TensorStore 0.1.86 merges them as hard.)
 
     Raises
     ------
@@ -117,7 +117,7 @@ class ChunkGrid:
         self._elements_hard = False
 
     def copy(self) -> ChunkGrid:
-        """An independent copy."""
+        """Return an independent copy."""
         other = ChunkGrid.__new__(ChunkGrid)
         other._assign(self)
         return other
@@ -132,7 +132,7 @@ class ChunkGrid:
     def update(self, **keywords: Unpack[ChunkGridKeywords]) -> None:
         """Merge in more constraints; the keywords are those of the constructor.
 
-        If a keyword is refused, nothing changes.
+        If a keyword raises, no constraint is changed.
         """
         new = self.copy()
         set_keywords(
@@ -173,12 +173,12 @@ class ChunkGrid:
             self._aspect_ratio = aspect_ratio_vector([None] * rank)
 
     def merge_shape(self, vector: ConstraintVector[int]) -> None:
-        """Merge in chunk sizes."""
+        """Merge in constraints on the chunk size, in elements."""
         self.set_rank(len(vector))
         self._shape = vector if self._shape is None else self._shape.merged(vector)
 
     def merge_aspect_ratio(self, vector: ConstraintVector[float]) -> None:
-        """Merge in relative chunk sizes."""
+        """Merge in constraints on the relative chunk size."""
         self.set_rank(len(vector))
         old = self._aspect_ratio
         self._aspect_ratio = vector if old is None else old.merged(vector)
@@ -210,7 +210,7 @@ class ChunkGrid:
             self.merge_elements(other._elements, hard=other._elements_hard)
 
     def softened(self) -> ChunkGrid:
-        """The same constraints, all as wishes."""
+        """Return the same constraints, all soft."""
         other = self.copy()
         if self._shape is not None and self._aspect_ratio is not None:
             other._shape = self._shape.softened()
@@ -224,7 +224,10 @@ class ChunkGrid:
         map_shape: Callable[[ConstraintVector[int]], ConstraintVector[int]],
         map_aspect_ratio: Callable[[ConstraintVector[float]], ConstraintVector[float]],
     ) -> ChunkGrid:
-        """The constraints in another index space of `rank` dimensions."""
+        """Return the constraints in another index space of `rank` dimensions.
+
+        `map_shape` and `map_aspect_ratio` convert the vectors of this space to those of the other.
+        """
         new = self.copy()
         new._rank = rank
         if self._shape is not None:
@@ -261,7 +264,7 @@ class ChunkGrid:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, None if not known."""
+        """Number of dimensions, None if it is not known."""
         return self._rank
 
     ndim = rank
@@ -298,27 +301,27 @@ class ChunkGrid:
 
     @property
     def shape_constraint(self) -> ConstraintVector[int] | None:
-        """Hard and soft sizes together, as the chunk shape selection takes them."""
+        """Hard and soft constraints on the chunk size together, in elements."""
         return self._shape
 
     @property
     def aspect_ratio_constraint(self) -> ConstraintVector[float] | None:
-        """Hard and soft aspect ratios together."""
+        """Hard and soft constraints on the relative size together."""
         return self._aspect_ratio
 
     @property
     def elements_constraint(self) -> int | None:
-        """Target number of elements, hard or soft."""
+        """Target number of elements of a chunk, hard or soft."""
         return self._elements
 
     @property
     def has_vectors(self) -> bool:
-        """Whether a dimension has a constraint."""
+        """Whether a dimension has a constraint on size or aspect ratio."""
         vectors = (self._shape, self._aspect_ratio)
         return any(vector is not None and vector.is_set for vector in vectors)
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
-        """JSON of the constraints; the rank alone is not in it."""
+        """Return the JSON of the constraints; a rank alone is not in it."""
         json: dict[str, JsonValue] = {}
         if self._shape is not None:
             json |= vector_to_json("shape", self._shape)

@@ -1,8 +1,10 @@
-"""Chunk layouts: the constraints on how an array is cut into chunks, as TensorStore has them.
+"""Chunk layouts: constraints on the division of an array into chunks.
 
 A layout has up to three levels of chunks (write, read, codec), the origin of their grid, and the
 order of the dimensions within the innermost chunks. Merging is explained in
 :mod:`gpustore.schema.chunk_constraint`, the choice of shapes in :mod:`gpustore.schema.chunk_shape`.
+
+Source: ``ChunkLayout`` of TensorStore (``tensorstore/chunk_layout.cc``).
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ if TYPE_CHECKING:
 
 _USAGES = ("write", "read", "codec")
 
-# What a constraint on "chunk" applies to: the number of elements and the shape of the codec's
-# chunks are independent of the others.
+# Levels to which a constraint on "chunk" applies: the number of elements and the shape of the
+# codec's chunks are independent of the others.
 _SHAPE_USAGES = ("write", "read")
 
 
@@ -64,7 +66,7 @@ class ChunkLayout:
     inner_order : iterable of int, length rank, optional
         Permutation of the dimensions, the outermost in storage first.
     grid_origin : iterable of int or None, length rank, optional
-        Where the chunk grid begins, in elements.
+        Origin of the chunk grid, in elements.
     chunk, write_chunk, read_chunk, codec_chunk : ChunkLayout.Grid, optional
         Constraints on the levels. ``chunk`` applies to write and read chunks, its aspect ratio
         to codec chunks too.
@@ -74,7 +76,7 @@ class ChunkLayout:
         ``_elements``. (TensorStore 0.1.86 applies ``codec_chunk_shape`` and
         ``codec_chunk_aspect_ratio`` to read chunks, against its documentation.)
     ..._soft_constraint
-        Each of the above but rank, chunk and the grids: the same as a wish.
+        Each of these keywords but rank, chunk and the grids, as a soft constraint.
     finalize : bool, optional
         Turn the constraints into a precise layout, see :meth:`finalize`.
 
@@ -123,7 +125,7 @@ class ChunkLayout:
             set_keywords(self._setters(), given)
 
     def copy(self) -> ChunkLayout:
-        """An independent copy."""
+        """Return an independent copy."""
         other = ChunkLayout.__new__(ChunkLayout)
         other._assign(self)
         return other
@@ -138,14 +140,14 @@ class ChunkLayout:
     def update(self, **keywords: Unpack[ChunkLayoutKeywords]) -> None:
         """Merge in more constraints; the keywords are those of the constructor.
 
-        If a keyword is refused, nothing changes.
+        If a keyword raises, no constraint is changed.
         """
         new = self.copy()
         set_keywords(new._setters(), cast("dict[str, Any]", keywords))
         self._assign(new)
 
     def _setters(self) -> dict[str, Callable[[Any], None]]:
-        """What each keyword does, in the order in which they are applied."""
+        """Return the setter of each keyword, in the order in which they are applied."""
         setters: dict[str, Callable[[Any], None]] = {
             "rank": lambda v: when_known(as_int(v), self.set_rank),
         }
@@ -177,7 +179,7 @@ class ChunkLayout:
                 grid.set_rank(rank)
 
     def merge_inner_order(self, order: Sequence[int], *, hard: bool = True) -> None:
-        """Merge in a permutation of the dimensions."""
+        """Merge in the order of the dimensions in a chunk, a permutation."""
         if sorted(order) != list(range(len(order))):
             raise MetadataError(f"Invalid permutation: {shape_text(order)}")
         self.set_rank(len(order))
@@ -194,7 +196,7 @@ class ChunkLayout:
             self._inner_order_hard = hard
 
     def merge_grid_origin(self, vector: ConstraintVector[int]) -> None:
-        """Merge in the origin of the grid."""
+        """Merge in constraints on the origin of the grid, in elements."""
         self.set_rank(len(vector))
         old = self._grid_origin
         self._grid_origin = vector if old is None else old.merged(vector)
@@ -228,7 +230,7 @@ class ChunkLayout:
             self.merge_grid(usage, other._grids[usage])
 
     def merged(self, other: ChunkLayout) -> ChunkLayout:
-        """The constraints of both layouts."""
+        """Return the merged constraints of both layouts; MetadataError if they contradict."""
         new = self.copy()
         new.merge(other)
         return new
@@ -323,7 +325,7 @@ class ChunkLayout:
         self.merge_grid_origin(origin_vector(numbers, hard=hard))
 
     def _load_grid(self, level: str, json: JsonValue) -> None:
-        """Load constraints in JSON's order of members, without the contexts of keywords."""
+        """Merge in the JSON of one level, in its order of members, without contexts of keywords."""
         if level != "chunk":
             self._load_into(self._grids[level.removesuffix("_chunk")], json)
             return
@@ -344,7 +346,7 @@ class ChunkLayout:
             self.set_rank(grid.rank)
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
-        """JSON of the constraints; the rank only where nothing else tells it."""
+        """Return the JSON of the constraints; the rank only where no other member tells it."""
         json: dict[str, JsonValue] = {}
         if self._rank is not None and not self._has_vectors():
             json["rank"] = self._rank
@@ -361,11 +363,11 @@ class ChunkLayout:
 
     @property
     def has_constraints(self) -> bool:
-        """Whether anything but the rank is constrained."""
+        """Whether the layout has any constraint but the rank."""
         return self._has_vectors() or any(self._elements())
 
     def _has_vectors(self) -> bool:
-        """Whether any constraint is on dimensions, and not on numbers of elements."""
+        """Whether the layout constrains single dimensions, not only numbers of elements."""
         return (
             self._inner_order is not None
             or (self._grid_origin is not None and self._grid_origin.is_set)
@@ -376,19 +378,19 @@ class ChunkLayout:
 
     @property
     def rank(self) -> int:
-        """Number of dimensions, -1 if not known (as in TensorStore)."""
+        """Number of dimensions, -1 if it is not known (as in TensorStore)."""
         return -1 if self._rank is None else self._rank
 
     ndim = rank
 
     @property
     def inner_order(self) -> tuple[int, ...] | None:
-        """Hard constraint on the order of the dimensions, the outermost first."""
+        """Hard constraint on the order of the dimensions in a chunk, the outermost first."""
         return self._inner_order if self._inner_order_hard else None
 
     @property
     def inner_order_soft_constraint(self) -> tuple[int, ...] | None:
-        """Soft constraint on the order of the dimensions."""
+        """Soft constraint on the order of the dimensions in a chunk, the outermost first."""
         return None if self._inner_order_hard else self._inner_order
 
     @property
@@ -403,27 +405,27 @@ class ChunkLayout:
 
     @property
     def write_chunk(self) -> ChunkGrid:
-        """Constraints on write chunks; a copy."""
+        """Copy of the constraints on write chunks."""
         return self._grids["write"].copy()
 
     @property
     def read_chunk(self) -> ChunkGrid:
-        """Constraints on read chunks; a copy."""
+        """Copy of the constraints on read chunks."""
         return self._grids["read"].copy()
 
     @property
     def codec_chunk(self) -> ChunkGrid:
-        """Constraints on the chunks of the codec; a copy."""
+        """Copy of the constraints on the chunks of the codec."""
         return self._grids["codec"].copy()
 
     def read_write_chunk(self, *, first: Literal["read", "write"] = "read") -> ChunkGrid:
-        """Read and write constraints in one, for arrays with a single level of chunks.
+        """Return read and write constraints merged, for arrays with a single level of chunks.
 
         Parameters
         ----------
         first : {"read", "write"}
-            Whose soft constraints prevail. As in TensorStore, Zarr v2 merges the write constraints
-            into the read constraints and Zarr v3 the other way round.
+            Level whose soft constraints prevail. As in TensorStore, Zarr v2 merges the write
+            constraints into the read constraints and Zarr v3 the other way round.
 
         Raises
         ------
@@ -442,12 +444,12 @@ class ChunkLayout:
 
     @property
     def read_chunk_template(self) -> IndexDomain:
-        """The read chunk at the origin of the grid, from hard constraints alone."""
+        """Domain of the read chunk at the origin of the grid, from hard constraints alone."""
         return self._template("read")
 
     @property
     def write_chunk_template(self) -> IndexDomain:
-        """The write chunk at the origin of the grid, from hard constraints alone."""
+        """Domain of the write chunk at the origin of the grid, from hard constraints alone."""
         return self._template("write")
 
     def _template(self, usage: str) -> IndexDomain:
@@ -460,8 +462,8 @@ class ChunkLayout:
     def finalize(self) -> None:
         """Turn the constraints into the precise layout of an array.
 
-        Soft sizes, aspect ratios and numbers of elements are dropped; read sizes that are open
-        become those of the write chunks.
+        Soft sizes, aspect ratios and numbers of elements are dropped; read sizes without a
+        constraint become those of the write chunks.
 
         Raises
         ------
@@ -484,7 +486,10 @@ class ChunkLayout:
         map_shape: Callable[[ConstraintVector[int]], ConstraintVector[int]],
         map_aspect_ratio: Callable[[ConstraintVector[float]], ConstraintVector[float]],
     ) -> ChunkLayout:
-        """The constraints in another index space of `rank` dimensions, part by part."""
+        """Return the constraints in another index space of `rank` dimensions.
+
+        The functions convert the parts of a layout in this space to those in the other.
+        """
         new = self.copy()
         if self._rank is None or self._grid_origin is None:
             return new
@@ -501,7 +506,7 @@ class ChunkLayout:
     # ---- comparing
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same constraints; as in TensorStore, the rank alone is none."""
+        """Whether both have the same constraints; as in TensorStore, a rank alone is none."""
         if not isinstance(other, ChunkLayout):
             return NotImplemented
         if self._is_empty() or other._is_empty():

@@ -1,6 +1,6 @@
-"""Chooses chunk shapes from constraints, bit for bit as TensorStore does.
+"""Choice of chunk shapes under constraints, the same as TensorStore's in each bit.
 
-The search, for the dimensions whose size is not fixed:
+Search for the sizes of dimensions that are not fixed:
 
 1. The target is the number of elements asked for, else 1024 * 1024. A dimension is capped at the
    target and at its extent in the domain.
@@ -46,7 +46,7 @@ _INF = 2**62 - 1
 _MAX_TOTAL = 2**63 - 1
 _MAX_SIZE = 2.0**62
 
-# How far from the target TensorStore looks for a divisor.
+# Distance from the target within which TensorStore looks for a divisor.
 _MAX_DIVISOR_OFFSET = 1_000_000
 # Up to here all divisors are found by trial division below 10^6.
 _MAX_ENUMERATED = _MAX_DIVISOR_OFFSET**2
@@ -64,15 +64,15 @@ def choose_chunk_shape(
     Parameters
     ----------
     shape : sequence of int or None, length n, optional
-        Sizes that are already decided (hard or soft), in elements. None or 0 leaves the dimension
-        open, -1 means the full extent of the domain.
+        Sizes that are given (hard or soft), in elements. None or 0 leaves the dimension open, -1
+        means the full extent of the domain.
     aspect_ratio : sequence of float or None, length n, optional
         Relative sizes of the open dimensions. None and 0 mean 1.
     elements : int, optional
         Target number of elements of a chunk; 1048576 if not given.
     domain_origin, domain_shape : sequence of int, length n
-        The domain of the array, in elements. Unbounded dimensions begin at ``-(2**62 - 1)`` or
-        end at ``2**62 - 1``.
+        Origin and shape of the array's domain, in elements. Unbounded dimensions begin at
+        ``-(2**62 - 1)`` or end at ``2**62 - 1``.
 
     Returns
     -------
@@ -99,9 +99,9 @@ def choose_chunk_shape(
 
 
 def choose_single_chunk_shape(grid: ChunkGrid, domain: IndexDomain) -> tuple[int, ...]:
-    """Choose the shape of chunks that are read and written alike.
+    """Choose the shape of the only level of chunks under the constraints of `grid`.
 
-    As :func:`choose_chunk_shape` under the constraints of `grid`; see
+    The rules and errors are those of :func:`choose_chunk_shape`; `grid` is the result of
     :meth:`ChunkLayout.read_write_chunk`.
     """
     return choose_chunk_shape(
@@ -116,14 +116,14 @@ def choose_single_chunk_shape(grid: ChunkGrid, domain: IndexDomain) -> tuple[int
 def choose_read_write_chunk_shapes(
     read: ChunkGrid, write: ChunkGrid, domain: IndexDomain
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Choose read chunks and write chunks such that each write chunk is whole read chunks.
+    """Choose read and write chunks such that a write chunk consists of whole read chunks.
 
     Parameters
     ----------
     read, write : ChunkGrid
-        Constraints on both; their rank is unknown or that of the domain.
+        Constraints on both levels; their rank is unknown or that of the domain.
     domain : IndexDomain, rank n
-        The domain of the array.
+        Domain of the array.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def choose_read_write_chunk_shapes(
     Raises
     ------
     MetadataError
-        If both sizes of a dimension are hard and do not divide, and as
+        If both sizes of a dimension are hard and do not divide, and for the reasons of
         :func:`choose_chunk_shape`.
     """
     extents = _Extents(domain.inclusive_min, domain.inclusive_max)
@@ -142,7 +142,7 @@ def choose_read_write_chunk_shapes(
     for i, (read_size, write_size) in enumerate(zip(read_sizes, write_sizes, strict=True)):
         if not read_size or not write_size or write_size % read_size == 0:
             continue
-        # The full extent (-1) is a wish: it never counts as hard.
+        # The full extent (-1) is always soft.
         read_is_hard = _is_hard(read, i)
         if read_is_hard and _is_hard(write, i):
             raise MetadataError(
@@ -179,7 +179,7 @@ def choose_read_write_chunk_shapes(
 
 
 def nearest_multiple(divisor: int, target: int) -> int:
-    """The multiple of `divisor` nearest to `target`, the lower of two, at least `divisor`.
+    """Return the multiple of `divisor` nearest to `target`, the lower of two, not below `divisor`.
 
     >>> nearest_multiple(4, 10), nearest_multiple(4, 11), nearest_multiple(4, 1)
     (8, 12, 4)
@@ -193,9 +193,9 @@ def nearest_multiple(divisor: int, target: int) -> int:
 
 @lru_cache(maxsize=4096)
 def nearest_divisor(dividend: int, target: int) -> int:
-    """The divisor of `dividend` nearest to `target`, the lower of two.
+    """Return the divisor of `dividend` nearest to `target`, the lower of two.
 
-    Only divisors at most 10^6 away are considered, as in TensorStore; `dividend` if there is none.
+    Only divisors at most 10^6 away count, as in TensorStore; the result is `dividend` without one.
 
     >>> nearest_divisor(12, 5), nearest_divisor(12, 9), nearest_divisor(12, 10)
     (4, 6, 12)
@@ -214,14 +214,14 @@ def nearest_divisor(dividend: int, target: int) -> int:
 
 @lru_cache(maxsize=64)
 def _divisors(dividend: int) -> list[int]:
-    """All divisors, ascending; `dividend` is at most 10^12."""
+    """Return all divisors of `dividend`, which is at most 10^12, in ascending order."""
     candidates = np.arange(1, math.isqrt(dividend) + 1, dtype=np.int64)
     low = candidates[dividend % candidates == 0].tolist()
     return sorted({*low, *(dividend // d for d in low)})
 
 
 def _divisors_near(dividend: int, target: int) -> list[int]:
-    """The divisors within reach of the search below and above `target`, ascending."""
+    """Return the divisors at most 10^6 away from `target`, in ascending order."""
     start = max(1, target - _MAX_DIVISOR_OFFSET)
     candidates = np.arange(start, target + _MAX_DIVISOR_OFFSET + 1, dtype=np.int64)
     found: list[int] = candidates[dividend % candidates == 0].tolist()
@@ -237,7 +237,7 @@ def _is_hard(grid: ChunkGrid, i: int) -> bool:
 
 
 class _Extents:
-    """The extents that the search needs; None for an unbounded dimension."""
+    """Bounds and extents of a domain for the search; an extent is None if unbounded."""
 
     def __init__(self, inclusive_min: Sequence[int], inclusive_max: Sequence[int]) -> None:
         self.bounds = tuple(zip(inclusive_min, inclusive_max, strict=True))
@@ -254,7 +254,7 @@ class _Extents:
             )
 
     def fixed_sizes(self, shape: Sequence[int | None] | None) -> list[int]:
-        """The sizes that are decided; 0 for open dimensions."""
+        """Return the sizes that are given, 0 for open dimensions."""
         if shape is None:
             return [0] * self.rank
         self.check_rank(shape)
@@ -278,7 +278,7 @@ class _Extents:
         return f"{lower}, {upper})"
 
     def caps(self, target: int) -> list[float]:
-        """Largest sensible size of each dimension, as double."""
+        """Return the largest size of each dimension that the search tries, as double."""
         return [
             min(float(target), _MAX_SIZE, *([] if n is None else [max(1.0, float(n))]))
             for n in self.extent
@@ -292,7 +292,7 @@ def _complete(
     extents: _Extents,
     snap: Snap | None,
 ) -> tuple[int, ...]:
-    """Choose the sizes that are 0 in `fixed`."""
+    """Return chunk sizes: those of `fixed`, and chosen ones where it is 0."""
     if aspect_ratio is not None:
         extents.check_rank(aspect_ratio)
     open_dims = [i for i, size in enumerate(fixed) if size == 0]

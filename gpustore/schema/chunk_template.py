@@ -1,4 +1,4 @@
-"""Chunks at definite places: the chunk at the origin of a grid, and precise chunk shapes."""
+"""Chunk at the origin of a grid, and the precise chunk shapes of a finished layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def chunk_template(origin: Sequence[int | None], shape: Sequence[int | None]) -> IndexDomain:
-    """The chunk at the origin of the grid; unbounded where origin or size are not known.
+    """Return the domain of the chunk at the origin, unbounded where origin or size are unknown.
 
     >>> chunk_template([5, None], [100, 200])
     { [5, 105), (-inf, +inf) }
@@ -37,12 +37,12 @@ def chunk_template(origin: Sequence[int | None], shape: Sequence[int | None]) ->
 def precise_shapes(
     origin: Sequence[int | None], shapes: Mapping[str, Sequence[int | None]]
 ) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of a finished layout: read sizes that are open become those of write chunks.
+    """Return the chunk shapes of a finished layout; open read sizes become those of write chunks.
 
     Parameters
     ----------
     origin : sequence of int or None
-        Hard constraints on the grid origin; all must be there.
+        Hard constraints on the grid origin, one for each dimension.
     shapes : dict
         Hard constraints on the chunk shape for "write", "read" and "codec".
 

@@ -1,4 +1,7 @@
-"""Constraints on how chunks are encoded; what they mean is the business of the driver."""
+"""Constraints on the encoding of chunks, which the driver interprets.
+
+Source: ``CodecSpec`` of TensorStore (``tensorstore/codec_spec.h``).
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ from gpustore.strict_json.repr import pretty
 
 
 class CodecSpec:
-    """Codec constraints of one driver.
+    """Constraints on the codecs of one driver; immutable.
 
     Parameters
     ----------
     json : object
-        ``{"driver": "zarr3", "codecs": [...]}``: `driver` is required, the other members are
-        those the driver knows. They are validated and completed by the driver.
+        ``{"driver": "zarr3", "codecs": [...]}``: `driver` is required, the other members belong to
+        the driver, which validates and completes them.
 
     Raises
     ------
     MetadataError
-        If the driver is not known, or refuses the members.
+        If the driver is not known, or a member is not allowed.
     """
 
     __slots__ = ("_json",)
@@ -40,7 +43,7 @@ class CodecSpec:
         value = expect_object(from_python(json))
         with in_member("driver"):
             name = expect_str(value.get("driver", REQUIRED))
-        # Merging with no constraint is how a driver reads, checks and completes one.
+        # A driver validates and completes a spec when it merges it with no constraint.
         self._json: dict[str, JsonValue] = _driver(name).merge_codec(value, {"driver": name})
 
     @property
@@ -50,12 +53,12 @@ class CodecSpec:
         return name
 
     def merged(self, other: CodecSpec) -> CodecSpec:
-        """The constraints of both.
+        """Return the merged constraints of both specs.
 
         Raises
         ------
         MetadataError, MismatchError
-            ``Cannot merge codec spec {...} with {...}``, then the reason.
+            If they contradict each other: ``Cannot merge codec spec {...} with {...}: <reason>``.
         """
         context = f"Cannot merge codec spec {text(self._json)} with {text(other._json)}"
         if self.driver != other.driver:
@@ -68,11 +71,11 @@ class CodecSpec:
         return result
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
-        """The JSON form, completed by the driver; a copy."""
+        """Return a copy of the JSON form, completed by the driver."""
         return from_python(self._json)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same JSON. (TensorStore compares identities.)"""
+        """Whether both specs have the same JSON. (TensorStore compares identities.)"""
         if not isinstance(other, CodecSpec):
             return NotImplemented
         return self._json == other._json

@@ -1,8 +1,8 @@
-"""How constraints on dimensions follow an index transform, in both directions.
+"""Constraints on dimensions through an index transform, in both directions.
 
 Only affine output index maps carry constraints: an input dimension gets those of an output
-dimension if that alone depends on it. The constraints of other dimensions are dropped on the way
-from output to input; on the way back, dropping a hard one is an error.
+dimension if no other one depends on it. Constraints of other dimensions are dropped from output to
+input; from input to output, dropping a hard one is an error.
 
 Source: TensorStore ``tensorstore/chunk_layout.cc``.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DimensionMap(NamedTuple):
-    """Output dimension ``output_dim`` is ``offset + stride * input[input_dim]``."""
+    """Affine output index map: ``output[output_dim] = offset + stride * input[input_dim]``."""
 
     output_dim: int
     input_dim: int
@@ -41,7 +41,7 @@ class DimensionMap(NamedTuple):
 
 
 def affine_maps(transform: IndexTransform) -> list[DimensionMap]:
-    """All affine output index maps with a stride other than 0."""
+    """Return all affine output index maps with a stride other than 0."""
     return [
         DimensionMap(output_dim, m.input_dimension, m.offset, m.stride)
         for output_dim, m in enumerate(transform.output)
@@ -50,7 +50,7 @@ def affine_maps(transform: IndexTransform) -> list[DimensionMap]:
 
 
 def one_to_one_maps(transform: IndexTransform) -> list[DimensionMap]:
-    """The affine maps whose input dimension no other output dimension depends on."""
+    """Return the affine maps whose input dimension no other output dimension depends on."""
     used = [0] * transform.input_rank
     for m in transform.output:
         if m.input_dimension is not None:
@@ -65,7 +65,7 @@ def one_to_one_maps(transform: IndexTransform) -> list[DimensionMap]:
 
 
 def layout_to_input(layout: ChunkLayout, transform: IndexTransform) -> ChunkLayout:
-    """A layout of the output of `transform` as seen from its input.
+    """Return a layout of the output of `transform` as constraints on its input.
 
     Constraints that no input dimension can carry are dropped.
 
@@ -86,7 +86,7 @@ def layout_to_input(layout: ChunkLayout, transform: IndexTransform) -> ChunkLayo
 
 
 def layout_to_output(layout: ChunkLayout, transform: IndexTransform) -> ChunkLayout:
-    """A layout of the input of `transform` as constraints on its output.
+    """Return a layout of the input of `transform` as constraints on its output.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def _check_rank(layout: ChunkLayout, transform: IndexTransform, rank: int) -> No
 def origin_to_input(
     vector: ConstraintVector[int], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[int]:
-    """Grid origins of the output dimensions as seen from `rank` input dimensions."""
+    """Return grid origins of the output dimensions as those of `rank` input dimensions."""
     values, hard = _to_input(vector, maps, rank, _input_origin)
     return origin_vector(values, hard=hard)
 
@@ -127,7 +127,7 @@ def origin_to_input(
 def shape_to_input(
     vector: ConstraintVector[int], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[int]:
-    """Chunk sizes of the output dimensions as seen from `rank` input dimensions."""
+    """Return chunk sizes of the output dimensions as those of `rank` input dimensions."""
     values, hard = _to_input(vector, maps, rank, lambda v, m: v // math.gcd(m.stride, v))
     return shape_vector(values, hard=hard)
 
@@ -135,7 +135,7 @@ def shape_to_input(
 def aspect_ratio_to_input(
     vector: ConstraintVector[float], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[float]:
-    """Aspect ratios of the output dimensions as seen from `rank` input dimensions."""
+    """Return aspect ratios of the output dimensions as those of `rank` input dimensions."""
     values, hard = _to_input(vector, maps, rank, lambda v, m: v / abs(m.stride))
     return aspect_ratio_vector(values, hard=hard)
 
@@ -143,7 +143,7 @@ def aspect_ratio_to_input(
 def units_to_input(
     units: Sequence[Unit | None], maps: Sequence[DimensionMap], rank: int
 ) -> tuple[Unit | None, ...]:
-    """Units of the output dimensions as seen from `rank` input dimensions."""
+    """Return units of the output dimensions as those of `rank` input dimensions."""
     result: list[Unit | None] = [None] * rank
     for m in maps:
         unit = units[m.output_dim]
@@ -152,7 +152,7 @@ def units_to_input(
 
 
 def order_to_input(order: Sequence[int], transform: IndexTransform) -> tuple[int, ...]:
-    """Order of the output dimensions as seen from the input; dimensions without one come last."""
+    """Return the order of input dimensions for that of the output; unmapped ones come last."""
     place = {output_dim: i for i, output_dim in enumerate(order)}
     first = [len(order)] * transform.input_rank
     for output_dim, m in enumerate(transform.output):
@@ -202,7 +202,7 @@ def _overflow(space: str, value: int, m: DimensionMap) -> MetadataError:
 def origin_to_output(
     vector: ConstraintVector[int], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[int]:
-    """Grid origins of the input dimensions for `rank` output dimensions."""
+    """Return grid origins of the input dimensions as those of `rank` output dimensions."""
     values, hard = _to_output(vector, maps, rank, _output_origin)
     return origin_vector(values, hard=hard)
 
@@ -210,7 +210,7 @@ def origin_to_output(
 def shape_to_output(
     vector: ConstraintVector[int], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[int]:
-    """Chunk sizes of the input dimensions for `rank` output dimensions; -1 stays -1."""
+    """Return chunk sizes of the input dimensions as those of `rank` outputs; -1 stays -1."""
     values, hard = _to_output(vector, maps, rank, lambda v, m: -1 if v == -1 else v * abs(m.stride))
     return shape_vector(values, hard=hard)
 
@@ -218,7 +218,7 @@ def shape_to_output(
 def aspect_ratio_to_output(
     vector: ConstraintVector[float], maps: Sequence[DimensionMap], rank: int
 ) -> ConstraintVector[float]:
-    """Aspect ratios of the input dimensions for `rank` output dimensions."""
+    """Return aspect ratios of the input dimensions as those of `rank` output dimensions."""
     values, hard = _to_output(vector, maps, rank, lambda v, m: v * abs(m.stride))
     return aspect_ratio_vector(values, hard=hard)
 
@@ -226,7 +226,7 @@ def aspect_ratio_to_output(
 def units_to_output(
     units: Sequence[Unit | None], maps: Sequence[DimensionMap], rank: int
 ) -> tuple[Unit | None, ...]:
-    """Units of the input dimensions for `rank` output dimensions."""
+    """Return units of the input dimensions as those of `rank` output dimensions."""
     result: list[Unit | None] = [None] * rank
     left = {dim for dim, unit in enumerate(units) if unit is not None}
     for m in maps:
@@ -242,7 +242,7 @@ def units_to_output(
 
 
 def order_to_output(order: Sequence[int], transform: IndexTransform) -> tuple[int, ...]:
-    """Order of the input dimensions for the output; dimensions without one come last."""
+    """Return the order of output dimensions for that of the input; unmapped ones come last."""
     place = {input_dim: i for i, input_dim in enumerate(order)}
     last = len(order)
     keys = [

@@ -15,15 +15,15 @@ _INF = 2**62 - 1
 
 
 def merge_domains(existing: IndexDomain | None, new: IndexDomain) -> IndexDomain:
-    """The domain that satisfies both constraints.
+    """Return the domain that satisfies both constraints.
 
-    Bounds must be equal, except that any bound may meet an infinite implicit one. The result is
-    implicit only where both are. An empty label meets any label.
+    Bounds must be equal, except that any bound agrees with an infinite implicit one. The result is
+    implicit only where both are. An empty label agrees with any label.
 
     Raises
     ------
     MetadataError
-        ``Cannot merge index domain {...} with index domain {...}: ...``.
+        If they contradict: ``Cannot merge index domain {...} with index domain {...}: ...``.
 
     Examples
     --------
@@ -83,12 +83,12 @@ def _mismatch(i: int, which: str) -> tuple[int, bool]:
 def merge_units(
     existing: tuple[Unit | None, ...] | None, new: tuple[Unit | None, ...]
 ) -> tuple[Unit | None, ...]:
-    """The units of both; None is unknown and meets any unit.
+    """Return the unit of each dimension that satisfies both; None agrees with any unit.
 
     Raises
     ------
     MetadataError
-        ``Cannot merge dimension units [...] and [...]``.
+        If they contradict: ``Cannot merge dimension units [...] and [...]``.
     """
     if existing is None:
         return new
@@ -100,5 +100,5 @@ def merge_units(
 
 
 def units_text(units: tuple[Unit | None, ...]) -> str:
-    """Units as TensorStore's messages have them: ``["4 nm", null]``."""
+    """Format units as in TensorStore's messages: ``["4 nm", null]``."""
     return "[" + ", ".join("null" if u is None else f'"{u}"' for u in units) + "]"

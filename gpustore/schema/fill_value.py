@@ -2,6 +2,8 @@
 
 A fill value may have fewer dimensions than the array; it is broadcast from the right. It is
 stored *unbroadcast*: leading dimensions of size 1 and repetitions (stride 0) are removed.
+
+Source: ``Schema::FillValue`` of TensorStore (``tensorstore/schema.h``).
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _OBJECTS = {"string", "ustring", "json"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FillValue:
-    """A fill value.
+    """Fill value of a schema; immutable.
 
     Attributes
     ----------
     array : numpy.ndarray
-        Unbroadcast, C order, native byte order, read-only. Object arrays for string, ustring
-        and json.
+        Host array, unbroadcast, C order, native byte order, read-only. An object array for string,
+        ustring and json.
     dtype : dtype
-        Its data type; that of the schema if it was known when the value was given.
+        Data type of the value; that of the schema if it was known when the value was given.
     """
 
     array: np.ndarray[Any, np.dtype[Any]]
@@ -43,15 +45,15 @@ class FillValue:
 
     @classmethod
     def from_array(cls, value: Any, dtype: DataType | None) -> FillValue:
-        """From anything NumPy makes an array of, converted to `dtype` as NumPy converts.
+        """Return the fill value for an array-like `value`, converted to `dtype` as NumPy converts.
 
         Raises
         ------
         MetadataError
-            If `dtype` is None and the value's NumPy dtype has no equivalent, or there are no
+            If `dtype` is None and the value's NumPy dtype has no equivalent, or the value has no
             elements.
         OverflowError, TypeError, ValueError
-            What NumPy raises for values that it cannot convert.
+            If NumPy cannot convert the value.
         """
         if dtype is not None:
             if dtype.name in _NO_JSON:
@@ -68,9 +70,9 @@ class FillValue:
 
     @classmethod
     def from_json(cls, value: JsonValue, dtype: DataType | None) -> FillValue:
-        """From nested JSON arrays; without `dtype` the elements are kept as JSON.
+        """Return the fill value for nested JSON arrays; without `dtype` the elements stay JSON.
 
-        See :mod:`gpustore.data_types.json_array`.
+        :mod:`gpustore.data_types.json_array` has the rules and the errors.
         """
         dtype = json_dtype if dtype is None else dtype
         return cls._frozen(_unbroadcast(array_from_json(value, dtype)), dtype)
@@ -95,7 +97,7 @@ class FillValue:
         return shape
 
     def same_as(self, other: FillValue) -> bool:
-        """Whether both have one type and shape, and equal elements or equal bits (NaN)."""
+        """Whether both have the same type and shape, and equal elements or equal bits (NaN)."""
         if self.dtype != other.dtype or self.shape != other.shape:
             return False
         if self.array.dtype.kind != "O" and self.array.tobytes() == other.array.tobytes():
@@ -103,12 +105,12 @@ class FillValue:
         return bool(np.all(self.array == other.array))
 
     def converted(self, dtype: DataType) -> FillValue:
-        """The value as `dtype`, by C conversion: 70000 becomes 4464 as uint16.
+        """Return the value as `dtype`, by C conversion: 70000 becomes 4464 as uint16.
 
         Raises
         ------
         MetadataError
-            If it is text, and elements are not.
+            If the value is text, and elements of `dtype` are not.
         """
         if dtype == self.dtype:
             return self
@@ -119,7 +121,7 @@ class FillValue:
             return FillValue._frozen(self.array.astype(dtype.numpy_dtype), dtype)
 
     def to_json(self) -> JsonValue:
-        """Nested JSON arrays of the elements.
+        """Return nested JSON arrays of the elements.
 
         NaN and infinities are Python floats, which are not JSON, as in TensorStore.
         """
@@ -166,7 +168,7 @@ def _unbroadcast(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dt
 
 
 def _split_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Strings of n bytes as n elements of char or byte in a last dimension."""
+    """Return strings of n bytes as n elements of char or byte in a new last dimension."""
     if array.dtype.itemsize <= 1:
         return array
     one = np.dtype(f"{array.dtype.kind}1")
@@ -174,14 +176,14 @@ def _split_bytes(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dt
 
 
 def _check_bytes(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
-    """MetadataError unless elements are bytes: numbers and text are not converted to them."""
+    """Raise MetadataError unless elements are bytes: numbers and text are not converted."""
     if array.dtype.kind not in "SV" or array.dtype.names:
         found = "json" if array.dtype.kind in "OUbif" and not array.ndim else array.dtype.name
         raise MetadataError(f"Invalid fill_value: Cannot convert {found} -> {dtype.name}")
 
 
 def _check_objects(array: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
-    """TypeError unless all objects are of the kind that `dtype` says."""
+    """Raise TypeError unless all objects are elements of `dtype`."""
     for element in array.flat:
         if dtype is json_dtype:
             from_python(element)

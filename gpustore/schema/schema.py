@@ -1,7 +1,9 @@
-"""Schemas: everything about an array but where it is stored, as constraints.
+"""Schemas: constraints on all properties of an array but its storage.
 
 A schema collects constraints from keywords, from specs and from metadata; merging is the
 intersection of them, or an error. Indexing a schema gives the constraints on the indexed array.
+
+Source: ``Schema`` of TensorStore (``tensorstore/schema.cc``).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class SchemaKeywords(TypedDict, total=False):
 
 
 class Schema:
-    """Constraints on an array.
+    """Constraints on the properties of an array.
 
     Parameters
     ----------
@@ -69,12 +71,12 @@ class Schema:
         The JSON form. Excludes the keywords.
     rank : int, optional
         Number of dimensions.
-    dtype : dtype or what names one, optional
-        Data type.
+    dtype : dtype, str, numpy.dtype or type, optional
+        Data type of the elements.
     domain : IndexDomain, optional
         Bounds and labels; :func:`gpustore.schema.domain_merge.merge_domains` merges them.
     shape : iterable of int, length rank, optional
-        Short for a domain of that shape with origin 0, in elements.
+        Shape of a domain with origin 0, in elements.
     chunk_layout : ChunkLayout, optional
         Constraints on the chunks.
     codec : CodecSpec, optional
@@ -82,7 +84,7 @@ class Schema:
     fill_value : array_like, optional
         Value of elements never written; broadcast to the domain from the right.
     dimension_units : iterable of Unit, str, number, (number, str) or None, optional
-        What one step along each dimension is.
+        Physical unit of one step along each dimension.
     schema : Schema, optional
         More constraints to merge in.
 
@@ -137,7 +139,7 @@ class Schema:
             self._update(given)
 
     def copy(self) -> Schema:
-        """An independent copy."""
+        """Return an independent copy."""
         other = Schema.__new__(Schema)
         other._assign(self)
         return other
@@ -151,14 +153,14 @@ class Schema:
     def update(self, **keywords: Unpack[SchemaKeywords]) -> None:
         """Merge in more constraints; the keywords are those of the constructor.
 
-        If a keyword is refused, nothing changes.
+        If a keyword raises, no constraint is changed.
         """
         new = self.copy()
         new._update(cast("dict[str, Any]", keywords))
         self._assign(new)
 
     def merged(self, **keywords: Unpack[SchemaKeywords]) -> Schema:
-        """A copy with more constraints; the keywords are those of the constructor."""
+        """Return a copy with more constraints; the keywords are those of the constructor."""
         new = self.copy()
         new._update(cast("dict[str, Any]", keywords))
         return new
@@ -185,7 +187,7 @@ class Schema:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no constraint at all."""
+        """Whether the schema has no constraint."""
         return (
             self._rank is None
             and self._dtype is None
@@ -199,7 +201,7 @@ class Schema:
     # ---- merging, one constraint each
 
     def set_rank(self, rank: int, source: str) -> None:
-        """Fix the number of dimensions; `source` names what told it, for messages."""
+        """Fix the number of dimensions; `source` names the argument that tells it, for messages."""
         if not 0 <= rank <= MAX_RANK:
             raise MetadataError(f"Rank {rank} is outside valid range [0, {MAX_RANK}]")
         if self._rank not in (None, rank):
@@ -326,7 +328,7 @@ class Schema:
         self.merge_units(tuple(units))
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
-        """JSON of the constraints."""
+        """Return the JSON of the constraints."""
         json: dict[str, JsonValue] = {}
         if self._rank is not None:
             json["rank"] = self._rank
@@ -349,54 +351,54 @@ class Schema:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, None if not known."""
+        """Number of dimensions, None if it is not known."""
         return self._rank
 
     ndim = rank
 
     @property
     def dtype(self) -> DataType | None:
-        """Data type, None if not known."""
+        """Data type of the elements, None if it is not known."""
         return self._dtype
 
     @property
     def domain(self) -> IndexDomain | None:
-        """Bounds and labels, None if not known."""
+        """Bounds and labels, None if they are not known."""
         return self._domain
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of the domain, in elements; None if that is not known."""
+        """Shape of the domain in elements, None if the domain is not known."""
         return None if self._domain is None else self._domain.shape
 
     @property
     def origin(self) -> tuple[int, ...] | None:
-        """Origin of the domain, in elements; None if that is not known."""
+        """Origin of the domain in elements, None if the domain is not known."""
         return None if self._domain is None else self._domain.origin
 
     @property
     def size(self) -> int | None:
-        """Number of elements of the domain; None if that is not known."""
+        """Number of elements of the domain, None if the domain is not known."""
         return None if self._domain is None else self._domain.size
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        """Constraints on the chunks; a copy."""
+        """Copy of the constraints on the chunks."""
         return self._chunk_layout.copy()
 
     @property
     def codec(self) -> CodecSpec | None:
-        """Constraints on the encoding."""
+        """Constraints on the encoding, None if there are none."""
         return self._codec
 
     @property
     def fill_value(self) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """The fill value as a read-only host array, unbroadcast; None if there is none."""
+        """Fill value as a read-only host array, unbroadcast; None if it is not known."""
         return None if self._fill_value is None else self._fill_value.array
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...] | None:
-        """Unit of each dimension, None where it is not known; None if the rank is not known."""
+        """Unit of each dimension, None for an unknown one; None if the rank is not known."""
         if self._units is None and self._rank is not None:
             return (None,) * self._rank
         return self._units
@@ -405,7 +407,7 @@ class Schema:
 
     @property
     def transform(self) -> IndexTransform:
-        """The identity over the domain: where an indexing expression begins.
+        """Identity transform over the domain, which indexing composes with other transforms.
 
         Raises
         ------
@@ -419,12 +421,12 @@ class Schema:
         return IndexTransform(self._rank)
 
     def __getitem__(self, index: Any) -> Schema:
-        """The schema of the indexed array.
+        """Return the schema of the indexed array.
 
         Parameters
         ----------
         index : NumPy-style indices, IndexTransform or IndexDomain
-            As in ``IndexTransform[index]``.
+            Index expression, as of :class:`gpustore.IndexTransform`.
 
         Raises
         ------
@@ -436,17 +438,17 @@ class Schema:
         return self.transformed(self.transform[index])
 
     def transformed(self, transform: IndexTransform) -> Schema:
-        """These constraints on the output of `transform` as constraints on its input.
+        """Return these constraints on the output of `transform` as constraints on its input.
 
         Parameters
         ----------
         transform : IndexTransform
-            Its domain is that of the result if this schema has one.
+            Transform whose domain is that of the result if this schema has a domain.
         """
         return self._replaced(parts_to_input(self._parts(), transform))
 
     def inverse_transformed(self, transform: IndexTransform) -> Schema:
-        """These constraints on the input of `transform` as constraints on its output."""
+        """Return these constraints on the input of `transform` as constraints on its output."""
         return self._replaced(parts_to_output(self._parts(), transform))
 
     def _parts(self) -> SchemaParts:
@@ -461,37 +463,37 @@ class Schema:
 
     @property
     def oindex(self) -> Accessor[Schema]:
-        """Indexing in which each index array applies to its own dimension."""
+        """Accessor ``schema.oindex[...]``: each index array applies to its own dimension."""
         return self._accessor("oindex")
 
     @property
     def vindex(self) -> Accessor[Schema]:
-        """Indexing in which the dimensions of index arrays come first."""
+        """Accessor ``schema.vindex[...]``: the dimensions of index arrays come first."""
         return self._accessor("vindex")
 
     @property
     def label(self) -> Accessor[Schema]:
-        """``schema.label["x", "y"]``: other labels."""
+        """Accessor ``schema.label["x", "y"]``: the schema with these labels."""
         return self._accessor("label")
 
     @property
     def translate_to(self) -> Accessor[Schema]:
-        """``schema.translate_to[1, 2]``: another origin."""
+        """Accessor ``schema.translate_to[origin]``: the domain moved to begin at `origin`."""
         return self._accessor("translate_to")
 
     @property
     def translate_by(self) -> Accessor[Schema]:
-        """``schema.translate_by[1, 2]``: the domain moved."""
+        """Accessor ``schema.translate_by[offset]``: the domain with `offset` added."""
         return self._accessor("translate_by")
 
     @property
     def translate_backward_by(self) -> Accessor[Schema]:
-        """``schema.translate_backward_by[1, 2]``: the domain moved back."""
+        """Accessor ``schema.translate_backward_by[offset]``: the domain minus `offset`."""
         return self._accessor("translate_backward_by")
 
     @property
     def mark_bounds_implicit(self) -> Accessor[Schema]:
-        """``schema.mark_bounds_implicit[True]``: bounds that may move, or may not."""
+        """Accessor ``schema.mark_bounds_implicit[lower:upper]``: bounds that may be resized."""
         return self._accessor("mark_bounds_implicit")
 
     def _accessor(self, name: str) -> Accessor[Schema]:
@@ -501,12 +503,12 @@ class Schema:
         return Accessor(self, name, apply)
 
     def transpose(self, axes: Any = None) -> Schema:
-        """The dimensions in another order, reversed if `axes` is None."""
+        """Return the schema with its dimensions in the order `axes`, reversed by default."""
         return self.transformed(self.transform.transpose(axes))
 
     @property
     def T(self) -> Schema:
-        """The dimensions in reverse order."""
+        """Schema with its dimensions in reverse order."""
         return self.transpose()
 
     # ---- comparing

@@ -1,4 +1,4 @@
-"""How the parts of a schema follow an index transform, in both directions."""
+"""Parts of a schema through an index transform, in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INF = 2**62 - 1
 
 
 class SchemaParts(NamedTuple):
-    """The parts of a schema that belong to an index space."""
+    """Parts of a schema that belong to an index space."""
 
     rank: int | None
     domain: IndexDomain | None
@@ -38,7 +38,7 @@ class SchemaParts(NamedTuple):
 
 
 def parts_to_input(parts: SchemaParts, transform: IndexTransform) -> SchemaParts:
-    """The parts of a schema of the output of `transform` as seen from its input."""
+    """Return parts of a schema of the output of `transform` as constraints on its input."""
     rank, domain, chunk_layout, fill_value, units = parts
     if rank != transform.output_rank:
         raise MetadataError(
@@ -57,7 +57,7 @@ def parts_to_input(parts: SchemaParts, transform: IndexTransform) -> SchemaParts
 
 
 def parts_to_output(parts: SchemaParts, transform: IndexTransform) -> SchemaParts:
-    """The parts of a schema of the input of `transform` as constraints on its output."""
+    """Return parts of a schema of the input of `transform` as constraints on its output."""
     rank, domain, chunk_layout, fill_value, units = parts
     if rank not in (None, transform.input_rank):
         raise MetadataError(
@@ -142,7 +142,7 @@ def _not_transformed(reason: str) -> MetadataError:
 def _fill_to_input(
     value: FillValue | None, transform: IndexTransform, domain: IndexDomain | None
 ) -> FillValue | None:
-    """The fill value at every index of the input, gathered only where it varies."""
+    """Return the fill value at every index of the input, gathered only where it varies."""
     if value is None or value.rank == 0:
         return value
     missing = transform.output_rank - value.rank
@@ -167,7 +167,7 @@ def _fill_to_input(
 def _indices(
     m: OutputIndexMap, size: int, origin: int | None, transform: IndexTransform, value: FillValue
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Positions in the fill value, one per index of the input; size 1 where they do not vary."""
+    """Return positions in the fill value, one per index of the input, of size 1 if constant."""
     rank = transform.input_rank
     source = m.input_dimension
     if origin is None:
