@@ -3,7 +3,7 @@
 An archive adapts one key of its base, a database adapts a directory. An adapter is specified as
 ``{"driver": "<id>", "base": <kvstore>, "path": <key>}`` or ``<URL of the base>|<id>:<key>``. Its
 module defines three things: a subclass of :class:`AdapterSpec`, a subclass of
-:class:`AdapterKvStore`, and an :class:`~gpustore.kvstores.base.AdapterKind` as ``DRIVER``.
+:class:`AdapterKvStore`, and an :class:`~gpustore.kvstores.spec.AdapterKind` as ``DRIVER``.
 
 Adapters that are opened alike share one driver as long as somebody uses it, so that the directory
 of an archive is read once for all arrays in it. What a driver remembers of its base it must

@@ -81,7 +81,8 @@ class Snapshot(NamedTuple):
     Attributes
     ----------
     generation : bytes
-        Of ``manifest.ocdbt`` in the base; :data:`~gpustore.kvstores.base.ABSENT` if there is none.
+        Of ``manifest.ocdbt`` in the base; :data:`~gpustore.kvstores.columns.ABSENT` if there is
+        none.
     config : Config or None
         None without ``manifest.ocdbt``.
     manifest : Manifest or None

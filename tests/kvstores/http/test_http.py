@@ -553,7 +553,7 @@ def test_server_that_does_not_say_how_much_comes(server):
         server.faults = [Fault(answer)]
         store = open_store(server)
         assert get(store, "a")[1:] == (b"0123456789", b'"t"')
-        assert get(store, "a", into=gpustore.kvstores.base.Arena())[1] == b"0123456789"
+        assert get(store, "a", into=gpustore.kvstores.arena.Arena())[1] == b"0123456789"
         assert get(store, "a", max_nbytes=10)[1] == b"0123456789"
         assert get(store, "a", start=[3], stop=[7])[1] == b"3456"
         with pytest.raises(LimitError, match='a" has 10 bytes or more, at most 9 are expected'):

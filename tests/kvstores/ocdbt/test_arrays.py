@@ -97,7 +97,7 @@ def test_values_are_located_in_data_files(tmp_path):
     assert data == kvstore["c/0/0"]
     assert found.nbytes[0] == 20 * 30 * 2
     assert "/d/" in found.path[0]
-    assert found.generation[2] == gpustore.kvstores.base.ABSENT
+    assert found.generation[2] == gpustore.kvstores.columns.ABSENT
 
 
 def test_older_versions_of_an_array_are_read(tmp_path):
