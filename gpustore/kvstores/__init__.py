@@ -1,1 +1,1 @@
-"""Key-value stores, one file each; the file name is the driver's identifier."""
+"""Key-value stores, one module or package each, named by the driver's identifier."""

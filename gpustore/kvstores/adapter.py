@@ -1,13 +1,13 @@
-"""What adapters have in common: kvstores whose keys lie in the values of another, their base.
+"""Base classes of adapters: kvstores whose keys lie in the values of another, their base.
 
 An archive adapts one key of its base, a database adapts a directory. An adapter is specified as
 ``{"driver": "<id>", "base": <kvstore>, "path": <key>}`` or ``<URL of the base>|<id>:<key>``. Its
 module defines three things: a subclass of :class:`AdapterSpec`, a subclass of
 :class:`AdapterKvStore`, and an :class:`~gpustore.kvstores.spec.AdapterKind` as ``DRIVER``.
 
-Adapters that are opened alike share one driver as long as somebody uses it, so that the directory
-of an archive is read once for all arrays in it. What a driver remembers of its base it must
-therefore check again as ``staleness_bound`` says.
+Adapters with equal specs share one driver as long as one of them is in use, so that the directory
+of an archive is read once for all arrays in it. A driver must therefore check its cached parts of
+the base again by ``staleness_bound``.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Where a value, or the part of it that is wanted, lies in the base.
+    """Place of a value, or of a requested part of it, in the base.
 
     Attributes
     ----------
     row : int
-        Of the adapter's request.
+        Row of the adapter's request.
     key : str
-        Whole key in the base.
+        Key in the base, with its path.
     start, stop : int
-        The bytes of that key's value.
+        Byte range of that key's value.
     generation : bytes
-        Of that key, when this was found out; ``b""`` if its value never changes.
+        Generation of that key for which the place is valid; ``b""`` if its value never changes.
     """
 
     row: int
@@ -61,15 +61,15 @@ class Part(NamedTuple):
 class AdapterKvStore(KvStoreDriver):
     """An opened kvstore that lies in another one.
 
-    Any key is legal unless a subclass says otherwise: keys are no paths of files here. What they
-    lead to in the base is the subclass's own choice, and the base checks it.
+    Any key is legal unless a subclass restricts keys, which are not paths of files here. The
+    subclass chooses the keys of the base, and the base checks them.
 
     Parameters
     ----------
     base : Base
     spec : AdapterSpec
     resources : mapping of str to Context.Resource
-        Its own ones, by identifier.
+        Context resources of the adapter itself, by identifier.
     """
 
     base: Base
@@ -114,22 +114,22 @@ class AdapterKvStore(KvStoreDriver):
     def read_parts(
         self, parts: Sequence[Part], request: ReadRequest, result: ReadColumns
     ) -> list[int]:
-        """Read what lies in the base as it is, in one request to it.
+        """Read stored parts of the base in one request to it.
 
-        The bytes go where `request` wants them, also straight to a device.
+        The bytes go into the memory that `request` selects, also straight to a device.
 
         Parameters
         ----------
         parts : sequence of Part
         request : ReadRequest
-            Of the adapter; ranges and conditions are no more looked at.
+            Request of the adapter; its ranges and conditions are ignored.
         result : ReadColumns
-            Given ``state``, ``value`` and ``error`` of each row.
+            Result, in which ``state``, ``value`` and ``error`` of each row are set.
 
         Returns
         -------
         list of int
-            Rows that have not been read because their key in the base has changed.
+            Rows that were not read because their key in the base has changed.
         """
         if not parts:
             return []
@@ -164,15 +164,15 @@ class AdapterKvStore(KvStoreDriver):
         return changed
 
     def locate_parts(self, parts: Sequence[Part], result: LocateColumns) -> None:
-        """Say where in files, or at which URLs, the values lie that `parts` tells of.
+        """Set the places of `parts` in files or at URLs.
 
         Parameters
         ----------
         parts : sequence of Part
-            Of whole values.
+            Parts that are whole values.
         result : LocateColumns
-            Given ``path``, ``url``, ``offset`` and ``error`` of each row; ``nbytes`` and
-            ``generation`` are for the caller to give, who knows them.
+            Result, in which ``path``, ``url``, ``offset`` and ``error`` of each row are set; the
+            caller sets ``nbytes`` and ``generation``.
         """
         columns = self.base.driver.locate_many([part.key for part in parts])
         for i, part in enumerate(parts):
@@ -186,14 +186,14 @@ class AdapterKvStore(KvStoreDriver):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec(abc.ABC):
-    """What a spec says about an adapter. Subclasses add their own members as fields.
+    """Spec of an adapter. Subclasses add their own members as fields.
 
     Attributes
     ----------
     base : KvStoreSpec
-        What it lies in.
+        Kvstore in which the adapter lies.
     references : mapping of str to JsonValue
-        Context resources that are not the default ones, by identifier.
+        Context resources other than the default ones, by identifier.
     """
 
     base: KvStoreSpec
@@ -201,7 +201,7 @@ class AdapterSpec(abc.ABC):
 
     id: ClassVar[str]
     resource_ids: ClassVar[tuple[str, ...]] = ()
-    """Identifiers of the context resources it uses."""
+    """Identifiers of the adapter's context resources."""
 
     @classmethod
     def take(cls, members: Members) -> dict[str, JsonValue]:
@@ -212,13 +212,13 @@ class AdapterSpec(abc.ABC):
         }
 
     def own_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """JSON of the members that a subclass adds."""
+        """Return the JSON of the members that a subclass adds."""
         del include_defaults
         return {}
 
     @abc.abstractmethod
     def open_on(self, base: Base, resources: Mapping[str, Context.Resource]) -> AdapterKvStore:
-        """Open it on an opened base; resources of `resource_ids` are given by identifier."""
+        """Open the adapter on an opened base, with resources by identifier."""
 
     def without_references(self) -> Self:
         return replace(self, base=self.base.without_context(), references={})

@@ -65,10 +65,10 @@ class Replacement:
     if_equal : bytes
         Generation of the old value; :data:`ABSENT` if there was none, ``b""`` if unknown.
     nbytes : int
-        Of the new value.
+        Length of the new value, in bytes.
     pieces : iterable of Buffer
-        The new value, from the beginning to the end. Making them may read the old value, and
-        raises ConflictError if that is no longer there.
+        Bytes of the new value in order. Iteration may read the old value, and raises ConflictError
+        if that no longer exists.
     """
 
     if_equal: bytes
@@ -84,29 +84,27 @@ class KvStoreDriver(abc.ABC):
     id : str
         Name under which it is registered.
     can_write, can_list : bool
-        Whether :meth:`write_many` and :meth:`list` (:meth:`list_directories`) work at all.
+        Whether :meth:`write_many` and :meth:`list` (:meth:`list_directories`) are supported.
     atomic_single_key : bool
-        Whether a conditional write compares and writes without another writer in between, also
-        one in another process.
+        Whether a conditional write compares and writes in one step, also between processes.
     is_local : bool
-        Whether reads are so fast that a caller may do small ones on its own thread.
+        Whether reads are fast enough for small ones on the caller's thread.
     is_trusted : bool
-        Whether its values may be given to decoders that promise nothing about damaged streams.
-        False for plain http and https: that may be anybody's server.
+        Whether decoders that promise nothing about damaged streams may decode its values. False for
+        plain http and https, where anybody can be the server.
     locates_files : bool
-        Whether :meth:`locate_many` returns local files, of some values at least.
+        Whether :meth:`locate_many` returns local files for some values.
     replaces_in_pieces : bool
         Whether :meth:`replace` never holds the whole value in memory.
     write_nbytes : int
-        Bytes of values that a batch of writes should have, because each batch costs much; 0 if it
-        costs no more than its keys.
+        Size of a good batch of writes in bytes, where each batch has a high cost; 0 elsewhere.
     base : Base or None
-        What an adapter lies in; None for all others.
+        Kvstore in which an adapter lies; None for others.
     batch_nbytes : int or None
-        About how many bytes of decoded chunks to ask for at once, if that is many: what is far
-        away is asked for all at once. None: as many as stay in a core's cache.
+        Size of a good batch of reads in bytes of decoded chunks; large for remote stores. None for
+        as many as fit in a core's cache.
     executor : Executor or None
-        The threads to run its operations on; None means those of the process.
+        Threads for its operations; None for those of the process.
     """
 
     id: ClassVar[str]
@@ -124,21 +122,21 @@ class KvStoreDriver(abc.ABC):
 
     @abc.abstractmethod
     def read_many(self, request: ReadRequest) -> ReadColumns:
-        """Read a batch. Failures are reported by key; the call itself does not raise them."""
+        """Read a batch of keys. Errors are reported by key, and not raised."""
 
     def write_many(self, request: WriteRequest) -> WriteColumns:
-        """Write or delete a batch. Failures are reported by key."""
+        """Write or delete a batch of keys. Errors are reported by key, and not raised."""
         raise self._unsupported("writing")
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
-        """Replace a value by one that is made from it, until no other writer came in between.
+        """Replace a value by one that is made from it; repeat if another writer was faster.
 
         Parameters
         ----------
         key : str
         make : callable
-            Reads what there is now, and returns what it shall become or None if nothing is to be
-            written. Called again if another writer was faster.
+            Reads the current value and returns its replacement, or None to write nothing. It is
+            called again if another writer was faster.
 
         Returns
         -------
@@ -148,7 +146,7 @@ class KvStoreDriver(abc.ABC):
         Raises
         ------
         ConflictError
-            If other writers were always faster.
+            If other writers were faster in every attempt.
         """
         delay = _FIRST_DELAY_S
         for _ in range(_REPLACE_ATTEMPTS):
@@ -174,13 +172,13 @@ class KvStoreDriver(abc.ABC):
         raise self._unsupported("deleting ranges")
 
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> list[str]:
-        """All keys in a range, in ascending order of their code points."""
+        """Return all keys in a range, in ascending order of their code points."""
         raise self._unsupported("listing")
 
     def list_bytes(
         self, inclusive_min: str = "", exclusive_max: str | None = None
     ) -> builtins.list[bytes]:
-        """What :meth:`list` returns, as bytes: for kvstores that have them at hand."""
+        """Return the result of :meth:`list` as bytes, for kvstores that store keys as bytes."""
         names = self.list(inclusive_min, exclusive_max)
         try:
             # A third of the time that the exact conversion takes.
@@ -189,17 +187,17 @@ class KvStoreDriver(abc.ABC):
             return [name.encode("utf-8", "surrogateescape") for name in names]
 
     def list_directories(self, prefix: str) -> builtins.list[str]:
-        """Names of the directories directly below `prefix`, sorted.
+        """Return the names of the directories directly below `prefix`, sorted.
 
-        That is: of all keys that begin with `prefix` and have a slash behind it, what stands in
-        between. `prefix` ends with a slash or is empty.
+        The names are the parts between `prefix` and the next slash of the keys. `prefix` ends with
+        a slash or is empty.
         """
         keys = self.list(prefix, prefix_end(prefix))
         below = (key[len(prefix) :].partition("/") for key in keys)
         return sorted({name for name, slash, _ in below if slash})
 
     def list_names(self, prefix: str) -> builtins.list[str]:
-        """Names directly below `prefix`, sorted: of keys, and of directories with a slash.
+        """Return the names directly below `prefix`, sorted; those of directories end with a slash.
 
         `prefix` ends with a slash or is empty.
         """
@@ -210,9 +208,9 @@ class KvStoreDriver(abc.ABC):
     def list_nbytes(
         self, inclusive_min: str = "", exclusive_max: str | None = None
     ) -> tuple[dict[str, int], dict[str, GpustoreError]]:
-        """All keys in a range, in ascending order, and how many bytes the value of each has.
+        """Return the keys in a range in ascending order, with the length of each value in bytes.
 
-        Those whose values cannot be read come second, with the reason.
+        The second part of the result has the keys of unreadable values, with the errors.
         """
         keys = self.list(inclusive_min, exclusive_max)
         nbytes, errors = self._nbytes(keys)
@@ -222,7 +220,7 @@ class KvStoreDriver(abc.ABC):
         }
 
     def nbytes_many(self, keys: Sequence[str]) -> builtins.list[int]:
-        """How many bytes each value has; -1 for a key without one. Raises the first failure."""
+        """Return the lengths of values in bytes, -1 for missing keys. Raises the first error."""
         nbytes, errors = self._nbytes(keys)
         if errors:
             raise errors[min(errors)]
@@ -238,7 +236,7 @@ class KvStoreDriver(abc.ABC):
         return located.nbytes, located.error
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
-        """Where the values lie, without reading them."""
+        """Return the places of values in files or at URLs, without reading them."""
         raise self._unsupported("locating values")
 
     @abc.abstractmethod
@@ -247,30 +245,30 @@ class KvStoreDriver(abc.ABC):
 
     @property
     def identity(self) -> Hashable:
-        """Equal for drivers in which a key names the same value, for caches."""
+        """Hashable value, equal for drivers in which a key names the same value; used by caches."""
         return self
 
     def describe(self, key: str) -> str:
-        """How messages name a key, e.g. ``local file "/p/zarr.json"``."""
+        """Return the name of a key for messages, e.g. ``local file "/p/zarr.json"``."""
         return quote(key)
 
     def rooted(self, path: str) -> KvStoreDriver:
-        """The same store with another root, which links must not leave."""
+        """Return the same store with another root, which links must not leave."""
         return self
 
     @property
     @abc.abstractmethod
     def spec(self) -> DriverSpec:
-        """What would open this driver again."""
+        """Spec that opens the driver again."""
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
-        """The context resources it uses, by identifier, without those of its base."""
+        """Context resources of the driver by identifier, without those of its base."""
         return {}
 
     @property
     def all_resources(self) -> Mapping[str, Context.Resource]:
-        """The context resources it and its base use, by identifier."""
+        """Context resources of the driver and its base, by identifier."""
         if self.base is None:
             return self.resources
         return {**self.base.driver.all_resources, **self.resources}
@@ -281,13 +279,13 @@ class KvStoreDriver(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The opened kvstore in which an adapter lies.
+    """The opened kvstore in which an adapter lies, with the adapted path.
 
     Attributes
     ----------
     driver : KvStoreDriver
     path : str
-        The key that is adapted, or the prefix of the keys that are.
+        The adapted key, or the prefix of the adapted keys.
     """
 
     driver: KvStoreDriver
@@ -295,7 +293,7 @@ class Base:
 
 
 class DriverSpec(Protocol):
-    """What a spec says about a kvstore: an immutable, picklable value.
+    """Spec of a kvstore driver: an immutable, picklable value.
 
     The path (the prefix of all keys) is not part of it; :class:`gpustore.kvstores.kvstore.KvStore`
     holds it beside the driver.
@@ -307,30 +305,30 @@ class DriverSpec(Protocol):
 
     @property
     def references(self) -> Mapping[str, JsonValue]:
-        """Context resources that are not the default ones: references or JSON, by identifier."""
+        """Context resources other than the default ones: references or JSON, by identifier."""
 
     @property
     def base(self) -> Any:
-        """The ``KvStore.Spec`` of what an adapter lies in; None for all others."""
+        """``KvStore.Spec`` of the kvstore in which an adapter lies; None for others."""
 
     def without_references(self) -> DriverSpec:
-        """The same with the default context resources, also of its base."""
+        """Return the spec with the default context resources, also of its base."""
 
     def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
-        """Own JSON members, without ``driver``, ``path`` and ``context``."""
+        """Return the driver's own JSON members, without ``driver``, ``path`` and ``context``."""
 
     def to_url(self, path: str) -> str:
-        """URL of `path` in it; UnsupportedError if there is none."""
+        """Return the URL of `path` in the kvstore; UnsupportedError if there is none."""
 
     def open(self, context: Context, path: str) -> KvStoreDriver:
-        """Open it; `path` is the root that keys must not leave by way of links."""
+        """Open the driver; `path` is the root that keys must not leave through links."""
 
 
 class DriverKind(Protocol):
-    """What a module in ``kvstores/`` registers under the name ``DRIVER``.
+    """The object that a module in ``kvstores/`` registers under the name ``DRIVER``.
 
-    It is either a ``RootKind`` or an ``AdapterKind``, see :mod:`gpustore.kvstores.spec`, which
-    parse URLs.
+    The object is a ``RootKind`` or an ``AdapterKind`` of :mod:`gpustore.kvstores.spec`, which parse
+    URLs.
     """
 
     is_adapter: bool
@@ -340,19 +338,19 @@ class DriverKind(Protocol):
         """Name of the driver; also its URL scheme, unless the registry has others for it."""
 
     def from_json(self, members: Members) -> DriverSpec:
-        """Take the members this driver knows; the caller takes ``path`` and checks for more."""
+        """Take the members of the driver; the caller takes ``path`` and checks for others."""
 
     def check_path(self, path: str) -> None:
         """Raise InvalidKeyError unless `path` is a legal path member."""
 
 
 def invalid_key(key: str, reason: str) -> InvalidKeyError:
-    """The error for a key that is not legal."""
+    """Return the error for an illegal key."""
     return InvalidKeyError(f"Invalid key: {quote(key)}: {reason}", key=key)
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The smallest text greater than all that start with `prefix`, None if there is none.
+    """Return the smallest text greater than all that start with `prefix`, None if there is none.
 
     >>> prefix_end("c/")
     'c0'
@@ -364,16 +362,16 @@ def prefix_end(prefix: str) -> str | None:
 
 
 def check_byte_range(size: int, start: int, stop: int | None, key: str) -> tuple[int, int]:
-    """The range of a value of `size` bytes that a request means.
+    """Return the requested range of a value of `size` bytes.
 
     Parameters
     ----------
     size : int
-        Bytes in the stored value.
+        Length of the stored value, in bytes.
     start, stop : int, int or None
-        As in :class:`ReadRequest`.
+        First byte and end in the form of :class:`ReadRequest`.
     key : str
-        Attached to the error.
+        Key for the error.
 
     Returns
     -------
@@ -405,19 +403,19 @@ def check_nbytes(nbytes: int, max_nbytes: int | None, key: str) -> None:
 
 
 def condition_holds(if_equal: bytes, generation: bytes) -> bool:
-    """Whether a generation fulfils an ``if_equal`` condition."""
+    """Return whether a generation fulfils an ``if_equal`` condition."""
     return not if_equal or if_equal == generation
 
 
 def take_references(members: Members, ids: Sequence[str]) -> dict[str, JsonValue]:
-    """Take what a spec says about the context resources of types `ids`, normalised."""
+    """Take the members of a spec for the context resources of types `ids`, normalised."""
     return {id: members.take_with(id, partial(resource_json, id)) for id in ids if id in members}
 
 
 def references_json(
     ids: Sequence[str], references: Mapping[str, JsonValue], *, include_defaults: bool
 ) -> dict[str, JsonValue]:
-    """The members of a spec that :func:`take_references` takes."""
+    """Return the members of a spec that :func:`take_references` takes."""
     if not include_defaults:
         return dict(references)
     return {id: resource_json(id, references.get(id, id), include_defaults=True) for id in ids}

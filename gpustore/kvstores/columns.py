@@ -1,4 +1,4 @@
-"""What a batch operation on a kvstore takes and returns: one entry a key in each column."""
+"""Requests and results of batch operations on a kvstore: columns with one entry a key."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
 
 ABSENT = b"\x02"
-"""Generation of a key that has no value; as a write condition: create only."""
+"""Generation of a missing key; as a write condition: create only."""
 
 
 class ReadState(enum.IntEnum):
-    """What a read found."""
+    """Outcome of the read of one key."""
 
     UNSPECIFIED = 0
-    """The condition did not hold, or the read failed; the value was not looked at."""
+    """The condition did not hold, or the read failed."""
     MISSING = 1
     VALUE = 2
 
 
 @dataclass(slots=True)
 class ReadRequest:
-    """Which keys to read, and which part of each.
+    """Keys to read, and the byte range of each.
 
     Attributes
     ----------
     keys : sequence of str, length n
-        Whole keys in the driver's namespace.
+        Keys in the driver's namespace, with their path.
     start : sequence of int, length n, optional
         First byte of each range; negative means a suffix of that length.
     stop : sequence of int or None, length n, optional
@@ -39,13 +39,13 @@ class ReadRequest:
     if_equal, if_not_equal : sequence of bytes, length n, optional
         Conditions on the generation; ``b""`` is no condition.
     staleness_bound : float, optional
-        Seconds since the epoch: cached data at least as recent may be used without asking the
-        storage again. None means now.
+        Seconds since the epoch: cached data that were current at this time are accepted without a
+        request to the storage. None means now.
     max_nbytes : int, optional
         A longer value (or range) is a :class:`~gpustore.errors.LimitError`, raised before any
         memory is taken for it.
     into : Arena, optional
-        Where to put the bytes. Without it the store returns buffers of its own.
+        Memory for the bytes. By default the store returns buffers of its own.
     """
 
     keys: Sequence[str]
@@ -60,7 +60,7 @@ class ReadRequest:
 
 @dataclass(slots=True)
 class ReadColumns:
-    """The results of a read, one entry a key.
+    """Results of a read, one entry a key.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class ReadColumns:
 
     @classmethod
     def blank(cls, count: int) -> Self:
-        """Columns for `count` keys about which nothing is known yet."""
+        """Return columns for `count` keys without results."""
         return cls([ReadState.UNSPECIFIED] * count, [b""] * count, [None] * count, [-1] * count)
 
     def raise_first(self) -> None:
@@ -93,17 +93,18 @@ class ReadColumns:
 
 @dataclass(slots=True)
 class WriteRequest:
-    """Which keys to write.
+    """Keys to write, with values and conditions.
 
     Attributes
     ----------
     keys : sequence of str, length n
-        Whole keys in the driver's namespace. A key that occurs twice is written in order.
+        Keys in the driver's namespace, with their path. A key that occurs twice is written in
+        order.
     values : sequence of Buffer or None, length n
         None deletes the key.
     if_equal : sequence of bytes, length n, optional
-        The write happens only if the stored generation equals this; ``b""`` is no condition,
-        :data:`ABSENT` means "only if there is no value".
+        Condition: the stored generation equals this one; ``b""`` is no condition, :data:`ABSENT`
+        requires a missing key.
     """
 
     keys: Sequence[str]
@@ -113,7 +114,7 @@ class WriteRequest:
 
 @dataclass(slots=True)
 class WriteColumns:
-    """The results of a write, one entry a key.
+    """Results of a write, one entry a key.
 
     Attributes
     ----------
@@ -128,7 +129,7 @@ class WriteColumns:
 
     @classmethod
     def blank(cls, count: int) -> Self:
-        """Columns for `count` keys that have not been written yet."""
+        """Return columns for `count` keys that are not written."""
         return cls([b""] * count)
 
     def raise_first(self) -> None:
@@ -138,9 +139,9 @@ class WriteColumns:
 
 @dataclass(slots=True)
 class LocateColumns:
-    """Where the bytes of each key lie, for readers that fetch them without this driver.
+    """Places of the bytes of each key, for readers that fetch them without this driver.
 
-    A value with neither a path nor a URL cannot be fetched so; its size is given all the same.
+    A value with neither a path nor a URL needs this driver; its size is set nevertheless.
 
     Attributes
     ----------
@@ -153,7 +154,7 @@ class LocateColumns:
     generation : list of bytes
         :data:`ABSENT` for a key without a value.
     crc32 : list of int or None
-        What the CRC-32 (RFC 1952 8) of the whole value must be; None if the kvstore does not know.
+        Expected CRC-32 (RFC 1952 8) of the whole value; None if unknown.
     error : dict of int to GpustoreError
         Failures by position.
     """
@@ -168,7 +169,7 @@ class LocateColumns:
 
     @classmethod
     def blank(cls, count: int) -> Self:
-        """Columns for `count` keys that have not been located yet."""
+        """Return columns for `count` keys without places."""
         none = [None] * count
         return cls([*none], [*none], [-1] * count, [-1] * count, [b""] * count, [*none])
 

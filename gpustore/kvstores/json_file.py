@@ -1,6 +1,7 @@
 """One JSON document in a kvstore, changed by compare-and-swap.
 
-Members that the caller does not know survive a change, since it is made on the JSON itself.
+Members that the caller does not know survive a change, because the change is made on the JSON
+itself.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue, dump
 
 _ATTEMPTS = 1000
-"""Each loser of a round lets a winner through: so many writers may meet at one document."""
+"""Number of attempts: each lost round lets another writer win, so that many writers may meet."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """A document and where it lies.
+    """One JSON document and its place.
 
     Attributes
     ----------
     store : KvStoreDriver
     key : str
-        Whole key.
+        Key with its path.
     limits : Limits
     cache : Cache or None
-        What keeps metadata: it forgets the document when that is changed.
+        Cache of metadata; changes remove the document from it.
     """
 
     store: KvStoreDriver
@@ -41,16 +42,16 @@ class JsonFile:
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """Name of the document for messages."""
         return self.store.describe(self.key)
 
     def read(self) -> tuple[dict[str, JsonValue] | None, bytes]:
-        """The document (None if there is none) and its generation.
+        """Return the document (None if there is none) and its generation.
 
         Raises
         ------
         MetadataError, LimitError, StoreIOError
-            Naming the key.
+            The message names the key.
         """
         request = ReadRequest([self.key], max_nbytes=self.limits.hierarchy_nbytes)
         columns = self.store.read_many(request)
@@ -62,7 +63,7 @@ class JsonFile:
         return parse_document(data, name=name, where=self.where, limits=self.limits), generation
 
     def write(self, value: dict[str, JsonValue] | None, generation: bytes) -> bool:
-        """Replace (None: delete) the document if it still has `generation`; whether it had."""
+        """Replace (None: delete) the document of this `generation`; return whether it was that."""
         data = None if value is None else encode(self.key, value)
         try:
             columns = self.store.write_many(WriteRequest([self.key], [data], [generation]))
@@ -75,18 +76,18 @@ class JsonFile:
     def change(
         self, changed: Callable[[dict[str, JsonValue] | None], dict[str, JsonValue] | None]
     ) -> dict[str, JsonValue] | None:
-        """Replace the document by what `changed` makes of it, however many others do so too.
+        """Replace the document by the result of `changed`, repeated while other writers are faster.
 
         Parameters
         ----------
         changed : callable
-            Is given the document, None if there is none; called again whenever another writer was
-            faster. Must return another object, or the one given: then nothing is written.
+            Takes the document, None if there is none, and returns a new object; the same object
+            means no change. Called again whenever another writer was faster.
 
         Returns
         -------
         dict or None
-            What is stored now.
+            The stored document.
 
         Raises
         ------
@@ -104,7 +105,7 @@ class JsonFile:
 
 
 def encode(key: str, value: dict[str, JsonValue]) -> bytes:
-    """The bytes of a document: as the v2 specification shows them, compact for other documents."""
+    """Return the bytes of a document: indented for documents of Zarr v2, compact for others."""
     if key.endswith((".zgroup", ".zattrs")):
         return dump(value, indent=4, sort_keys=True, non_finite=True)
     return dump(value, non_finite=True)

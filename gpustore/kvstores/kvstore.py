@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 _COPY_NBYTES: Final = 32 << 20
 _COPY_KEYS: Final = 10_000
-"""At most so many keys of so many bytes are copied together."""
+"""Largest number of keys, and of bytes, that are copied together."""
 
 
 class KvStore:
-    """Maps byte strings (keys) to byte strings (values).
+    """Mapping of byte strings (keys) to byte strings (values).
 
-    Got from :meth:`open`. Keys, here given as str or bytes, are appended to :attr:`path` without
-    a separator.
+    :meth:`open` makes it. Keys, given as str or bytes, are appended to :attr:`path` without a
+    separator.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class KvStore:
         ----------
         spec : KvStore.Spec, JSON object, URL or os.PathLike
         context : Context, optional
-            Where its context resources are looked up; by default a new one.
+            Context of its resources; by default a new one.
         transaction : None
             Transactions are not supported.
 
@@ -107,7 +107,7 @@ class KvStore:
         MetadataError
             If the spec is not valid.
         UnsupportedError
-            If the spec asks for what gpustore cannot do.
+            If the spec requires an unsupported feature.
         """
         _require_no_transaction(transaction)
         if context is not None and not isinstance(context, Context):
@@ -119,7 +119,7 @@ class KvStore:
 
     @property
     def driver(self) -> KvStoreDriver:
-        """The driver; its keys are whole: :attr:`path` followed by the key."""
+        """Opened driver; its keys begin with :attr:`path`."""
         return self._driver
 
     @property
@@ -142,27 +142,28 @@ class KvStore:
 
     @property
     def base(self) -> KvStore | None:
-        """The kvstore that an adapter lies in; None for all others."""
+        """Kvstore in which an adapter lies; None for others."""
         base = self._driver.base
         return None if base is None else KvStore(base.driver, base.path)
 
     @property
     def transaction(self) -> None:
-        """The bound transaction; None, as there are no transactions yet."""
+        """None: transactions are not supported."""
         return
 
     def spec(
         self, *, retain_context: bool | None = None, unbind_context: bool | None = None
     ) -> KvStoreSpec:
-        """Spec that opens the same kvstore again.
+        """Return a spec that opens the same kvstore again.
 
         Parameters
         ----------
         retain_context : bool, optional
-            Opening it uses the very same context resources.
+            Use the same context resources when the spec is opened.
         unbind_context : bool, optional
-            The spec describes the context resources, so that opening it makes equal ones.
-            Without either, it refers to the default ones of the context it is opened in.
+            Include the definitions of the context resources, so that opening the spec makes equal
+            ones. Without either option, the spec refers to the resources of the context in which it
+            is opened.
         """
         if retain_context and unbind_context:
             raise MetadataError("retain_context and unbind_context exclude each other")
@@ -172,11 +173,11 @@ class KvStore:
         return spec if unbind_context else spec.without_context()
 
     def spec_within(self, resources: Mapping[str, Context.Resource]) -> KvStoreSpec:
-        """Spec to be part of one that defines `resources`; says those that are others here."""
+        """Return a spec for use inside one that defines `resources`."""
         return KvStoreSpec.from_json(_unbound(self._driver, self._path, resources))
 
     def copy(self) -> KvStore:
-        """Return a copy, whose path can be changed independently."""
+        """Return a copy with an independent path."""
         return KvStore(self._driver, self._path)
 
     def with_transaction(self, transaction: None) -> KvStore:
@@ -213,13 +214,12 @@ class KvStore:
         ----------
         key : str or bytes
         if_not_equal : bytes, optional
-            Do not read the value if its generation is this one; the state is then
-            ``"unspecified"``.
+            Generation for which the value is not read; the state is then ``"unspecified"``.
         staleness_bound : float, optional
-            Seconds since the epoch: a cached value at least as recent will do. By default the
-            value must be current.
+            Seconds since the epoch: a cached value that was current at this time is accepted. By
+            default the value must be current.
         batch : Batch, optional
-            The read begins when this is submitted; those of one kvstore are one request.
+            The read begins when the batch is submitted; all reads of one kvstore are one request.
         byte_range : slice, optional
             ``slice(a, b)``, ``slice(a, None)``, ``slice(None, b)`` or ``slice(-n, None)``.
 
@@ -272,10 +272,9 @@ class KvStore:
         ----------
         key : str or bytes
         value : str, bytes-like or None
-            Copied before this returns. None deletes.
+            New value, copied before the call returns; None deletes the key.
         if_equal : bytes, optional
-            Write only if the stored generation is this one; ``b"\x02"`` means only if there is no
-            value.
+            Condition: the stored generation is this one; ``b"\x02"`` requires a missing key.
 
         Returns
         -------
@@ -333,7 +332,7 @@ class KvStore:
         range : KvStore.KeyRange, optional
             Only keys of this range.
         strip_prefix_length : int
-            How many bytes to leave out at the beginning of each key.
+            Number of bytes to remove from the beginning of each key.
 
         Returns
         -------
@@ -361,12 +360,12 @@ class KvStore:
         return self._executor.submit(partial(self._driver.list_names, self._path))
 
     def list_nbytes(self) -> Future[tuple[dict[str, int], dict[str, GpustoreError]]]:
-        """List the keys, in ascending order, and how many bytes the value of each has.
+        """List the keys in ascending order, with the length of each value in bytes.
 
         Returns
         -------
         Future of tuple of dict
-            Bytes by key; and of values that cannot be read, the reason by key.
+            Length by key; and errors by key for unreadable values.
         """
 
         def sizes() -> tuple[dict[str, int], dict[str, GpustoreError]]:
@@ -401,15 +400,15 @@ class KvStore:
     ) -> Future[None]:
         """Copy all keys of a range to another kvstore, in batches.
 
-        One that is an archive or a database is rewritten once for each of them.
+        A target in an archive or a database is rewritten once for each batch.
 
         Parameters
         ----------
         target : KvStore
-            May use the same driver, but must not overlap.
+            Target, which may use the same driver but must not overlap.
         source_range : KvStore.KeyRange, optional
         source_staleness_bound : float, optional
-            As for :meth:`read`.
+            Seconds since the epoch; see :meth:`read`.
         """
         wanted = result.KeyRange() if source_range is None else source_range.copy()
 
@@ -480,15 +479,15 @@ class KvStore:
         return self._driver.write_many(WriteRequest(whole, request.values, request.if_equal))
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
-        """Where the values of keys relative to :attr:`path` lie; see ``kvstores.base``."""
+        """Return the places of values; keys are relative to :attr:`path`."""
         return self._driver.locate_many(self._whole(keys))
 
     def nbytes_many(self, keys: Sequence[str]) -> builtins.list[int]:
-        """Bytes of the values of keys relative to :attr:`path`; -1 for those without one."""
+        """Return the bytes of values, -1 for missing keys; keys are relative to :attr:`path`."""
         return self._driver.nbytes_many(self._whole(keys))
 
     def describe(self, key: str) -> str:
-        """How messages name a key, e.g. ``local file "/p/zarr.json"``."""
+        """Return the name of a key for messages, e.g. ``local file "/p/zarr.json"``."""
         return self._driver.describe(self._path + key)
 
     def _whole(self, keys: Sequence[str]) -> builtins.list[str]:

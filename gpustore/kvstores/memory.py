@@ -1,7 +1,7 @@
 """The ``memory`` kvstore: values in a dict of this process.
 
-All stores opened with one ``memory_key_value_store`` context resource share their values; a
-context made anew starts empty. Every operation on one key is atomic.
+Stores with the same ``memory_key_value_store`` context resource share their values; a new context
+starts empty. Every operation on one key is atomic.
 
 Source: TensorStore ``kvstore/memory/index.rst``; JSON ``{"driver": "memory", "path": "a/"}``, URL
 ``memory://a/``. Any key is legal here, as in TensorStore.
@@ -160,7 +160,7 @@ def _part(value: bytes, i: int, request: ReadRequest) -> bytes | memoryview:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """What a spec says about a memory kvstore.
+    """Spec of a memory kvstore.
 
     Attributes
     ----------

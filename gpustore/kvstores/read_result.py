@@ -1,4 +1,4 @@
-"""Reads of single keys, as the results that TensorStore gives.
+"""Reads of single keys with TensorStore's results.
 
 Source: TensorStore ``python/tensorstore/kvstore.cc``.
 """
@@ -23,7 +23,7 @@ _STATE_NAMES: dict[ReadState, result.ReadResultState] = {
 
 
 def read_result(columns: ReadColumns, row: int, time: float) -> result.ReadResult:
-    """The result of one row of a read that began at `time`, in seconds since the epoch."""
+    """Return the result of one row of a read that began at `time`, in seconds since the epoch."""
     stamp = result.TimestampedStorageGeneration(columns.generation[row], time)
     value = columns.value[row]
     state = _STATE_NAMES[columns.state[row]]
@@ -67,7 +67,7 @@ def read_together(
 
 
 def parse_byte_range(byte_range: slice | None) -> tuple[int, int | None]:
-    """Start and stop as in :class:`ReadRequest`; the errors are TensorStore's."""
+    """Return start and stop in the form of :class:`ReadRequest`; raises TensorStore's errors."""
     if byte_range is None:
         return 0, None
     if not isinstance(byte_range, slice) or byte_range.step is not None:

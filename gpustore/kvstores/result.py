@@ -12,7 +12,7 @@ _STATES = ("unspecified", "missing", "value")
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """Bytes as they are, text as UTF-8; TypeError for anything else."""
+    """Return bytes unchanged and text as UTF-8; TypeError for anything else."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
@@ -97,7 +97,7 @@ class KeyRange:
 
 @dataclass(slots=True, repr=False)
 class TimestampedStorageGeneration:
-    r"""A version of a value, and when it was known to be the current one.
+    r"""A version of a value, and the time at which it was current.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class TimestampedStorageGeneration:
 
 @dataclass(slots=True, repr=False, eq=False)
 class ReadResult:
-    """What a read found.
+    """Result of the read of one key.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A kvstore that is described but not opened: JSON, or a URL, and back."""
+"""Specs of kvstores that are not opened, from and to JSON and URLs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENSORSTORE_ADAPTER: Final = "TensorStore adapter"
 
 
 def as_text(key: str | bytes) -> str:
-    """A key as the drivers know it; bytes that are not UTF-8 survive as surrogates."""
+    """Return a key as text; bytes that are not UTF-8 become surrogates."""
     if isinstance(key, str) and key.isascii():
         return key
     try:
@@ -39,7 +39,7 @@ def as_text(key: str | bytes) -> str:
 
 
 def append_component(path: str, component: str) -> str:
-    """Join with a slash, unless there is one or nothing to separate.
+    """Join two parts with a slash, unless there is one or a part is empty.
 
     >>> append_component("a", "b"), append_component("a/", "b"), append_component("", "b")
     ('a/b', 'a/b', 'b')
@@ -49,7 +49,7 @@ def append_component(path: str, component: str) -> str:
 
 
 class KvStoreSpec:
-    """Parsed representation of a kvstore's JSON or URL, ``KvStore.Spec``.
+    """Spec of a kvstore, ``KvStore.Spec``, parsed from JSON or a URL.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class KvStoreSpec:
     Raises
     ------
     MetadataError
-        If it is not valid, in TensorStore's words.
+        If `json` is not valid; the message is TensorStore's.
 
     Examples
     --------
@@ -115,18 +115,18 @@ class KvStoreSpec:
         return self
 
     def without_context(self) -> KvStoreSpec:
-        """Return the same, with the default context resources."""
+        """Return the spec with the default context resources."""
         return self.from_parts(self._driver.without_references(), self._path)
 
     def retaining(self, driver: KvStoreDriver) -> KvStoreSpec:
-        """Return the same; opening it uses the context resources of an opened driver again."""
+        """Return the spec bound to the context resources of an opened driver."""
         spec = self.copy()
         spec._opened = driver
         return spec
 
     @property
     def driver(self) -> DriverSpec:
-        """What the spec says about the driver."""
+        """Spec of the driver."""
         return self._driver
 
     @property
@@ -142,7 +142,7 @@ class KvStoreSpec:
 
     @property
     def base(self) -> KvStoreSpec | None:
-        """The kvstore that an adapter lies in; None for all others."""
+        """Spec of the kvstore in which an adapter lies; None for others."""
         base: KvStoreSpec | None = self._driver.base
         if base is not None and self._opened is not None and self._opened.base is not None:
             return base.retaining(self._opened.base.driver)
@@ -154,12 +154,12 @@ class KvStoreSpec:
         return self._driver.to_url(self._path)
 
     def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
-        """JSON representation.
+        """Return the JSON representation.
 
         Parameters
         ----------
         include_defaults : bool
-            Whether members appear that have their default value.
+            Whether to include members with their default value.
         """
         json = self._driver.to_json(include_defaults=include_defaults)
         json["driver"] = self._driver.id
@@ -182,7 +182,7 @@ class KvStoreSpec:
         return spec
 
     def open_driver(self, context: Context | None) -> KvStoreDriver:
-        """Open the driver; its context is `context` (or a new one) and below that our own."""
+        """Open the driver in `context` (or a new one), below which the spec's own context lies."""
         if self._opened is not None:
             return self._opened.rooted(self._path)
         if self._context is not None:
@@ -222,7 +222,7 @@ def _normalise_context(json: JsonValue) -> JsonValue:
 
 
 def refuse_password(url: str) -> None:
-    """Raise MetadataError, which does not show it, if there is a user name or password in a URL."""
+    """Raise MetadataError without showing it if a URL contains a user name or password."""
     match = re.match(r"([^:/|]+)://[^/|?#]*@", url)
     if match and match[1] not in ("file", "memory"):
         what = "A user name and password are not allowed in a URL"
@@ -251,7 +251,7 @@ def _from_url(url: str) -> KvStoreSpec:
 
 
 def path_spec(path: os.PathLike[str]) -> KvStoreSpec:
-    """The file kvstore at a path that is an object: unlike text, it is never part of a URL."""
+    """Return the file kvstore at a path object, which unlike text is never part of a URL."""
     return root_spec(UrlComponent("file", os.fsdecode(path), plain=True))
 
 
@@ -264,31 +264,31 @@ def _misplaced(component: UrlComponent, role: str) -> MetadataError:
 
 
 class RootKind(DriverKind, Protocol):
-    """A kvstore with which a URL pipeline begins."""
+    """Kind of kvstore with which a URL pipeline begins."""
 
     def from_url(self, component: UrlComponent) -> tuple[DriverSpec, str]:
-        """Driver spec and path of a URL component."""
+        """Return driver spec and path of a URL component."""
 
 
 @runtime_checkable
 class JoiningKind(Protocol):
-    """A kvstore of which another member of its JSON than ``path`` holds a path as well."""
+    """Kind of kvstore whose JSON has a path in another member than ``path`` too."""
 
     def joined(self, driver: DriverSpec, path: str) -> tuple[DriverSpec, str]:
-        """Driver spec without a path of its own, and the path of both."""
+        """Return a driver spec without a path of its own, and the joined path."""
 
 
 class AdapterKind(DriverKind, Protocol):
-    """A kvstore that lies in another one, which stands before it in a URL pipeline."""
+    """Kind of kvstore that lies in another one, the component before it in a URL pipeline."""
 
     def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[DriverSpec, str]:
-        """Driver spec and path of a URL component that is applied to `base`."""
+        """Return driver spec and path of a URL component that is applied to `base`."""
 
 
 def find_scheme(scheme: str) -> tuple[str, Any]:
-    """What a URL scheme is, one of the constants above, and the kind of driver it stands for.
+    """Return the class of a URL scheme, one of the constants above, and its kind of driver.
 
-    ``("", None)`` if there is no such scheme.
+    The result for an unknown scheme is ``("", None)``.
     """
     kind: Any = registry.find_scheme("kvstores", scheme)
     if kind is not None:
@@ -300,7 +300,7 @@ def find_scheme(scheme: str) -> tuple[str, Any]:
 
 
 def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
-    """The error for a scheme that nobody knows, with those that it may have been meant to be."""
+    """Return the error for an unknown scheme, with similar schemes."""
     known = registry.schemes()
     meant = difflib.get_close_matches(component.scheme.lower(), known)
     if meant:
@@ -312,12 +312,12 @@ def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
 
 
 def root_spec(component: UrlComponent) -> KvStoreSpec:
-    """The kvstore that the first component of a URL pipeline names.
+    """Return the kvstore of the first component of a URL pipeline.
 
     Raises
     ------
     MetadataError
-        If that is no root kvstore, or the rest is not what its scheme wants.
+        If the scheme is not that of a root kvstore, or the rest is invalid.
     """
     role, kind = find_scheme(component.scheme)
     if not role:
@@ -337,7 +337,7 @@ def root_spec(component: UrlComponent) -> KvStoreSpec:
 
 
 def adapted(kind: AdapterKind, component: UrlComponent, base: KvStoreSpec) -> KvStoreSpec:
-    """The adapter that another component of a URL pipeline names, applied to `base`."""
+    """Return the adapter of a later component of a URL pipeline, applied to `base`."""
     driver, path = kind.from_url(component, base)
     kind.check_path(path)
     return KvStoreSpec.from_parts(driver, path)

@@ -78,7 +78,7 @@ class FileKvStore(KvStoreDriver):
     Parameters
     ----------
     path : str
-        The root that links must not lead out of; keys outside it are legal to name.
+        The root that links must not leave; keys outside of it may be named.
     spec : FileSpec
     options : FileOptions
         Values of the context resources.
@@ -205,7 +205,7 @@ class FileKvStore(KvStoreDriver):
         result: ReadColumns,
         direct: DirectReads | None,
     ) -> None:
-        """As :meth:`_read_one`, but not while a thread of this process writes the same file."""
+        """Read one key while no thread of this process writes the same file."""
         del direct  # What is read past the host goes on after the lock is released.
         with thread_lock(key):
             self._read_one(i, key, request, result, None)
@@ -387,12 +387,12 @@ def _read_range(
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """What a spec says about a file kvstore.
+    """Spec of a file kvstore.
 
     Attributes
     ----------
     references : mapping of str to JsonValue
-        Context resources that are not the default ones, by identifier.
+        Context resources other than the default ones, by identifier.
     """
 
     references: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Temporary files that become a key by being renamed, and what is left of them after a crash.
+"""Temporary files that become a key by a rename, and their removal after a crash.
 
 A value is written to ``<key>.<pid>-<tag>.__lock`` beside the key and then renamed onto it, so a
 reader sees the old value or the new one and never a part. The suffix makes TensorStore hide the
@@ -60,7 +60,7 @@ def _read_text(path: str) -> str:
 
 
 def temporary_name(name: str) -> str:
-    """A new name for a file that belongs to `name`, which :func:`clean_up` knows."""
+    """Return a new name for a file that belongs to `name`; :func:`clean_up` recognises it."""
     ending = f".{os.getpid()}-{_origin_tag()}{secrets.token_hex(4)}{LOCK_SUFFIX}"
     room = _MAX_NAME_NBYTES - len(ending)
     encoded = os.fsencode(name)
@@ -89,12 +89,12 @@ class TemporaryFile:
     Attributes
     ----------
     status : os.stat_result
-        Of the written file; it identifies the version of the key after :meth:`rename`.
+        Status of the written file, which identifies the version of the key after :meth:`rename`.
 
     Raises
     ------
     OSError
-        From the system; nothing is left behind.
+        From the system; no file is left behind.
     """
 
     __slots__ = ("_directory", "_key_name", "_name", "status")
@@ -130,7 +130,7 @@ class TemporaryFile:
 
 
 def write_all(fd: int, pieces: Iterable[Buffer]) -> None:
-    """Write bytes into an open file, where it stands."""
+    """Write bytes into an open file at its position."""
     for piece in pieces:
         rest = memoryview(piece).cast("B")
         while rest:
@@ -149,14 +149,14 @@ def _fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
 
 
 def clean_up(directory: int, *, remove_locks: bool) -> int:
-    """Remove what killed writers left in a directory.
+    """Remove the files that killed writers left in a directory.
 
     Parameters
     ----------
     directory : int
         File descriptor of the directory.
     remove_locks : bool
-        Whether lock files that no process holds go too; not if their existence is the lock.
+        Whether to remove lock files that no process holds; False where their existence is the lock.
 
     Returns
     -------

@@ -48,11 +48,11 @@ class WriteBatch:
     Parameters
     ----------
     root : Root
-        Nothing outside it is changed.
+        Root of the store, outside of which nothing is changed.
     options : FileOptions
     link : bool, optional
-        Whether there are so many keys that one lock file for them all pays. It lies in one of
-        their directories, so not if those are to be removed.
+        Whether the batch is large enough for a shared lock file. The file lies in one of the keys'
+        directories, so these must not be removed in the batch.
     """
 
     __slots__ = ("_cancel", "_directories", "_linked", "_options", "_root")
@@ -68,11 +68,11 @@ class WriteBatch:
 
     @property
     def error(self) -> dict[int, StoreIOError]:
-        """After :meth:`close`: by position, the changes that may not have reached the disk."""
+        """Changes that may not have reached the disk, by position, after :meth:`close`."""
         return self._directories.error
 
     def close(self) -> None:
-        """Sync what has changed, and close all files."""
+        """Sync the changes, and close all files."""
         try:
             if self._linked is not None:
                 self._linked.close()
@@ -100,7 +100,7 @@ class WriteBatch:
         Raises
         ------
         OSError
-            Of which the caller makes a StoreIOError that names the key.
+            The caller turns it into a StoreIOError that names the key.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -149,7 +149,7 @@ class WriteBatch:
         return generation_of(status)
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
-        """Replace one key; as :meth:`KvStoreDriver.replace`. All of it happens under the lock."""
+        """Replace one key by :meth:`KvStoreDriver.replace`, all of it under the lock."""
         parent = parent_of(key)
         name = key[len(parent) :]
         for _ in range(_ATTEMPTS):
@@ -191,13 +191,13 @@ class WriteBatch:
         )
 
     def _cancelled(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-        """The same pieces, until Ctrl-C."""
+        """Yield the same pieces, until Ctrl-C."""
         for piece in pieces:
             self._cancel.check()
             yield piece
 
     def delete(self, index: int, key: str, if_equal: bytes) -> bytes:
-        """Delete one key; as :meth:`write`."""
+        """Delete one key; arguments and results of :meth:`write`."""
         parent = parent_of(key)
         name = key[len(parent) :]
         absent = ABSENT if condition_holds(if_equal, ABSENT) else b""
@@ -222,7 +222,7 @@ class WriteBatch:
         return ABSENT
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory, without its abandoned files, if nothing else is in it."""
+        """Remove a directory with its abandoned files, if it is empty otherwise."""
         parent = parent_of(path)
         try:
             self._directories.open(path, index=-1, create=False)

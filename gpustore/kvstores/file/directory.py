@@ -1,4 +1,4 @@
-"""The directories one batch of writes touches: made, kept open, and synced once each."""
+"""Directories of one batch of writes: made, kept open, and synced once each."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Directories:
     Parameters
     ----------
     root : Root
-        Nothing outside it is opened.
+        Root of the store, outside of which nothing is opened.
     sync : bool
         Whether changed directories must reach the disk.
     remove_locks : bool
-        Passed to :func:`clean_up`.
+        Argument of :func:`clean_up`.
 
     Attributes
     ----------
     error : dict of int to StoreIOError
-        By position in the batch: changes that may not have reached the disk.
+        Changes that may not have reached the disk, by position in the batch.
     """
 
     __slots__ = ("_changed", "_fds", "_remove_locks", "_root", "_sync", "error")
@@ -55,20 +55,20 @@ class Directories:
         self.error: dict[int, StoreIOError] = {}
 
     def open(self, path: str, *, index: int, create: bool) -> int:
-        """A file descriptor of directory `path`, which ends in a slash or is empty.
+        """Return a file descriptor of directory `path`, which ends in a slash or is empty.
 
         Parameters
         ----------
         path : str
         index : int
-            Position in the batch, to which failures to sync are attributed.
+            Position in the batch, for errors of a later sync.
         create : bool
-            Whether to make it, and those above it, if it does not exist.
+            Whether to make the directory and its parents if missing.
 
         Raises
         ------
         FileNotFoundError
-            If it does not exist and is not to be made.
+            If the directory is missing and `create` is False.
         StoreIOError
             For any other failure.
         """
@@ -99,7 +99,7 @@ class Directories:
         return fd
 
     def clean(self, path: str, *, again: bool = False) -> None:
-        """Rid an open directory of abandoned files, once a process or again."""
+        """Remove abandoned files from an open directory, once a process or again."""
         fd = self._fds[path]
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
@@ -113,7 +113,7 @@ class Directories:
             clean_up(fd, remove_locks=self._remove_locks)
 
     def changed(self, path: str, index: int) -> None:
-        """Note that entry `index` of the batch changed directory `path`."""
+        """Record that entry `index` of the batch changed directory `path`."""
         self._changed.setdefault(path, []).append(index)
 
     def forget(self, path: str) -> None:
@@ -132,6 +132,6 @@ class Directories:
             os.close(fd)
 
     def close(self) -> None:
-        """Sync and close them all."""
+        """Sync and close all directories."""
         while self._fds:
             self.forget(next(iter(self._fds)))

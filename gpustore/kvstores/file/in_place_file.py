@@ -1,8 +1,8 @@
 """Files that are written in place, where a file system cannot rename or lock.
 
-The old value is gone as soon as the new one begins to be written. The file is cut to nothing
-first: what a killed writer leaves is the beginning of the new value, which is too short, and never
-a mixture of two values that is as long as either.
+The old value is lost as soon as writing begins. The file is truncated to zero bytes first, so a
+killed writer leaves the beginning of the new value, which is too short, and never a mixture of two
+values with the length of either.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 def write_in_place(
     root: Root, key: str, value: Buffer, *, create: bool, sync: bool
 ) -> os.stat_result | None:
-    """Make the bytes of a file those of `value`.
+    """Write `value` into the file of a key.
 
     Parameters
     ----------
     root : Root
-        What links must not lead out of; those that do not are followed.
+        Root that links must not leave; links inside it are followed.
     key : str
         A checked path in a directory that exists.
     value : Buffer
     create : bool
-        Whether the file must not exist yet. This holds between processes too.
+        Whether the file must not exist; atomic also between processes.
     sync : bool
         Whether the bytes reach the disk before this returns.
 
     Returns
     -------
     os.stat_result or None
-        Of the written file; None if it exists and must not.
+        Status of the written file; None if it exists and must not.
 
     Raises
     ------
     FileNotFoundError
         If the directory has been removed.
     OSError
-        From the system; the file holds any part of the value.
+        From the system; the file then holds any part of the value.
     StoreIOError
-        If it cannot be opened, or is not a regular file.
+        If the file cannot be opened, or is not a regular file.
     """
     opened = open_regular(root, key, CREATE_FLAGS if create else OVERWRITE_FLAGS)
     if isinstance(opened, int):

@@ -1,4 +1,4 @@
-"""Which paths can be keys of a file kvstore."""
+"""Paths and keys of a file kvstore: parsing of URLs, and checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def path_from_url(component: UrlComponent) -> str:
-    """Path of ``file:///absolute``, ``file://relative`` or a path as people type it."""
+    """Return the path of ``file:///absolute``, ``file://relative`` or a path in shell notation."""
     path = component.path
     if component.plain:
         path = _typed(path)
@@ -57,7 +57,7 @@ def check_path(path: str) -> None:
 
 
 def check_tail(tail: str, key: str) -> None:
-    """Raise InvalidKeyError if the part of a key below the root is illegal. 0.3 us."""
+    """Raise InvalidKeyError if the part of a key below the root is illegal."""
     if (
         tail[:1] in ("", "/", ".")
         or tail[-1] == "/"

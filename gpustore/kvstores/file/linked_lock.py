@@ -6,8 +6,8 @@ time. A hard link of a file that is there already costs a directory entry. Other
 :mod:`~gpustore.kvstores.file.lock` describes: a locked file of that name, which is gone, or
 another, by the time they get the lock.
 
-The file is locked only while it has a key's name, and nothing is waited for meanwhile. Who waits
-for one of the keys may have to wait until the batch is done.
+The file is locked only while it has a key's name, and the batch waits for no other lock meanwhile.
+Another writer of one of the keys may have to wait until the end of the batch.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Therefore:
 3. compare the locked file with the one that has the name now; if they differ, close and retry;
 4. do the work, remove the name while still holding the lock, and close.
 
-A lock file that a killed process left behind is simply locked again. Between threads of one
-process a lock per key (striped) is taken first.
+A lock file that a killed process left behind is locked again. Between threads of one process a lock
+per key (striped) is taken first.
 
 Source: TensorStore ``kvstore/file/file_key_value_store.cc``.
 """
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_renew_stripes)
 
 
 def thread_lock(key: str) -> threading.Lock:
-    """The lock that threads of this process hold while they write `key`."""
+    """Return the lock that threads of this process hold while they write `key`."""
     return _STRIPES[hash(key) % len(_STRIPES)]
 
 
@@ -80,10 +80,10 @@ def hold(
         (for file systems without locks), ``"none"`` or ``"non_atomic"`` to exclude only threads
         of this process.
     timeout_s : float
-        How long mode ``"lockfile"`` waits, in seconds. Mode ``"os"`` waits until the lock is
-        free, as TensorStore does: a lock of the system ends with the process that holds it.
+        Longest wait of mode ``"lockfile"``, in seconds. Mode ``"os"`` waits until the lock is free,
+        as TensorStore does: a lock of the system ends with the process that holds it.
     linked : LinkedLock, optional
-        Spares mode ``"os"`` a lock file of its own, unless it would have to wait.
+        Shared lock file that mode ``"os"`` uses if it need not wait.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def _create_exclusively(directory: int, lock_name: str, key: str, timeout_s: flo
 
 
 def remove_abandoned(directory: int, lock_name: str) -> bool:
-    """Remove a lock file that nobody holds; return whether it is gone."""
+    """Remove a lock file that no process holds; return whether it was removed."""
     try:
         fd = os.open(lock_name, _OPEN_FLAGS & ~os.O_CREAT, dir_fd=directory)
     except FileNotFoundError:

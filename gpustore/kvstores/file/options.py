@@ -1,4 +1,4 @@
-"""How a file kvstore works, as its context resources say."""
+"""Options of a file kvstore, from its context resources."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ RESOURCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """How a file kvstore works: the values of its context resources.
+    """Options of a file kvstore: the values of its context resources.
 
     Attributes
     ----------
     sync : {"full", "file", "none"}
-        What reaches the disk before a write is done: the file and its directory, only the file,
-        or nothing.
+        Parts that reach the disk before a write is done: file and directory, the file only, or
+        none.
     mode : {"default", "memmap", "direct"}
-        How files are read: "direct" past the page cache, the others through it.
+        Method of reading: "direct" past the page cache, the others through it.
     locking : FileIoLocking
     retries : Retries
     executor : Executor
-        The threads its operations should run on.
+        Threads for its operations.
     """
 
     sync: FileIoSync
@@ -50,7 +50,7 @@ class FileOptions:
 
     @classmethod
     def from_resources(cls, resources: Mapping[str, Context.Resource]) -> FileOptions:
-        """The options that bound context resources stand for."""
+        """Return the options of bound context resources."""
         return cls(
             sync=resources["file_io_sync"].value,
             mode=resources["file_io_mode"].value,

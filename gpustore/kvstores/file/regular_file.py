@@ -1,4 +1,4 @@
-"""Regular files of a store: opened, and nothing that only looks like one; their generation."""
+"""Regular files of a store: opening with a check of the file type, and generations."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def open_regular(root: Root, key: str, flags: int = READ_FLAGS) -> tuple[int, os
     Parameters
     ----------
     root : Root
-        What links must not lead out of.
+        Root that links must not leave.
     key : str
         A checked path.
     flags : int, optional
-        As :meth:`Root.open` takes them.
+        Flags of :meth:`Root.open`.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def open_regular(root: Root, key: str, flags: int = READ_FLAGS) -> tuple[int, os
     Raises
     ------
     StoreIOError
-        If it is something else than a regular file.
+        If the file is not a regular file.
     """
     fd = -errno.ESTALE
     for _ in range(_ATTEMPTS):
@@ -72,5 +72,5 @@ def open_regular(root: Root, key: str, flags: int = READ_FLAGS) -> tuple[int, os
 
 
 def generation_of(status: os.stat_result) -> bytes:
-    """The generation of a key whose file has this status."""
+    """Return the generation of a key whose file has this status."""
     return _pack_generation(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

@@ -1,8 +1,8 @@
-"""Opens files and directories without leaving the root of their store.
+"""Opening of files and directories without leaving the root of their store.
 
-A symbolic link below the root may lead elsewhere in the store but not out of it; the root itself
-and everything above it are the user's own choice and may be links. ``openat2`` lets the kernel
-enforce this in the same system call that opens the file:
+A symbolic link below the root may lead elsewhere in the store but not out of it. The user chooses
+the root itself and everything above it, which may be links. ``openat2`` lets the kernel enforce
+this in the same system call that opens the file:
 
 1. open the whole path, refusing every link: the common case, nothing more to check;
 2. on a link, open the root, and the rest of the path beneath it;
@@ -87,13 +87,13 @@ def _have_openat2() -> bool:
 
 
 class Root:
-    """The place below which a store may open files.
+    """Directory or prefix below which a store may open files.
 
     Parameters
     ----------
     path : str
-        Path of the kvstore as the user gave it. If it does not end in a slash it may be a
-        directory, a file, or the common beginning of several names.
+        Path of the kvstore. Without a final slash it may be a directory, a file, or the common
+        beginning of several names.
     """
 
     __slots__ = ("_openat2", "_root_has_link", "path")
@@ -104,7 +104,7 @@ class Root:
         self._root_has_link = False
 
     def directory_of(self, key: str) -> str | None:
-        """The directory that `key` must stay in, with its slash; None if `key` is the root."""
+        """Return the directory, with its slash, that `key` must stay in; None for the root."""
         path = self.path
         if key.startswith(path) and len(key) > len(path):
             if not path or path.endswith("/"):
@@ -115,7 +115,7 @@ class Root:
         return None
 
     def open(self, key: str, flags: int) -> int:
-        """Open a whole path.
+        """Open a path.
 
         Parameters
         ----------
@@ -207,16 +207,16 @@ _STATUS: Final = {
 
 
 def io_error(code: int | OSError, action: str, key: str) -> StoreIOError:
-    """The typed error for a failed system call.
+    """Return the typed error for a failed system call.
 
     Parameters
     ----------
     code : int or OSError
-        What went wrong; an exception becomes the cause.
+        Error number or exception; an exception becomes the cause.
     action : str
         The infinitive that follows "Failed to".
     key : str
-        The file it happened to.
+        The file of the system call.
     """
     number = code if isinstance(code, int) else code.errno or errno.EIO
     error = StoreIOError(

@@ -1,8 +1,8 @@
-"""Reads past the page cache (``O_DIRECT``), where the file system can.
+"""Reads past the page cache (``O_DIRECT``), where the file system supports them.
 
-Offset, length and address of such a read have to be multiples of the block size, so whole pages are
-read into memory of the thread, and what was asked for is copied from there. A file system that
-refuses is read through the page cache, and this is counted.
+Offset, length and address of such a read must be multiples of the block size, so whole pages are
+read into a buffer of the thread, and the requested bytes are copied from there. Refused reads go
+through the page cache, and are counted.
 
 Source: ``open(2)``.
 """
@@ -48,7 +48,7 @@ def _bounce() -> memoryview:
 
 
 def start_unbuffered(fd: int) -> bool:
-    """Have an open file read past the page cache; return whether that is possible."""
+    """Switch an open file to reads past the page cache; return whether that is possible."""
     possible = bool(_O_DIRECT)
     if possible:
         try:
@@ -69,14 +69,14 @@ def read_unbuffered(fd: int, out: memoryview, offset: int) -> int:
     ----------
     fd : int
     out : memoryview
-        Where the bytes go; of any address and length.
+        Memory for the bytes, with any address and length.
     offset : int
-        First byte in the file; any.
+        First byte in the file, at any offset.
 
     Returns
     -------
     int
-        How many bytes of `out` were filled; 0 at the end of the file.
+        Number of bytes of `out` that were filled; 0 at the end of the file.
     """
     bounce = _bounce()
     skip = offset % _ALIGNMENT

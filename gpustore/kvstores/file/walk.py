@@ -1,4 +1,4 @@
-"""Walks the directories below the root of a file kvstore."""
+"""Traversal of the directories below the root of a file kvstore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def walk(
     root: Root, inclusive_min: str, exclusive_max: str | None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each directory that may contain keys of a range, and those keys."""
+    """Yield each directory that may contain keys of a range, with those keys."""
     first = max(inclusive_min, root.path)
     end = prefix_end(root.path)
     if exclusive_max is not None and (end is None or exclusive_max < end):
@@ -48,7 +48,7 @@ def walk(
 
 
 def scan(root: Root, directory: str) -> list[tuple[str, bool]]:
-    """Names in a directory that are not hidden, and whether each is a directory itself."""
+    """Return the names in a directory that are not hidden, each with whether it is a directory."""
     fd = root.open(directory, DIRECTORY_FLAGS)
     if fd < 0:
         if fd in (-errno.ENOENT, -errno.ENOTDIR):
@@ -68,7 +68,7 @@ def scan(root: Root, directory: str) -> list[tuple[str, bool]]:
 
 
 def within(inner_min: str, inner_max: str | None, outer_min: str, outer_max: str | None) -> bool:
-    """Whether a range of keys lies in another."""
+    """Return whether a range of keys lies in another."""
     if outer_max is not None and (inner_max is None or inner_max > outer_max):
         return False
     return outer_min <= inner_min
