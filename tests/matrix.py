@@ -41,7 +41,7 @@ def each(
     split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     axis = [_case(split, case) for case in cases]
     if ids is not None:
-        axis = [Case(label, case.values) for label, case in zip(ids, axis, strict=True)]
+        axis = [Case(str(label), case.values) for label, case in zip(ids, axis, strict=True)]
     if not axis:
         raise ValueError(f"no cases for {names}")
 

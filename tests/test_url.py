@@ -14,6 +14,7 @@ from gpustore.url import (
     encode_path,
     parse_pipeline,
 )
+from tests.matrix import each
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -75,7 +76,7 @@ ROOTS = {
 }
 
 
-@pytest.mark.parametrize(("url", "component"), ROOTS.items(), ids=ROOTS.keys())
+@each(("url", "component"), ROOTS.items(), ids=ROOTS.keys())
 def test_root_is_parsed(url, component):
     (root,) = parse_pipeline(url)
     assert root == component
@@ -99,7 +100,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("path", PLAIN)
+@each("path", PLAIN)
 def test_plain_path_is_taken_literally(path):
     assert parse_pipeline(path) == (UrlComponent("file", path, plain=True),)
     root, driver = parse_pipeline(f"{path}|zarr3:")
@@ -129,7 +130,7 @@ APPLIED = {
 }
 
 
-@pytest.mark.parametrize(("text", "component"), APPLIED.items(), ids=APPLIED.keys())
+@each(("text", "component"), APPLIED.items(), ids=APPLIED.keys())
 def test_applied_component_is_parsed(text, component):
     if component is None:
         with pytest.raises(MetadataError, match=r"^unsupported URL scheme: "):
@@ -165,7 +166,7 @@ DOTS = [
 ]
 
 
-@pytest.mark.parametrize("url", DOTS)
+@each("url", DOTS)
 def test_dots_are_refused_and_never_normalised_away(url):
     with pytest.raises(InvalidKeyError, match=r'^Invalid key: ".*": "\.\." is not allowed'):
         parse_pipeline(url)
@@ -198,7 +199,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("url", "message"), ERRORS.items(), ids=ERRORS.keys())
+@each(("url", "message"), ERRORS.items(), ids=ERRORS.keys())
 def test_wrong_syntax_is_explained(url, message):
     with pytest.raises(MetadataError) as caught:
         parse_pipeline(url)
@@ -212,7 +213,7 @@ def parse_and_require_paths(url):
         component.require_path_only("TensorStore")
 
 
-@pytest.mark.parametrize("url", [*ERRORS, "memory://a?x", "memory://a#x", "memory://a|zarr3:b?x"])
+@each("url", [*ERRORS, "memory://a?x", "memory://a#x", "memory://a|zarr3:b?x"])
 def test_errors_are_those_of_tensorstore(url):
     ts = pytest.importorskip("tensorstore")
     with pytest.raises(ValueError, match=r"URL") as theirs:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends import host
 from gpustore.backends.stack import stacks
+from tests.matrix import each
 
 
 @settings(max_examples=300)
@@ -57,7 +58,7 @@ METADATA = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "dtype"),
     [*itertools.product(METADATA, ["uint16", "bool"]), ("sharded", "int4")],
 )

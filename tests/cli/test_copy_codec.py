@@ -3,14 +3,15 @@
 import pytest
 
 from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
+from tests.matrix import each
 
 WORDS = ["none", "zstd", "zstd:-5", "zstd:19", "gzip", "gzip:9", "blosc", "blosc:9"] + [
     f"blosc-{cname}:3" for cname in ("lz4", "lz4hc", "blosclz", "zstd", "zlib", "snappy")
 ]
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("itemsize", [1, 8])
+@each("word", WORDS)
+@each("itemsize", [1, 8])
 def test_what_is_named_survives_the_way_to_zarr2_and_back(word, itemsize):
     codecs = codecs_named(word, itemsize)
     compressor, notes = compressor_of(codecs)
@@ -18,7 +19,7 @@ def test_what_is_named_survives_the_way_to_zarr2_and_back(word, itemsize):
     assert codecs_of(compressor, itemsize) == (codecs, [])
 
 
-@pytest.mark.parametrize(
+@each(
     "word", ["", "lzma", "zstd:", "zstd-lz4", "gzip:x", "blosc-lzma", "none:1", "zstd:9 ", "ZSTD"]
 )
 def test_other_words_are_errors_that_say_which_there_are(word):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.matrix import each
+
 
 @pytest.fixture(params=[2, 3])
 def hierarchy(tmp_path, request):
@@ -83,7 +85,7 @@ def test_consolidated_metadata_and_other_chunk_grids(gpustore_command, tmp_path)
     assert facts["members"]["a"]["chunk"] is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("files", "reason"),
     [
         ({".zgroup": {"zarr_format": 2}, ".zattrs": [1]}, '/.zattrs": Expected object'),
@@ -95,7 +97,7 @@ def test_consolidated_metadata_and_other_chunk_grids(gpustore_command, tmp_path)
         ({}, "Failed to detect format for local file"),
     ],
 )
-@pytest.mark.parametrize("command", ["info", "copy"])
+@each("command", ["info", "copy"])
 def test_damaged_group_says_why_it_is_none(gpustore_command, tmp_path, command, files, reason):
     place = tmp_path / "h.zarr"
     place.mkdir()

@@ -11,6 +11,7 @@ import pytest
 import gpustore
 from gpustore.cli import keys
 from tests.kvstores.http.http_server import HttpServer
+from tests.matrix import each
 
 VALUES = {
     "zarr.json": b'{"a": [1, "\xc3\xa9"]}',
@@ -183,7 +184,7 @@ def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
     assert json.loads(out)["bytes"] == 500
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "name", "text"),
     [
         ("ls", "none", "there is nothing at file://"),

@@ -1,11 +1,10 @@
 """What is shown, where there is a terminal and where there is none."""
 
-import pytest
-
 from gpustore.cli.screen import Screen, format_nbytes
+from tests.matrix import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("nbytes", "text"),
     [
         (0, "0 B"),

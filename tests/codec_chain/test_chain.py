@@ -1,6 +1,5 @@
 """Chains against TensorStore and zarr-python, limits, and the promises of decoding."""
 
-import json
 import threading
 
 import numpy as np
@@ -18,6 +17,7 @@ from gpustore.metadata.component import select
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.limits import Limits
 from tests.codecs.contract import make_payload
+from tests.matrix import each
 
 CHAINS = [
     ["bytes"],
@@ -94,8 +94,8 @@ class Oracle:
         return self.store.read().result()
 
 
-@pytest.mark.parametrize("name", V3_TYPES)
-@pytest.mark.parametrize("codecs", CHAINS, ids=str)
+@each("name", V3_TYPES)
+@each("codecs", CHAINS)
 def test_v3_chunks_are_those_of_tensorstore(codecs, name):
     data_type, shape = DTYPES[name], (6, 50)
     metadata = {"shape": shape, "data_type": name, "codecs": codecs}
@@ -108,9 +108,9 @@ def test_v3_chunks_are_those_of_tensorstore(codecs, name):
     assert (oracle.read(encoded_array(chain, array)) == array).all()
 
 
-@pytest.mark.parametrize("name", V2_TYPES)
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+@each("name", V2_TYPES)
+@each("order", ["C", "F"])
+@each("compressor", COMPRESSORS)
 def test_v2_chunks_are_those_of_tensorstore(compressor, order, name):
     shape = (6, 50)
     native = DTYPES[name].numpy_dtype if name in DTYPES else np.dtype(name)
@@ -124,7 +124,7 @@ def test_v2_chunks_are_those_of_tensorstore(compressor, order, name):
     assert (oracle.read(encoded_array(chain, array)) == array).all()
 
 
-@pytest.mark.parametrize(
+@each(
     "codecs",
     [
         zarr.codecs.GzipCodec(level=1),
@@ -135,9 +135,8 @@ def test_v2_chunks_are_those_of_tensorstore(compressor, order, name):
         zarr.codecs.BloscCodec(shuffle="bitshuffle", clevel=9),
         zarr.codecs.BloscCodec(shuffle="noshuffle", blocksize=1024),
     ],
-    ids=lambda codec: json.dumps(codec.to_dict()),
 )
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float64"])
+@each("dtype", ["uint8", "uint16", "float64"])
 def test_v3_chunks_of_zarr_python_are_read(codecs, dtype):
     store = {}
     written = zarr.create_array(

@@ -12,7 +12,7 @@ from gpustore.data_types.dtype import DTYPES
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.metadata.zarr2_member import UNSET
-from gpustore.strict_json.parsing import text
+from tests.matrix import each
 
 
 def named(codecs):
@@ -86,8 +86,8 @@ PARTIAL = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int4", "uint8", "uint16", "bfloat16", "complex128"])
-@pytest.mark.parametrize("codecs", PARTIAL, ids=str)
+@each("dtype", ["bool", "int4", "uint8", "uint16", "bfloat16", "complex128"])
+@each("codecs", PARTIAL)
 def test_completes_v3_as_tensorstore_does(codecs, dtype):
     completed = complete_v3(named(codecs), DTYPES[dtype], 1)
     assert to_json(completed) == created_v3(codecs, dtype)
@@ -138,7 +138,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("codecs", WRONG, ids=str)
+@each("codecs", WRONG)
 def test_refuses_wrong_v3_constraints_in_tensorstores_words(codecs):
     with pytest.raises(ValueError, match="Error parsing") as theirs:
         created_v3(codecs, "uint16")
@@ -221,7 +221,7 @@ def opened_v3(codecs):
     return tensorstore.open(spec, context=context).result().codec.to_json()["codecs"]
 
 
-@pytest.mark.parametrize("codecs", STORED, ids=str)
+@each("codecs", STORED)
 def test_stored_codecs_must_say_what_tensorstore_wants(codecs):
     expected, theirs = attempt(opened_v3, codecs)
     if theirs is None:
@@ -268,7 +268,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS, ids=str)
+@each(("a", "b"), PAIRS)
 def test_merges_v3_as_tensorstore_does(a, b):
     constraint = tensorstore.CodecSpec({"driver": "zarr3", "codecs": b})
     expected, theirs = attempt(created_v3, a, "uint16", codec=constraint)
@@ -308,7 +308,7 @@ V2_PARTIAL = [
 ]
 
 
-@pytest.mark.parametrize("members", V2_PARTIAL, ids=str)
+@each("members", V2_PARTIAL)
 def test_completes_v2_as_tensorstore_does(members):
     assert complete_v2(members.get("compressor", UNSET)) == created_v2(members)
 
@@ -332,7 +332,7 @@ V2_WRONG = [
 ]
 
 
-@pytest.mark.parametrize("compressor", V2_WRONG, ids=str)
+@each("compressor", V2_WRONG)
 def test_refuses_wrong_v2_constraints_in_tensorstores_words(compressor):
     with pytest.raises(ValueError, match="Error parsing") as theirs:
         created_v2({"compressor": compressor})
@@ -379,7 +379,7 @@ V2_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b"), V2_PAIRS, ids=text)
+@each(("a", "b"), V2_PAIRS)
 def test_merges_v2_as_tensorstore_does(a, b):
     constraint = tensorstore.CodecSpec({"driver": "zarr", **b})
     mine, other = (members.get("compressor", UNSET) for members in (a, b))

@@ -25,6 +25,7 @@ from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import Members
+from tests.matrix import each
 
 THEIRS = {"vlen-utf8": numcodecs.vlen.VLenUTF8(), "vlen-bytes": numcodecs.vlen.VLenBytes()}
 SAMPLES = {"vlen-utf8": ["a", "", "hé\0", "日本😀"], "vlen-bytes": [b"a", b"", b"\xff\0", b"x" * 9]}
@@ -88,8 +89,8 @@ def test_a_damaged_stream_is_refused_or_is_another_legal_one(name, data):
     assert bytes(codec(name).encode(found)) == damaged
 
 
-@pytest.mark.parametrize("name", sorted(THEIRS))
-@pytest.mark.parametrize(
+@each("name", sorted(THEIRS))
+@each(
     ("encoded", "message"),
     [
         (b"", "Not enough data: expected at least 4 or 4 more; at byte 0"),

@@ -10,6 +10,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import each
 
 LITTLE = NamedConfiguration("bytes", {"endian": "little"})
 MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52, "complex64": 23}
@@ -53,8 +54,8 @@ def test_bits_are_those_of_the_reference(dtype, keepbits, seed, small):
     assert bytes(made.decode(encoded)) == bytes(encoded)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("keepbits", [1, 5, 9])
+@each("dtype", ["float16", "float32", "float64"])
+@each("keepbits", [1, 5, 9])
 def test_numbers_are_those_of_numcodecs(dtype, keepbits):
     elements = np.random.default_rng(1).normal(0, 100, 500).astype(dtype)
     expected = numcodecs.BitRound(keepbits).encode(elements)

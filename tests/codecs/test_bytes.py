@@ -13,6 +13,7 @@ from gpustore.codecs.bytes import CODEC
 from gpustore.data_types.dtype import DTYPES, float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.component import Component
+from tests.matrix import each
 
 SUB_BYTE = [int2, int4, float4_e2m1fn]
 
@@ -35,8 +36,8 @@ def test_sizes_are_computed_without_overflow():
     assert ChunkBytes.contiguous(np.dtype("u8"), (2**62, 2**62)).nbytes == 2**127
 
 
-@pytest.mark.parametrize("name", ["uint16", "float32", "complex128", "bfloat16"])
-@pytest.mark.parametrize("endian", ["little", "big"])
+@each("name", ["uint16", "float32", "complex128", "bfloat16"])
+@each("endian", ["little", "big"])
 def test_endian_is_the_stored_byte_order(name, endian):
     native = DTYPES[name].numpy_dtype
     layout = CODEC.layout({"endian": endian}, Component.whole(DTYPES[name]), (3,))

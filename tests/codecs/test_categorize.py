@@ -13,6 +13,7 @@ import gpustore
 from gpustore.codec_chain.resolve import resolve_v2
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
+from tests.matrix import each
 
 TEXT = st.text(st.sampled_from("abé𝄞 \0'\ud7ff"), max_size=4)
 INTEGERS = ["|u1", "|i1", "<u2", ">i4", "<u8"]
@@ -139,7 +140,7 @@ def test_exchange_with_zarr_python(tmp_path, dtype, astype, compressor, order):
     assert np.array_equal(found, np.where(words == "west", "", words))
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "error", "message"),
     [
         ({"labels": ["a"], "dtype": "|O"}, UnsupportedError, "Python objects"),

@@ -13,6 +13,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -21,8 +22,8 @@ def test_round_trip(payload):
     check_round_trip(stage("crc32c"), payload)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 1000, (256 << 10) + 1])
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@each("nbytes", [0, 1, 1000, (256 << 10) + 1])
+@each("kind", [bytes, bytearray, memoryview])
 def test_appends_the_checksum_little_endian(nbytes, kind):
     payload = make_payload(nbytes, "noise")
     expected = payload + google_crc32c.value(payload).to_bytes(4, "little")

@@ -19,6 +19,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 LEVELS = (0, 1, 2, 6)
 
@@ -39,8 +40,8 @@ def test_round_trip(level, payload):
     check_round_trip(stage("gzip", level=level), payload)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_000])
+@each("level", LEVELS)
+@each("nbytes", [0, 1, 4096, 100_000])
 def test_decodes_what_others_encode_and_the_reverse(level, nbytes):
     payload = make_payload(nbytes, "steps")
     codec = stage("gzip", level=level)
@@ -71,7 +72,7 @@ def check_damage_but_for_members(codec, payload):
         assert codec.decode(codec.encode(b"") * 2, 0, exact=True) == b""
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (0, 5, 0), (40_000, 40_000, 17), (1,) * 500])
+@each("sizes", [(1, 2), (0, 5, 0), (40_000, 40_000, 17), (1,) * 500])
 def test_accepts_members_that_together_are_one_chunk(sizes):
     codec = stage("gzip")
     parts = [make_payload(nbytes, "noise", i) for i, nbytes in enumerate(sizes)]

@@ -19,6 +19,7 @@ from tests.codecs.contract import (
     stage,
 )
 from tests.codecs.test_lz4 import check_zarr_python
+from tests.matrix import each
 
 DELTA = {"id": lzma.FILTER_DELTA, "dist": 2}
 LZMA1 = {"id": lzma.FILTER_LZMA1, "preset": 1}
@@ -53,8 +54,8 @@ def test_long_chunks(options):
     check_round_trip(stage("lzma", "v2", **options), make_payload(150_001, "noise"))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=text)
-@pytest.mark.parametrize("nbytes", [0, 1, 30_000])
+@each("options", OPTIONS)
+@each("nbytes", [0, 1, 30_000])
 def test_decodes_what_numcodecs_encodes_and_the_reverse(nbytes, options):
     payload = make_payload(nbytes, "steps")
     codec = stage("lzma", "v2", **options)
@@ -120,7 +121,7 @@ def test_what_the_library_refuses_is_unsupported():
         codec.decode(b"abc", 3, exact=True)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=text)
+@each("options", OPTIONS)
 def test_options_of_numcodecs_are_kept(options):
     stored = numcodecs.LZMA(**options).get_config()
     assert parse_v2(stored, stored=True) == stored
@@ -152,7 +153,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "reason"), WRONG, ids=text)
+@each(("options", "reason"), WRONG)
 def test_refuses_wrong_options(options, reason):
     with pytest.raises(MetadataError, match=r'^Error parsing object member "compressor"') as caught:
         parse_v2({"id": "lzma", **options}, stored=True)

@@ -14,6 +14,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import each
 
 SHAPE, CHUNKS = (7, 5, 4), (3, 2, 4)
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
@@ -60,8 +61,8 @@ def metadata_of(name, behind=()):
     }
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-@pytest.mark.parametrize("name", ["uint8", "int16", "uint32", "int64", "float32", "float64"])
+@each("compression", COMPRESSIONS)
+@each("name", ["uint8", "int16", "uint32", "int64", "float32", "float64"])
 def test_one_folder_is_both(tmp_path, name, compression):
     theirs_json, ours_json = COMPRESSIONS[compression]
     data = elements_of(name)
@@ -155,7 +156,7 @@ def test_damaged_blocks(value, message):
 TRANSPOSE = named("transpose", order=[1, 0])
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "codecs", "message"),
     [
         ("int16", [BIG], 'one "transpose"'),

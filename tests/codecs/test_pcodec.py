@@ -16,6 +16,7 @@ from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import each
 
 library = pytest.importorskip("pcodec")
 
@@ -42,9 +43,9 @@ def chain_of(name, count, **options):
     return resolve_v2({"id": "pcodec", **options}, None, component, (count,), "C")
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("count", [1, 700])
+@each("options", OPTIONS)
+@each("name", TYPES)
+@each("count", [1, 700])
 def test_values_are_those_of_numcodecs(name, options, count):
     theirs = numcodecs.get_codec({"id": "pcodec", **options})
     chain = chain_of(name, count, **options)
@@ -100,7 +101,7 @@ def test_a_value_that_is_cut_off_is_damaged():
             chain.decode(encoded[:cut])
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "message"),
     [
         ("int8", {}, "Only integers and floats"),

@@ -8,6 +8,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import uint16
 from gpustore.errors import MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import each
 
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
@@ -70,7 +71,7 @@ def test_stored_bytes_are_those_of_numpy(codecs, move):
     assert np.array_equal(store[1:7:2, 2, ::-3].read().result(), written[1:7:2, 2, ::-3])
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "match"),
     [
         ([7], "no shape of chunks"),
@@ -87,7 +88,6 @@ def test_stored_bytes_are_those_of_numpy(codecs, move):
         (60, "Expected array"),
         ([1.5], "1.5"),
     ],
-    ids=str,
 )
 def test_what_is_no_shape_is_refused(shape, match):
     with pytest.raises(MetadataError, match=match):

@@ -22,6 +22,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.strict_json.parsing import text
 from tests.codec_chain.test_chain import Oracle, decoded_array, encoded_array
 from tests.codec_chain.test_merge import attempt, codec, created_v3, named, to_json
+from tests.matrix import each
 
 
 def whole(dtype):
@@ -66,9 +67,9 @@ def test_layouts_are_those_of_numpy(data):
     assert chain.layout.shape == tuple(shape)
 
 
-@pytest.mark.parametrize("first", PERMUTATIONS, ids=str)
-@pytest.mark.parametrize("second", [None, *PERMUTATIONS[1:4], "F"], ids=str)
-@pytest.mark.parametrize("name", ["uint8", "float32"])
+@each("first", PERMUTATIONS)
+@each("second", [None, *PERMUTATIONS[1:4], "F"])
+@each("name", ["uint8", "float32"])
 def test_chunks_are_those_of_tensorstore(first, second, name):
     data_type, shape = DTYPES[name], (2, 3, 4)
     codecs = [transpose(order) for order in (first, second) if order is not None]
@@ -135,7 +136,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("codecs", WRONG, ids=text)
+@each("codecs", WRONG)
 def test_refuses_wrong_codecs_in_tensorstores_words(codecs):
     with pytest.raises(ValueError, match="Error parsing") as theirs:
         created_v3(codecs, "uint16")
@@ -207,7 +208,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b"), [*itertools.product(SPECS, repeat=2)], ids=text)
+@each(("a", "b"), [*itertools.product(SPECS, repeat=2)])
 def test_merges_as_tensorstore_does(a, b):
     def theirs():
         schema = tensorstore.Schema(codec=tensorstore.CodecSpec({"driver": "zarr3", "codecs": a}))
@@ -292,7 +293,7 @@ def _random_case(rng):
     return metadata, layout, given.get("schema"), [(..., values), (part, more)]
 
 
-@pytest.mark.parametrize("seed", range(150))
+@each("seed", range(150))
 def test_new_arrays_are_those_of_tensorstore(seed):
     metadata, layout, schema, writes = _random_case(random.Random(seed))
 
@@ -310,8 +311,8 @@ def test_new_arrays_are_those_of_tensorstore(seed):
         outcome(gpustore)
 
 
-@pytest.mark.parametrize("order", PERMUTATIONS, ids=str)
-@pytest.mark.parametrize("hard", [True, False])
+@each("order", PERMUTATIONS)
+@each("hard", [True, False])
 def test_opening_compares_the_inner_order(order, hard, tmp_path):
     base = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/a/"}
     metadata = {"shape": [2, 3, 4], "data_type": "uint8", "codecs": [transpose([2, 0, 1]), "bytes"]}

@@ -17,6 +17,7 @@ from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import each
 from tests.on_device import emulated, on_host
 
 zfpy = pytest.importorskip("zfpy")
@@ -55,9 +56,9 @@ def decoded(chain, encoded, like):
 # --------------------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("shape", SHAPES, **IDS)
+@each("mode", MODES)
+@each("name", TYPES)
+@each("shape", SHAPES)
 def test_values_are_those_of_the_library(shape, name, mode):
     elements, options = elements_of(name, shape), MODES[mode]
     chain = zfp_chain(name, shape, mode, **options)
@@ -83,9 +84,9 @@ NUMCODECS = [
 ]
 
 
-@pytest.mark.parametrize("options", NUMCODECS, **IDS)
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("shape", SHAPES[1:], **IDS)
+@each("options", NUMCODECS)
+@each("name", TYPES)
+@each("shape", SHAPES[1:])
 def test_values_with_a_header_are_those_of_numcodecs(shape, name, options):
     elements = elements_of(name, shape)
     theirs = numcodecs.get_codec({"id": "zfpy", **options})
@@ -238,7 +239,7 @@ def test_fixed_rates_have_one_size():
 # --------------------------------------------------------------------------- options and limits
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "options", "error", "message"),
     [
         ("float32", (4,), {}, MetadataError, '"mode"'),

@@ -18,6 +18,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 LEVELS = (0, 1, 9)
 
@@ -38,8 +39,8 @@ def test_round_trip(level, payload):
     check_round_trip(stage("zlib", "v2", level=level), payload)
 
 
-@pytest.mark.parametrize("level", [-1, *LEVELS])
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_000])
+@each("level", [-1, *LEVELS])
+@each("nbytes", [0, 1, 4096, 100_000])
 def test_decodes_what_others_encode_and_the_reverse(level, nbytes):
     payload = make_payload(nbytes, "steps")
     codec = stage("zlib", "v2", level=level)

@@ -15,6 +15,7 @@ import pytest
 import gpustore
 from gpustore.errors import GpustoreError
 from tests.emulator.queue import ORDERS
+from tests.matrix import each
 from tests.on_device import emulated, on_host
 
 CASES = Path(__file__).with_name("cases")
@@ -77,7 +78,7 @@ def test_corpus_is_not_empty():
         assert set(case.values[0].get("expect", ())) <= EXPECTED
 
 
-@pytest.mark.parametrize("case", OPENED)
+@each("case", OPENED)
 def test_files_are_read_as_expected(case, tmp_path):
     expect = case["expect"]
     store = gpustore.open(written(case, tmp_path)).result()
@@ -115,7 +116,7 @@ def test_files_are_read_to_a_device_as_to_the_host(order, tmp_path):
             np.testing.assert_array_equal(found, expected, err_msg=case.id)
 
 
-@pytest.mark.parametrize("case", OPENED)
+@each("case", OPENED)
 def test_what_is_written_is_read_again(case, tmp_path):
     """Elements are written one by one, so that chunks are read, changed and written back."""
     url = written(case, tmp_path)
@@ -136,7 +137,7 @@ def test_what_is_written_is_read_again(case, tmp_path):
     np.testing.assert_array_equal(gpustore.open(url).result().read().result(), values)
 
 
-@pytest.mark.parametrize("case", OPENED)
+@each("case", OPENED)
 def test_the_spec_opens_it_again(case, tmp_path):
     store = gpustore.open(written(case, tmp_path)).result()
     again = gpustore.open(store.spec()).result()
@@ -144,7 +145,7 @@ def test_the_spec_opens_it_again(case, tmp_path):
     assert again.chunk_layout == store.chunk_layout
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_what_is_refused_is_named_with_its_place(case, tmp_path):
     with pytest.raises(GpustoreError) as caught:
         gpustore.open(written(case, tmp_path)).result()

@@ -18,6 +18,7 @@ from gpustore.metadata.consolidated import ConsolidatedMetadata
 from gpustore.metadata.logical_path import check_node_names, logical_path
 from gpustore.metadata.node import parse_document, parse_node
 from gpustore.runtime.limits import DEFAULT_LIMITS
+from tests.matrix import each
 
 CASES = Path(__file__).with_name("hierarchy")
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in CASES.glob("*.json")}
@@ -92,7 +93,7 @@ def named_in(expected, found):
     return {name: named_in(expected[name], found[name]) for name in expected if name in found}
 
 
-@pytest.mark.parametrize(("kind", "case"), list(all_cases()))
+@each(("kind", "case"), list(all_cases()))
 def test_case(kind, case):
     if "error" in case:
         with pytest.raises(GpustoreError) as caught:

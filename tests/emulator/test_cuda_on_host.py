@@ -12,6 +12,7 @@ import pytest
 
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -74,8 +75,8 @@ def test_right_kernels_are_right_in_every_order(planted, kernel, order):
     assert (out == expected(kernel, data)).all()
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize(
+@each("order", host_build.ORDERS)
+@each(
     ("expression", "message"),
     [
         ("reverse<EARLY>", "255 threads wait at the barrier of line 28, 1 have ended"),

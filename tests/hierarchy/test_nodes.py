@@ -9,6 +9,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.executor import shared
 from gpustore.runtime.limits import DEFAULT_LIMITS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 
 
 def set_attribute(hierarchy):
@@ -33,10 +34,10 @@ def listed(driver, zarr_format, *, use_consolidated):
     return {node.path: dict(node.attributes) for node in hierarchy.walk("", None)}
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])
-@pytest.mark.parametrize("operation", ["read", "write", "delete_range"])
+@each("zarr_format", [2, 3])
+@each("change", CHANGES)
+@each("fault", [Fault.ERROR, Fault.LOST_REPLY])
+@each("operation", ["read", "write", "delete_range"])
 def test_a_change_that_fails_leaves_no_stale_metadata(zarr_format, change, fault, operation):
     injected = 0
     for skip in range(80):

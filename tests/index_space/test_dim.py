@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import gpustore.index_space as gs
 from gpustore.errors import MetadataError
 from tests.index_space.strategies import number
+from tests.matrix import each
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -41,7 +42,7 @@ def test_set_operation_matches_tensorstore(same, a, b, operation):
     same([("dim", a), (operation, b)])
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [(), (5,), (None,), (None, "x"), ("x",), (5, "x"), (3, 7), (3, None), (None, 5), (None, None)],
 )
@@ -49,7 +50,7 @@ def test_positional_arguments_match_tensorstore(arguments):
     assert repr(gs.Dim(*arguments)) == repr(ts.Dim(*arguments))
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "keywords"),
     [
         ((1.5,), {}),

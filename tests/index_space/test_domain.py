@@ -11,6 +11,7 @@ import gpustore.index_space as gs
 from gpustore.errors import MetadataError, OutOfBoundsError
 from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, small
+from tests.matrix import each
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 PROPERTIES = [
@@ -143,7 +144,7 @@ def test_labels_flags_and_errors():
         domain[None,]
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "keywords"),
     [
         ((), {"shape": 3}),

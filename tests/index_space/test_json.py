@@ -9,6 +9,7 @@ import gpustore.index_space as gs
 from gpustore.errors import MetadataError
 from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, transforms
+from tests.matrix import each
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 BOUND = st.one_of(number, st.sampled_from(["-inf", "+inf"]))
@@ -55,7 +56,7 @@ def test_domain_members_match_tensorstore(json):
     assert outcome(gs, program) == outcome(ts, program)
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         3,
@@ -74,14 +75,13 @@ def test_domain_members_match_tensorstore(json):
         {"labels": ["x", 3]},
         {"labels": ["x"], "shape": [1, 2]},
     ],
-    ids=repr,
 )
 def test_wrong_domain_has_tensorstores_message(json):
     program = [("domain_json", json)]
     assert outcome(gs, program) == outcome(ts, program)
 
 
-@pytest.mark.parametrize(
+@each(
     "output",
     [
         3,
@@ -109,9 +109,8 @@ def test_wrong_domain_has_tensorstores_message(json):
         [{}],
         [],
     ],
-    ids=repr,
 )
-@pytest.mark.parametrize("shape", [[2, 2], [[2], 2], [0, 2]], ids=repr)
+@each("shape", [[2, 2], [[2], 2], [0, 2]])
 def test_wrong_output_has_tensorstores_message(shape, output):
     program = [("json", {"input_shape": shape, "output": output})]
     assert outcome(gs, program) == outcome(ts, program)

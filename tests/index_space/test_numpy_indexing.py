@@ -17,6 +17,7 @@ from tests.index_space.strategies import (
     number,
     transforms,
 )
+from tests.matrix import each
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -114,7 +115,7 @@ def test_index_arrays_select_what_numpy_selects(indices, axis):
         assert np.ravel_multi_index(transform(at), shape) == wanted[at]
 
 
-@pytest.mark.parametrize(
+@each(
     "index",
     [
         True,
@@ -159,9 +160,8 @@ def test_index_arrays_select_what_numpy_selects(indices, axis):
         (None,) * 29,
         {},
     ],
-    ids=lambda index: "object()" if type(index) is object else repr(index),
 )
-@pytest.mark.parametrize("mode", ["index", "oindex", "vindex"])
+@each("mode", ["index", "oindex", "vindex"])
 def test_single_indices_match_tensorstore(mode, index):
     domain = {"shape": [4, 5, 6], "labels": ["x", "y", ""]}
     program = [("identity", domain), (mode, index)]

@@ -19,6 +19,7 @@ import zarr
 import gpustore
 from tests.interop.arrays import CHUNKS, make_array
 from tests.interop.libraries import Zarrs
+from tests.matrix import each
 
 SOURCE = "mri"
 SHAPE, SIZE = make_array(SOURCE, "int16").shape, CHUNKS[SOURCE]
@@ -205,11 +206,9 @@ CELLS = tuple(cell for cell in ALL if not _writes_in_wrong_order(cell))
 WRONG = tuple(cell for cell in ALL if _writes_in_wrong_order(cell))
 
 
-def _parameters(peers, cells=CELLS):
+def _each(peers, cells=CELLS):
     chosen = [cell for cell in cells if cell.peer in peers]
-    return pytest.mark.parametrize(
-        "cell", [pytest.param(cell, id=f"{i}-{cell.id}") for i, cell in enumerate(chosen)]
-    )
+    return each("cell", chosen, ids=(cell.id for cell in chosen))
 
 
 # --------------------------------------------------------------------------- what they hold
@@ -458,7 +457,8 @@ def check_with_peer(cell, path, make_theirs):
 
 
 @_IGNORED
-@_parameters(["zarr-python"])
+@pytest.mark.matrix
+@_each(["zarr-python"])
 def test_zarr_python(cell, tmp_path):
     def make(path, *, create):
         return make_with_zarr_python(cell, path) if create else zarr.open_array(path, mode="r")
@@ -473,7 +473,7 @@ def test_zarr_python(cell, tmp_path):
 
 
 @_IGNORED
-@_parameters(["zarr-python"], WRONG)
+@_each(["zarr-python"], WRONG)
 def test_zarr_python_writes_in_the_wrong_order(cell, tmp_path):
     """It cannot read its own either; gpustore reads the same elements."""
     theirs = make_with_zarr_python(cell, tmp_path)
@@ -498,7 +498,7 @@ def zarrs_pipeline(monkeypatch):
 
 
 @_IGNORED
-@_parameters(["zarrs"])
+@_each(["zarrs"])
 def test_zarrs(cell, tmp_path, zarrs_pipeline):
     def make(path, *, create):
         if create:
@@ -519,7 +519,8 @@ def test_zarrs_does_not_extend_signs_rightly(tmp_path, zarrs_pipeline):
     assert_same(found & 0x1FFF, expected & 0x1FFF)
 
 
-@_parameters(["numpy"])
+@pytest.mark.matrix
+@_each(["numpy"])
 def test_numpy(cell, tmp_path):
     path = tmp_path / "a"
     plain = Cell(**{**vars(cell), "behind": ()})
@@ -546,7 +547,7 @@ def _codecs_of(cell):
 _TOLD = {json.dumps(_codecs_of(cell)): cell for cell in CELLS if cell.filters or cell.serializer}
 
 
-@pytest.mark.parametrize("cell", [pytest.param(c, id=f"{i}") for i, c in enumerate(_TOLD.values())])
+@each("cell", _TOLD.values(), ids=_TOLD)
 def test_tensorstore_has_none_of_them(cell, tmp_path):
     make_with_gpustore(cell, tmp_path / "a")
     message = "filters are not supported|is not registered|Unsupported zarr dtype"

@@ -44,14 +44,15 @@ from tests.interop.peers import (
     write_with_peer,
     written_part,
 )
+from tests.matrix import each
 
 
-def _parameters(cells):
-    return pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.id) for cell in cells])
+def _each(cells):
+    return each("cell", cells, ids=(cell.id for cell in cells))
 
 
 def _cells(direction):
-    return _parameters(cell for cell in CELLS if cell.direction == direction)
+    return _each([cell for cell in CELLS if cell.direction == direction])
 
 
 def assert_same(found, expected):
@@ -97,11 +98,13 @@ _IGNORED = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecification
 
 
 @_IGNORED
+@pytest.mark.matrix
 @_cells("from peer")
 def test_gpustore_reads_what_a_peer_wrote(cell: Cell, tmp_path):
     check_that_gpustore_reads(cell, tmp_path / "array")
 
 
+@pytest.mark.matrix
 @_cells("to peer")
 def test_peer_reads_what_gpustore_wrote(cell: Cell, tmp_path):
     check_that_a_peer_reads(cell, tmp_path / "array")
@@ -121,7 +124,8 @@ tensorstore.Spec(spec)
 
 
 @_IGNORED
-@_parameters(IMPOSSIBLE_CELLS)
+@pytest.mark.matrix
+@_each(IMPOSSIBLE_CELLS)
 def test_a_peer_cannot_do_what_is_said_to_be_impossible(cell: Cell, tmp_path):
     """This fails on the day a peer can: then the cell belongs to those that hold."""
     (why,) = (one for one in IMPOSSIBLE if one.covers(cell))
@@ -134,20 +138,20 @@ def test_a_peer_cannot_do_what_is_said_to_be_impossible(cell: Cell, tmp_path):
 # --------------------------------------------------------------------------- the matrix itself
 
 
-def _parametrised(test) -> list[Cell]:
-    (mark,) = (mark for mark in test.pytestmark if mark.name == "parametrize")
-    return [parameters.values[0] for parameters in mark.args[1]]
+def _cells_of(test) -> list[Cell]:
+    (axis,) = test.axes
+    return [case.values["cell"] for case in axis]
 
 
 def test_every_cell_of_the_matrix_is_run():
     run = [
-        *_parametrised(test_gpustore_reads_what_a_peer_wrote),
-        *_parametrised(test_peer_reads_what_gpustore_wrote),
+        *_cells_of(test_gpustore_reads_what_a_peer_wrote),
+        *_cells_of(test_peer_reads_what_gpustore_wrote),
     ]
     assert len(run) >= 400
     assert len(set(run)) == len(run)
     assert set(run) == set(CELLS)
-    tried = _parametrised(test_a_peer_cannot_do_what_is_said_to_be_impossible)
+    tried = _cells_of(test_a_peer_cannot_do_what_is_said_to_be_impossible)
     assert set(tried).isdisjoint(run)
     assert all(any(map(one.covers, tried)) for one in IMPOSSIBLE)
 
@@ -166,9 +170,9 @@ def test_number_of_cells_that_hold(peer, direction, least):
     assert len(cells) >= least
 
 
-@pytest.mark.parametrize("peer", PEERS)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("format", FORMATS)
+@each("peer", PEERS)
+@each("direction", DIRECTIONS)
+@each("format", FORMATS)
 def test_every_value_occurs_or_is_impossible(format, direction, peer):
     scope = (format, direction, peer)
     cells = [c for c in CELLS if (c.format, c.direction, c.peer) == scope]
@@ -197,9 +201,9 @@ def _moves_data(cell: Cell) -> bool:
     return expected[selection].tobytes() != blank(cell)[selection].tobytes()
 
 
-@pytest.mark.parametrize("peer", PEERS)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("format", FORMATS)
+@each("peer", PEERS)
+@each("direction", DIRECTIONS)
+@each("format", FORMATS)
 def test_every_way_to_store_data_occurs_with_data(format, direction, peer):
     scope = (format, direction, peer)
     cells = [c for c in CELLS if (c.format, c.direction, c.peer) == scope]
@@ -356,7 +360,8 @@ _COMPARED = [cell for cell in CELLS if (cell.peer, cell.direction) == ("tensorst
 _INCOMPRESSIBLE = ("none", "bytes", "crc32c")
 
 
-@pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.id) for cell in _COMPARED])
+@pytest.mark.matrix
+@_each(_COMPARED)
 def test_gpustore_writes_the_files_that_tensorstore_writes(cell: Cell, tmp_path):
     part = written_part(cell)
     write_with_peer(cell, tmp_path / "theirs")

@@ -6,6 +6,7 @@ import tensorstore as ts
 import zarr
 
 import gpustore
+from tests.matrix import each
 
 SHAPE, SHARD, FILL = (47, 65), [20, 30], 7
 
@@ -61,6 +62,7 @@ def values():
     return array
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize(
     ("writer", "reader"),
@@ -98,7 +100,7 @@ def test_zarr_python_reads_shards_and_writes_them(tmp_path, chain):
     assert np.array_equal(store.read().result(), expected)
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@each("chain", CHAINS)
 def test_metadata_are_those_of_tensorstore(chain):
     written = []
     for library in (ts, gpustore):
@@ -110,7 +112,7 @@ def test_metadata_are_those_of_tensorstore(chain):
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize(
+@each(
     "layout",
     [
         {"read_chunk_shape": [5, 6], "write_chunk_shape": [20, 30]},
@@ -120,9 +122,7 @@ def test_metadata_are_those_of_tensorstore(chain):
         {"chunk_aspect_ratio": [2, 1], "read_chunk_elements": 30, "write_chunk_elements": 1500},
     ],
 )
-@pytest.mark.parametrize(
-    "codecs", [None, ["gzip"], [shards([5, 6])], [{"name": "sharding_indexed"}]]
-)
+@each("codecs", [None, ["gzip"], [shards([5, 6])], [{"name": "sharding_indexed"}]])
 def test_layout_constraints_insert_sharding_as_tensorstore_does(layout, codecs):
     written = []
     for library in (ts, gpustore):
@@ -185,10 +185,8 @@ def damaged(name, shard):
     }[name]
 
 
-@pytest.mark.parametrize("part", [np.s_[...], np.s_[0, 0]])
-@pytest.mark.parametrize(
-    "damage", ["empty", "truncated", "longer", "index bit", "checksum", "only an index"]
-)
+@each("part", [np.s_[...], np.s_[0, 0]])
+@each("damage", ["empty", "truncated", "longer", "index bit", "checksum", "only an index"])
 def test_a_damaged_shard_is_an_error_that_names_the_key(tmp_path, damage, part):
     store = gpustore.open(spec(tmp_path, "zstd, crc32c"), create=True).result()
     store.write(values()).result()

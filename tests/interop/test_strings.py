@@ -69,6 +69,7 @@ def test_cells_are_counted():
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
+@pytest.mark.matrix
 @pytest.mark.parametrize(("version", "kind", "codec", "layout"), CELLS)
 def test_cross_reading(tmp_path, version, kind, codec, layout):
     array = elements(kind)

@@ -17,6 +17,7 @@ import tensorstore
 import zarr
 
 import gpustore
+from tests.matrix import each
 
 _NO_SYNC = {"file_io_sync": False}
 SHAPE, CHUNKS = (5, 7), (2, 3)
@@ -397,13 +398,15 @@ _IGNORED = pytest.mark.filterwarnings(
 
 
 @_IGNORED
-@pytest.mark.parametrize("cell", CELLS, ids=_id)
+@pytest.mark.matrix
+@each("cell", CELLS)
 def test_types_are_exchanged_bit_for_bit(cell, tmp_path):
     CHECKS[cell.direction](cell, tmp_path / "array")
 
 
 @_IGNORED
-@pytest.mark.parametrize("cell", REFUSED, ids=_id)
+@pytest.mark.matrix
+@each("cell", REFUSED)
 def test_what_zarr_python_cannot_do_is_what_it_says(cell, tmp_path):
     """This fails on the day it can: then the cell belongs to those that hold."""
     with pytest.raises(Exception, match=cell.refusal) as caught:
@@ -419,7 +422,7 @@ _UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("cell", _UNKNOWN, ids=_id)
+@each("cell", _UNKNOWN)
 def test_tensorstore_has_none_of_them(cell, tmp_path):
     check_to_peer(cell, tmp_path / "a")
     driver = {"zarr2": "zarr"}.get(cell.format, cell.format)

@@ -9,6 +9,7 @@ from gpustore.device.checksum import adler32
 from tests.emulator import host_build
 from tests.kernels import execution
 from tests.kernels.test_crc32c import random_pieces
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -35,8 +36,8 @@ def checksums(pieces, order="forward", segment_nbytes=None):
     return adler32(result, sizes).tolist()
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096, 65521])
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [None, 1000, 4096, 65521])
 def test_checksums_of_every_length(segment_nbytes, order):
     pieces = random_pieces([0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 70001], 3)
     assert checksums(pieces, order, segment_nbytes) == [zlib.adler32(piece) for piece in pieces]

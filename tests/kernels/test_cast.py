@@ -11,6 +11,7 @@ from gpustore.device.kernels.launch import cast_launches
 from gpustore.device.kernels.run import Rows
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -126,7 +127,7 @@ def name(value):
     return value.name
 
 
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=name)
+@each(("source", "target"), PAIRS)
 def test_every_kind_of_value_is_converted_as_numpy_does(source, target):
     values = values_of(source, target)
     expected = numpy_cast(values, target)
@@ -137,8 +138,8 @@ def test_every_kind_of_value_is_converted_as_numpy_does(source, target):
         assert_equal(got, expected[:count])
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=name)
+@each("order", host_build.ORDERS)
+@each(("source", "target"), PAIRS)
 def test_swapped_strided_and_unaligned_elements_are_converted(source, target, order):
     rng = np.random.default_rng(0)
     values = rng.choice(values_of(source, target), (6, 10, 7))
@@ -159,8 +160,8 @@ def test_swapped_strided_and_unaligned_elements_are_converted(source, target, or
     assert_equal(unaligned, expected)
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=name)
+@each("order", host_build.ORDERS)
+@each(("source", "target"), PAIRS)
 def test_tiles_are_converted(source, target, order):
     rng = np.random.default_rng(1)
     values = rng.choice(values_of(source, target), (2, 67, 70)).swapaxes(1, 2)
@@ -204,7 +205,7 @@ def test_casts_of_every_rank(rank):
     assert (got == values[cut]).all()
 
 
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=name)
+@each(("source", "target"), PAIRS)
 def test_every_pair_has_its_instances(source, target):
     rows = Rows([4096], [8192], [[64]], [source.itemsize], [target.itemsize])
     for dtype in (source, source.newbyteorder()):

@@ -7,6 +7,7 @@ import pytest
 
 from gpustore.device.kernels import descriptor, instance, source
 from tests.kernels import execution, nvrtc
+from tests.matrix import each
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.library() is None and not execution.MUST_RUN,
@@ -51,7 +52,7 @@ def _one_of_each(family):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("family", instance.INSTANCES)
+@each("family", instance.INSTANCES)
 def test_some_instances_compile_within_their_budgets(family):
     check(family, _one_of_each(family), "sm_90")
 

@@ -12,6 +12,7 @@ from gpustore.device.kernels.launch import Listed, copy_launches, indexed_launch
 from gpustore.device.kernels.run import Rows
 from tests.emulator import host_build
 from tests.kernels import execution, views
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -61,8 +62,8 @@ def test_listed_elements_equal_numpy(order, case, seed, offset):
     assert (whole[-GUARD:] == 0xEE).all()
 
 
-@pytest.mark.parametrize("itemsize", instance.WIDTHS)
-@pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
+@each("itemsize", instance.WIDTHS)
+@each("rank", [0, 1, 2, 3, 5])
 def test_listed_elements_of_every_rank_are_gathered(itemsize, rank):
     rng = np.random.default_rng(rank)
     src = element(itemsize, rng, (1500, *[3] * rank))
@@ -101,9 +102,9 @@ def copy_view(src, dst, order, unit=1, kernel=None):
     execution.run(launches, order)
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("itemsize", instance.WIDTHS)
-@pytest.mark.parametrize("extents", [(8, 8), (31, 33), (64, 65), (9, 130), (129, 32)])
+@each("order", host_build.ORDERS)
+@each("itemsize", instance.WIDTHS)
+@each("extents", [(8, 8), (31, 33), (64, 65), (9, 130), (129, 32)])
 def test_tiles_end_exactly_at_their_edges(itemsize, extents, order):
     rng = np.random.default_rng(itemsize)
     src = element(itemsize, rng, extents).T
@@ -115,8 +116,8 @@ def test_tiles_end_exactly_at_their_edges(itemsize, extents, order):
     assert whole.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", instance.WIDTHS)
-@pytest.mark.parametrize("rank", [2, 3, 4, 5, 8, 9])
+@each("itemsize", instance.WIDTHS)
+@each("rank", [2, 3, 4, 5, 8, 9])
 def test_tiles_of_every_rank(itemsize, rank):
     rng = np.random.default_rng(rank)
     outer = (3, 2, 2, 2, 2, 2, 2)[: rank - 2]
@@ -130,11 +131,11 @@ def test_tiles_of_every_rank(itemsize, rank):
     assert dst.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     ("itemsize", "unit"),
     [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4), (16, 8)],
 )
-@pytest.mark.parametrize("kernel", ["copy_strided", "copy_tiled"])
+@each("kernel", ["copy_strided", "copy_tiled"])
 def test_units_are_swapped_in_items_of_every_width(itemsize, unit, kernel):
     rng = np.random.default_rng(unit)
     src = element(itemsize, rng, (40, 20))
@@ -145,8 +146,8 @@ def test_units_are_swapped_in_items_of_every_width(itemsize, unit, kernel):
     assert dst.tobytes() == swapped.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", instance.WIDTHS)
-@pytest.mark.parametrize("rank", [*range(1, 10), 12])
+@each("itemsize", instance.WIDTHS)
+@each("rank", [*range(1, 10), 12])
 def test_strided_runs_of_every_rank(itemsize, rank):
     rng = np.random.default_rng(rank)
     extents = (3, *[2] * (rank - 1))
@@ -193,8 +194,8 @@ def test_all_32_dimensions_of_a_run_count(kernel):
         assert dst.tobytes() == src[cut].tobytes()
 
 
-@pytest.mark.parametrize("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])
-@pytest.mark.parametrize("order", host_build.ORDERS)
+@each("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])
+@each("order", host_build.ORDERS)
 def test_runs_end_exactly_at_tile_edges(nitems, order):
     src = np.arange(16 * nitems, dtype=np.uint8)
     whole, dst = guarded(len(src))

@@ -4,10 +4,10 @@ import zlib
 
 import google_crc32c
 import numpy as np
-import pytest
 
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -50,23 +50,23 @@ def expected(pieces):
     return [google_crc32c.value(piece.tobytes()) for piece in pieces]
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("seed", range(3))
+@each("order", host_build.ORDERS)
+@each("seed", range(3))
 def test_checksums_of_every_length_and_alignment(seed, order):
     pieces = random_pieces([*range(50), 255, 256, 257, 4095, 4096, 4097, 8191, 70001], seed)
     assert checksums(pieces, order) == expected(pieces)
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [1, 15, 16, 1000, 4096, 5000, 1 << 20])
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [1, 15, 16, 1000, 4096, 5000, 1 << 20])
 def test_segments_add_up(segment_nbytes, order):
     sizes = [0, 1, 16, 40] if segment_nbytes < 1000 else [0, 1, 999, 4096, 12288, 20001]
     pieces = random_pieces(sizes, segment_nbytes)
     assert checksums(pieces, order, segment_nbytes) == expected(pieces)
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096, 5000])
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [None, 1000, 4096, 5000])
 def test_the_checksum_of_gzip(segment_nbytes, order):
     pieces = random_pieces([0, 1, 15, 16, 17, 999, 4096, 12289, 20001], 5)
     found = checksums(pieces, order, segment_nbytes, "crc32")

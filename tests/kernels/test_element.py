@@ -5,6 +5,7 @@ import pytest
 
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -54,8 +55,8 @@ def legal(pieces, illegal, order="forward", segment_nbytes=None):
     return (result + np.uint32(1)).tolist()
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096])
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [None, 1000, 4096])
 def test_legal_pieces_are_legal_whatever_lies_between_them(segment_nbytes, order):
     memory, pieces = views(SIZES, 0xFF)
     for piece in pieces:
@@ -85,9 +86,9 @@ def test_each_segment_is_judged_by_itself():
     assert legal([piece], 0xFC, segment_nbytes=4096) == [25]
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [None, 1000, 4096])
-@pytest.mark.parametrize("illegal", [0xF0, 0xFC])
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [None, 1000, 4096])
+@each("illegal", [0xF0, 0xFC])
 def test_bits_are_cleared_in_the_pieces_alone(illegal, segment_nbytes, order):
     memory, pieces = views(SIZES, 0xFF)
     random = np.random.default_rng(0)
@@ -111,9 +112,9 @@ def test_pieces_that_overlap_are_cleared():
 RECORDS = [b"\xfe", b"\x00\xfe", b"\xf0\x00\x00", bytes(range(255, -1, -1)), bytes(299) + b"\1"]
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("segment_nbytes", [None, 1000])
-@pytest.mark.parametrize("record", RECORDS, ids=len)
+@each("order", host_build.ORDERS)
+@each("segment_nbytes", [None, 1000])
+@each("record", RECORDS)
 def test_bits_of_each_place_in_a_record(record, segment_nbytes, order):
     memory, pieces = views(SIZES, 0xFF)
     random = np.random.default_rng(0)

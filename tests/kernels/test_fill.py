@@ -9,6 +9,7 @@ from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import fill_launches
 from tests.emulator import host_build
 from tests.kernels import execution, views
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -34,8 +35,8 @@ def test_fills_equal_numpy(order, case, data):
     assert dst.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("itemsize", instance.WIDTHS)
-@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 9])
+@each("itemsize", instance.WIDTHS)
+@each("rank", [1, 2, 3, 4, 5, 9])
 def test_fills_of_every_rank(itemsize, rank):
     pattern = bytes(range(1, itemsize + 1))
     memory = np.zeros((4,) * rank, f"V{itemsize}")
@@ -46,8 +47,8 @@ def test_fills_of_every_rank(itemsize, rank):
     assert memory.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])
-@pytest.mark.parametrize("order", host_build.ORDERS)
+@each("nitems", [1, 255, 256, 257, 1023, 1024, 1025, 4096])
+@each("order", host_build.ORDERS)
 def test_fill_ends_exactly_at_tile_edges(nitems, order):
     memory = np.full(2 * nitems + 3, 7, np.uint32)
     fill_view(memory[1:-1:2], b"\1\0\0\0", order)

@@ -14,6 +14,7 @@ import pytest
 from gpustore.device.kernels import source
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,7 +180,7 @@ def _name(value):
     return " ".join(value.split())[:60]
 
 
-@pytest.mark.parametrize(("file", "text", "replacement"), MUTANTS, ids=_name)
+@each(("file", "text", "replacement"), MUTANTS)
 def test_the_line_of_a_mutant_is_there(file, text, replacement, tmp_path):
     _changed_folder(tmp_path, file, text, replacement)
 

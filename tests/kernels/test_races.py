@@ -22,6 +22,7 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz, test_value
+from tests.matrix import each
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
 
@@ -38,7 +39,7 @@ def rows(src, dst):
     )
 
 
-@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "V16"])
+@each("dtype", ["u1", "u2", "u4", "u8", "V16"])
 def test_tiles(dtype, order):
     src = RNG.integers(0, 256, (35, 66 * np.dtype(dtype).itemsize), np.uint8).view(dtype).T
     dst = np.zeros(src.shape, dtype)
@@ -87,8 +88,8 @@ def test_byte_ranges(order):
     assert (dst == src).all()
 
 
-@pytest.mark.parametrize("typesize", [2, 8, 16, 3, 70])
-@pytest.mark.parametrize("kind", shuffled.SHUFFLES)
+@each("typesize", [2, 8, 16, 3, 70])
+@each("kind", shuffled.SHUFFLES)
 def test_shuffled_blocks(kind, typesize, order):
     plain = RNG.integers(0, 256, 136 * typesize + 1, np.uint8)
     src = shuffled.SHUFFLES[kind](plain, typesize)

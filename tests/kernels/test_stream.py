@@ -6,12 +6,13 @@ import pytest
 from gpustore.device.kernels.block import stream_launches
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("alignment", range(16))
+@each("order", host_build.ORDERS)
+@each("alignment", range(16))
 def test_ranges_of_every_length_and_alignment_are_copied(alignment, order):
     rng = np.random.default_rng(alignment)
     src, dst, expected = [], [], []

@@ -22,6 +22,7 @@ from gpustore.device.kernels.value import (
 from gpustore.errors import CorruptChunkError
 from tests.emulator import host_build
 from tests.kernels import execution
+from tests.matrix import each
 
 pytestmark = execution.needs_compiler
 
@@ -108,8 +109,8 @@ def launch(stage, runs, blocks, blocks_each, src, dst, order, table=None):
     return result + np.uint32(1) != blocks_each
 
 
-@pytest.mark.parametrize("target", ["i4", "i8", "u8"])
-@pytest.mark.parametrize("source", ["f2", BFLOAT16, "f4", "f8"], ids=str)
+@each("target", ["i4", "i8", "u8"])
+@each("source", ["f2", BFLOAT16, "f4", "f8"])
 def test_floats_become_integers_as_on_x86(source, target):
     source, target = np.dtype(source), np.dtype(target)
     values = numbers(source)
@@ -167,7 +168,7 @@ def undefined(elements, target):
     return ~((whole >= float(info.min)) & (whole < float(int(info.max) + 1)))
 
 
-@pytest.mark.parametrize("source", [*TYPES[1:], "<c8", ">c16"])
+@each("source", [*TYPES[1:], "<c8", ">c16"])
 def test_numbers_are_converted_as_numpy_does(source):
     if source[1] != "c":
         elements = numbers(source)
@@ -295,8 +296,8 @@ def test_nans_with_bits_are_kept_if_they_are_quiet(dtype):
     assert failed.all()
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("offset", [0, 1, 4])
+@each("order", host_build.ORDERS)
+@each("offset", [0, 1, 4])
 def test_runs_of_many_tiles_write_their_bytes_alone(order, offset):
     sizes = [0, 1, 255, 1023, 1024, 1025, 5000]
     for source, target in (("<i2", ">f8"), (">f4", "|i1"), ("<u8", "<c8"), (">c8", "<f2")):
@@ -383,9 +384,9 @@ def summed(arrays, order, *, offset=0):
 SIZES = [1, 2, 3, 4, 5, 31, 33, 127, 129, 255, 256, 257, 1023, 1024, 1025, 4100]
 
 
-@pytest.mark.parametrize("order", host_build.ORDERS)
-@pytest.mark.parametrize("offset", [0, 3])
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "<c8", ">c16"])
+@each("order", host_build.ORDERS)
+@each("offset", [0, 3])
+@each("dtype", [*INTEGERS, *FLOATS, "<c8", ">c16"])
 def test_sums_are_those_of_numpy(dtype, order, offset):
     random = np.random.default_rng(0)
     arrays = []

@@ -29,6 +29,7 @@ from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores import read_contract
 from tests.kvstores.read_contract import *
 from tests.kvstores.read_contract import get
+from tests.matrix import each
 
 __all__ = [
     *read_contract.__all__,
@@ -76,7 +77,7 @@ def put(store, key, value, if_equal=b""):
     return columns.generation[0]
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 300_001])
+@each("nbytes", [0, 1, 4096, 300_001])
 def test_written_value_is_read_back(store, nbytes):
     value = bytes(i % 251 for i in range(nbytes))
     generation = put(store, "a/b", memoryview(value))

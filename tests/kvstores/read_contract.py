@@ -20,6 +20,7 @@ from gpustore.errors import LimitError, MismatchError, UnsupportedError
 from gpustore.kvstores.arena import Arena
 from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
+from tests.matrix import each
 
 __all__ = [
     "get",
@@ -46,7 +47,7 @@ def get(store, key, **options):
     return columns.state[0], None if value is None else bytes(value), columns.generation[0]
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 300_001])
+@each("nbytes", [0, 1, 4096, 300_001])
 def test_value_is_read(make_filled, nbytes):
     value = bytes(i % 251 for i in range(nbytes))
     store = make_filled({"a/b": value, "a/c": b"other"})
@@ -122,7 +123,7 @@ def test_conditional_read_skips_the_value(make_filled):
     assert get(store, "z", if_not_equal=[ABSENT]) == (ReadState.MISSING, None, ABSENT)
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "stop"),
     [(0, 0), (0, 4), (2, 5), (0, 10), (10, 10), (10, None), (0, None), (-3, None), (-10, None)],
 )
@@ -143,7 +144,7 @@ def test_byte_ranges_may_be_numpy_columns(make_filled):
     assert [bytes(value) for value in columns.value] == [b"01", b"67"]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 11), (11, None), (20, 30), (-11, None)])
+@each(("start", "stop"), [(0, 11), (11, None), (20, 30), (-11, None)])
 def test_byte_range_outside_value_is_an_error_that_names_the_key(make_filled, start, stop):
     store = make_filled({"a": b"0123456789"})
     columns = store.read_many(ReadRequest(["a"], start=[start], stop=[stop]))

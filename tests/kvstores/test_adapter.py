@@ -17,6 +17,7 @@ from gpustore.runtime.context import Context
 from tests.kvstores.box import *
 from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -48,7 +49,7 @@ def outcome(parse, value):
         return str(error)
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         *("file:///x.box|box", "file:///x.box|box:", "file:///x.box|box:a/b"),
@@ -73,7 +74,7 @@ def test_url_is_read_and_printed_as_by_tensorstore(url):
     assert copy.copy(ours) == ours
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         *("file:///x|box", "file:///x|box:a|zarr3:b", "file:///x|box:a/|zarr3:b", "box:x"),
@@ -111,7 +112,7 @@ JSON = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("json", JSON, ids=str)
+@each("json", JSON)
 def test_json_is_read_and_printed_as_by_tensorstore(json):
     theirs_json = eval(as_theirs(repr(json)))
     ours, theirs = outcome(KvStore.Spec, json), outcome(ts.KvStore.Spec, theirs_json)

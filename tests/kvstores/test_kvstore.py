@@ -13,6 +13,7 @@ from gpustore.kvstores import kvstore
 from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
+from tests.matrix import each
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -130,9 +131,7 @@ def test_inverted_range_is_empty(pair):
     assert len(ours.list().result()) == 5
 
 
-@pytest.mark.parametrize(
-    "key", ["a//b", "../x", "./a", "a/b/", "/a", "a\0b", "é/../\x01f", "x.__lock"]
-)
+@each("key", ["a//b", "../x", "./a", "a/b/", "/a", "a\0b", "é/../\x01f", "x.__lock"])
 def test_illegal_key_has_the_same_text(tmp_path, key):
     messages = []
     for library in (KvStore, ts.KvStore):
@@ -273,7 +272,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("json", SPECS, ids=str)
+@each("json", SPECS)
 def test_spec_is_parsed_and_printed_alike(json):
     def parse(library):
         spec = library.KvStore.Spec(json)
@@ -424,7 +423,7 @@ def test_errors_of_open_are_typed():
 # --------------------------------------------------------------------------- small values
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda kv: kv.KeyRange(),

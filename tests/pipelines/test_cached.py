@@ -11,6 +11,7 @@ import gpustore
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES
 from gpustore.runtime.statistics import STATISTICS
+from tests.matrix import each
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
 CHAINS = {
@@ -156,8 +157,8 @@ def counted(function):
     return [after.get(name, 0) - before.get(name, 0) for name in names]
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("recheck", [True, False])
+@each("chain", CHAINS)
+@each("recheck", [True, False])
 def test_second_read_fetches_nothing(chain, recheck):
     cached, plain = pair(10**7, chain, recheck_cached_data=recheck)
     plain[:6] = 1

@@ -30,6 +30,7 @@ from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.sharding.refiner import Probe
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, stored, whole
 
 CHAINS = {"raw": (BYTES,), "gzip": (BYTES, GZIP)}
@@ -179,8 +180,8 @@ def test_a_short_read_is_a_corrupt_chunk(codecs, index):
     assert caught.value.key == "c/0"
 
 
-@pytest.mark.parametrize("index", [np.s_[:], np.s_[1:2], np.s_[6:8]], ids=["all", "first", "last"])
-@pytest.mark.parametrize("nbytes", [0, 3, 15, 17, 10_000])
+@each("index", [np.s_[:], np.s_[1:2], np.s_[6:8]], ids=["all", "first", "last"])
+@each("nbytes", [0, 3, 15, 17, 10_000])
 def test_a_stored_chunk_of_wrong_length_is_corrupt(index, nbytes):
     array = make_array((8,), (8,))
     put(array, "c/0", bytes(nbytes))

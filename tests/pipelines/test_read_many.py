@@ -31,6 +31,7 @@ from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, whole
 
 ZLIB = {"id": "zlib", "level": 1}
@@ -227,8 +228,8 @@ def counted(form, shape, chunks, dtype="uint16"):
     return replace(array, store=counting, chain=CountingChain(array.chain)), model
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("form", ["zarr3 gzip", "zarr3 shard", "zarr3 shard-raw", "zarr2 F"])
+@each("dense", [False, True])
+@each("form", ["zarr3 gzip", "zarr3 shard", "zarr3 shard-raw", "zarr2 F"])
 def test_each_chunk_is_fetched_and_decoded_once(form, dense, monkeypatch):
     # As many tasks as there may be.
     monkeypatch.setattr(module, "QUICK_S", 0)
@@ -269,8 +270,8 @@ def test_only_the_span_that_is_wanted_is_read_of_a_raw_chunk():
     assert STATISTICS["bytes_fetched"] < 6 * 2048  # Of 2 MiB.
 
 
-@pytest.mark.parametrize("form", ["zarr3 raw", "zarr3 transpose", "zarr3 shard-raw", "zarr2 C"])
-@pytest.mark.parametrize("falls", [[False, True], [True, False], [True, True]])
+@each("form", ["zarr3 raw", "zarr3 transpose", "zarr3 shard-raw", "zarr2 C"])
+@each("falls", [[False, True], [True, False], [True, True]])
 def test_a_diagonal_that_falls_along_one_dimension_needs_the_whole_box(form, falls):
     store = gpustore.open(spec_of(form, [15, 15], [6, 5], "uint16"), create=True).result()
     values = np.arange(1, 226, dtype="u2").reshape(15, 15)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import each
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 
 NBYTES = 1 << 20
@@ -47,7 +49,7 @@ def test_every_bomb_was_tried(outcomes):
     assert set(outcomes) == {f"{name}: {action}" for name in NAMES for action in ACTIONS}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_bomb_is_an_error_that_costs_little(outcomes, name):
     for action in ACTIONS:
         outcome = outcomes[f"{name}: {action}"]

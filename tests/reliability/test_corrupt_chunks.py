@@ -14,6 +14,7 @@ import pytest
 import gpustore
 from gpustore import registry
 from gpustore.errors import CorruptChunkError
+from tests.matrix import each
 from tests.reliability.array_on_disk import (
     CHECKSUMMED,
     CHUNK,
@@ -135,7 +136,7 @@ def test_chunk_that_begins_with_something_else(damaged):
     damaged.must_fail("shifted", encoded[:200] + encoded[201:])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
 def test_sparse_file_of_a_tebibyte(name, tmp_path):
     damaged = Damaged(name, "file", tmp_path)
     for nbytes in (len(damaged.encoded) + 1, 1 << 31, 1 << 40):

@@ -16,6 +16,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError, LimitError
+from tests.matrix import each
 from tests.reliability.test_fuzz import damage, reads
 
 TEXTS = ["", "é", "plain", "日本", "x" * 40, "\0", "née"]
@@ -151,7 +152,7 @@ def test_numbers_in_the_stream_are_checked_before_memory_is_taken(form):
         assert peak < 8 << 20, number  # Buffers of the read among it.
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_files_without_end(form, tmp_path):
     """Only the limit says how long a stream may be; what is longer is not read."""
     damaged = Damaged(form, f"file://{tmp_path}/a/", limits={"chunk_nbytes": 1 << 20})

@@ -13,6 +13,7 @@ import pytest
 import gpustore
 from gpustore import registry
 from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError, UnsupportedError
+from tests.matrix import each
 
 IDS = sorted({*numcodecs.registry.codec_registry, *numcodecs.registry.entries})
 """All ids numcodecs has registered, also those of other packages' entry points."""
@@ -104,9 +105,9 @@ def zarray(**members):
     }
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("place", ["compressor", "filters"])
-@pytest.mark.parametrize("form", ["whole", "id alone"])
+@each("id", IDS)
+@each("place", ["compressor", "filters"])
+@each("form", ["whole", "id alone"])
 def test_v2(tmp_path, trap, id, place, form):
     config = configuration_of(id) if form == "whole" else {"id": id}
     members = {place: config if place == "compressor" else [config]}
@@ -168,9 +169,9 @@ def zarr_json(*codecs, **members):
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("prefix", ["", "numcodecs.", "https://codec/"])
-@pytest.mark.parametrize("place", ["after", "before", "alone", "inside", "index"])
+@each("id", IDS)
+@each("prefix", ["", "numcodecs.", "https://codec/"])
+@each("place", ["after", "before", "alone", "inside", "index"])
 def test_v3(tmp_path, trap, id, prefix, place):
     configuration = {k: v for k, v in configuration_of(id).items() if k != "id"}
     codec = {"name": prefix + id, "configuration": configuration}
@@ -195,10 +196,8 @@ def test_v3(tmp_path, trap, id, prefix, place):
 # --------------------------------------------------------------------------- object types
 
 
-@pytest.mark.parametrize(
-    "dtype", ["|O", "O", "object", "|O8", [["a", "|O"]], [["a", "<u2"], ["b", "|O"]]]
-)
-@pytest.mark.parametrize("id", [None, "pickle", "json2", "vlen-utf8", "msgpack2", "vlen-bytes"])
+@each("dtype", ["|O", "O", "object", "|O8", [["a", "|O"]], [["a", "<u2"], ["b", "|O"]]])
+@each("id", [None, "pickle", "json2", "vlen-utf8", "msgpack2", "vlen-bytes"])
 def test_v2_objects(tmp_path, trap, dtype, id):
     filters = None if id is None else [configuration_of(id)]
     found = outcome(

@@ -25,6 +25,7 @@ from gpustore.errors import (
     StoreIOError,
 )
 from tests.codecs.bomb_worker import memory_nbytes, reset_peak
+from tests.matrix import each
 from tests.metadata.test_cases import REFUSED, document
 from tests.reliability.array_on_disk import create
 
@@ -219,7 +220,7 @@ def test_documents_are_as_many_as_promised():
     assert len(ABSURD) + len(REFUSED) >= 116 + 200
 
 
-@pytest.mark.parametrize("name", ABSURD)
+@each("name", ABSURD)
 def test_absurd_metadata(tmp_path, name):
     version, document = ABSURD[name]
     path = put(tmp_path, version, document)
@@ -261,8 +262,8 @@ def test_document_of_a_tebibyte_is_not_read(tmp_path, nbytes):
     assert peak < 1 << 20
 
 
-@pytest.mark.parametrize("name", FILES.values())
-@pytest.mark.parametrize("kind", ["directory", "fifo", "socket", "link out", "link to itself"])
+@each("name", FILES.values())
+@each("kind", ["directory", "fifo", "socket", "link out", "link to itself"])
 def test_odd_file_in_place_of_metadata(tmp_path, monkeypatch, name, kind):
     inside = tmp_path / "array"
     inside.mkdir()

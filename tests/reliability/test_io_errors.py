@@ -11,6 +11,7 @@ import pytest
 import gpustore
 from gpustore.errors import ConflictError, CorruptChunkError, StoreIOError
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
+from tests.matrix import each
 from tests.reliability.array_on_disk import chunk_key, create, values
 from tests.reliability.subprocesses import run
 from tests.reliability.test_damaged_shards import WAYS, Shard, expected
@@ -168,9 +169,9 @@ def faulty(url, name, *rules):
     return gpustore.TensorStore._of(broken, store._transform)
 
 
-@pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes", "zarr3 zstd crc32c"])
-@pytest.mark.parametrize("part", [np.s_[...], np.s_[17, 3], np.s_[16:18, :9], np.s_[:, 2]])
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
+@each("name", ["zarr2 zstd", "zarr3 bytes", "zarr3 zstd crc32c"])
+@each("part", [np.s_[...], np.s_[17, 3], np.s_[16:18, :9], np.s_[:, 2]])
+@each("fault", [Fault.ERROR, Fault.SHORT_READ])
 def test_fault_of_a_read_is_an_error_that_names_the_key(name, part, fault):
     key = chunk_key(name, 1, 0)
     rule = Rule(fault, "read", key)
@@ -183,9 +184,9 @@ def test_fault_of_a_read_is_an_error_that_names_the_key(name, part, fault):
     assert np.array_equal(store[part].read().result(), values()[part])
 
 
-@pytest.mark.parametrize("name", ["zarr2 zstd", "zarr3 bytes"])
-@pytest.mark.parametrize("operation", ["read", "write"])
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])
+@each("name", ["zarr2 zstd", "zarr3 bytes"])
+@each("operation", ["read", "write"])
+@each("fault", [Fault.ERROR, Fault.LOST_REPLY])
 def test_fault_of_a_partial_write(name, operation, fault):
     key = chunk_key(name, 1, 0)
     store = faulty("memory://a/", name, Rule(fault, operation, key))
@@ -243,9 +244,9 @@ def faulty_shard(rule):
     return shard
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
-@pytest.mark.parametrize("skip", [0, 1], ids=["index", "inner chunks"])
+@each("way", WAYS)
+@each("fault", [Fault.ERROR, Fault.SHORT_READ])
+@each("skip", [0, 1], ids=["index", "inner chunks"])
 def test_fault_of_a_read_of_a_shard(way, fault, skip):
     rule = Rule(fault, "read", "c/0/0", skip=skip)
     shard = faulty_shard(rule)
@@ -265,9 +266,9 @@ def test_fault_of_a_read_of_a_shard(way, fault, skip):
         assert np.array_equal(reading.result(), expected(shard.written, part))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["zarr2 blosc lz4", "zarr3 bytes", "zarr3 crc32c"])
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SHORT_READ])
+@each("way", WAYS)
+@each("name", ["zarr2 blosc lz4", "zarr3 bytes", "zarr3 crc32c"])
+@each("fault", [Fault.ERROR, Fault.SHORT_READ])
 def test_fault_of_a_read_in_any_way(way, name, fault):
     key = chunk_key(name, 0, 0)
     rule = Rule(fault, "read", key)

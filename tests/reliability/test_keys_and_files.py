@@ -9,6 +9,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError, StoreIOError
+from tests.matrix import each
 from tests.reliability.array_on_disk import chunk_key, create, metadata, values
 
 NAMES = ("zarr2 zstd", "zarr3 bytes", "zarr3 zstd crc32c")
@@ -64,8 +65,8 @@ def _filled(value, root):
     return value.replace("{root}", str(root))
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-@pytest.mark.parametrize("mode", ["open", "create"])
+@each("name", ESCAPES)
+@each("mode", ["open", "create"])
 def test_path_that_leaves_is_refused_before_any_io(tmp_path, name, mode):
     create("zarr3 bytes", f"file://{tmp_path}/secret/")[...] = values()
     os.mkdir(tmp_path / "a")
@@ -87,10 +88,8 @@ def test_an_absolute_path_in_the_driver_begins_at_its_root(tmp_path, path):
     assert (tmp_path / "a" / "etc" / "zarr.json").is_file()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "key", ["../b", "a/../../b", "/etc/hostname", "x/./y", "a\0", "c/0.__lock"]
-)
+@each("name", NAMES)
+@each("key", ["../b", "a/../../b", "/etc/hostname", "x/./y", "a\0", "c/0.__lock"])
 def test_kvstore_of_an_array_stays_in_it(tmp_path, name, key):
     store = create(name, f"file://{tmp_path}/a/")
     (tmp_path / "b").write_bytes(b"secret")
@@ -172,8 +171,8 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
+@each("name", NAMES)
+@each("kind", KINDS)
 def test_odd_file_in_place_of_a_chunk(tmp_path, name, kind):
     store = create(name, f"file://{tmp_path}/a/")
     store[...] = values()

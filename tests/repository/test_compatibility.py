@@ -12,6 +12,7 @@ import gpustore
 from gpustore import registry
 from gpustore.registry import is_installed
 from tests.interop.libraries import FEATURES, PEERS, try_peer
+from tests.matrix import each
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "compatibility.py"))
@@ -47,7 +48,7 @@ def test_features_are_told_apart():
     assert len(FEATURES) == len({feature.id for feature in FEATURES}) >= 200
 
 
-@pytest.mark.parametrize("name", registry.ids("codecs"))
+@each("name", registry.ids("codecs"))
 def test_every_codec_is_a_feature(name):
     word = json.dumps(name).encode()
     assert any(word in value for feature in FEATURES for value in feature.files.values())

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
+from tests.matrix import each
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -68,7 +68,7 @@ def test_every_import_is_declared():
     assert {name: place for name, place in imported().items() if name not in declared} == {}
 
 
-@pytest.mark.parametrize("name", sorted(CORE | EXTRAS["cli"] | EXTRAS["cloud"]))
+@each("name", sorted(CORE | EXTRAS["cli"] | EXTRAS["cloud"]))
 def test_every_dependency_is_used(name):
     assert name in imported()
 

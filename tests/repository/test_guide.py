@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kvstores.gcs.gcs_server import GcsServer
+from tests.matrix import each
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,7 +54,7 @@ def test_every_python_block_runs(page, environment, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES)
 def test_blocks_name_their_language(page):
     found = blocks(page)
     assert {language for language, _ in found} <= {"console", "python", "text"}

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.matrix import each
+
 PACKAGE = Path(__file__).parents[2] / "gpustore"
 PAGE = PACKAGE.parent / "docs" / "design" / "001-architecture.md"
 
@@ -201,7 +203,7 @@ def test_no_module_is_named_after_nothing():
     assert [part for part in parts if FORBIDDEN_NAMES.fullmatch(part)] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "expected"),
     [
         ("import gpustore.store", [("gpustore.store", False)]),

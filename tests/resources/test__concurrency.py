@@ -4,13 +4,14 @@ import pytest
 
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 LIMITS = ["shared", 1, 4, 2.0, 2**64 - 1, 0, -1, 1.5, "x", "4", None, True, [], {}]
 
 
-@pytest.mark.parametrize("id", ["data_copy_concurrency", "file_io_concurrency"])
-@pytest.mark.parametrize("json", [{}, {"x": 1}, *({"limit": limit} for limit in LIMITS)], ids=str)
+@each("id", ["data_copy_concurrency", "file_io_concurrency"])
+@each("json", [{}, {"x": 1}, *({"limit": limit} for limit in LIMITS)])
 def test_json_is_what_tensorstore_makes_of_it(id, json):
     compare(id, json)
 

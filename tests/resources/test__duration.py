@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpustore.errors import MetadataError
 from gpustore.resources._duration import format_duration, parse_duration, seconds
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 TEXTS = [
@@ -20,7 +21,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@each("text", TEXTS)
 def test_text_is_what_tensorstore_makes_of_it(text):
     compare("file_io_locking", {"acquire_timeout": text})
 

@@ -2,17 +2,16 @@
 
 import os
 
-import pytest
-
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 IDS = ["http_request_concurrency", "s3_request_concurrency", "gcs_request_concurrency"]
 LIMITS = ["shared", 1, 4, 2.0, 2**64 - 1, 0, -1, 1.5, "x", None]
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize("json", [{}, {"x": 1}, *({"limit": limit} for limit in LIMITS)], ids=str)
+@each("id", IDS)
+@each("json", [{}, {"x": 1}, *({"limit": limit} for limit in LIMITS)])
 def test_json_is_what_tensorstore_makes_of_it(id, json):
     compare(id, json)
 

@@ -3,13 +3,14 @@
 import pytest
 
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 IDS = ["http_request_retries", "s3_request_retries", "gcs_request_retries"]
 
 
-@pytest.mark.parametrize("id", IDS)
-@pytest.mark.parametrize(
+@each("id", IDS)
+@each(
     "json",
     [
         {},
@@ -21,7 +22,6 @@ IDS = ["http_request_retries", "s3_request_retries", "gcs_request_retries"]
         {"zz": 1},
         "x",
     ],
-    ids=str,
 )
 def test_json_is_what_tensorstore_makes_of_it(id, json):
     compare(id, json)

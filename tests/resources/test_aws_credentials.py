@@ -1,12 +1,11 @@
 """Tests of ``aws_credentials`` against TensorStore."""
 
-import pytest
-
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {},
@@ -25,7 +24,6 @@ from tests.resources.oracle import compare
         {"type": "ecs", "auth_token_file": "f"},
         "x",
     ],
-    ids=str,
 )
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("aws_credentials", json)

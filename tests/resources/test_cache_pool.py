@@ -5,14 +5,13 @@ import weakref
 import pytest
 
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 LIMITS = [0, 1, 10**9, 1.0, 2**64 - 1, -1, 1.5, 1e300, "5", None, True, [], {}]
 
 
-@pytest.mark.parametrize(
-    "json", [{}, {"x": 1}, *({"total_bytes_limit": limit} for limit in LIMITS)], ids=str
-)
+@each("json", [{}, {"x": 1}, *({"total_bytes_limit": limit} for limit in LIMITS)])
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("cache_pool", json)
 

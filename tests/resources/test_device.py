@@ -6,6 +6,7 @@ import pytest
 
 from gpustore.errors import MetadataError
 from gpustore.runtime.context import Context
+from tests.matrix import each
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_device_stays_as_written(text, kind, ordinal):
         assert repr(resource) == f"Context.Resource({text!r})"
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:01", "cuda:x", "cpu:0", "auto:1", "cuda:1 "],
 )

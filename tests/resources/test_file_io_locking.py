@@ -5,10 +5,11 @@ import math
 import pytest
 
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {},
@@ -25,7 +26,6 @@ from tests.resources.oracle import compare
         "os",
         [],
     ],
-    ids=str,
 )
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("file_io_locking", json)

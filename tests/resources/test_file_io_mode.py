@@ -3,10 +3,11 @@
 import pytest
 
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {},
@@ -19,7 +20,6 @@ from tests.resources.oracle import compare
         5,
         "default",
     ],
-    ids=str,
 )
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("file_io_mode", json)

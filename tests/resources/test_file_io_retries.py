@@ -1,12 +1,11 @@
 """Tests of ``file_io_retries`` against TensorStore."""
 
-import pytest
-
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {},
@@ -28,7 +27,6 @@ from tests.resources.oracle import compare
         5,
         "x",
     ],
-    ids=str,
 )
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("file_io_retries", json)

@@ -5,10 +5,11 @@ import pickle
 import pytest
 
 from gpustore.runtime.context import Context
+from tests.matrix import each
 from tests.resources.oracle import compare
 
 
-@pytest.mark.parametrize("json", [True, False, 0, 1, 5, {}, [], "x", "true"], ids=str)
+@each("json", [True, False, 0, 1, 5, {}, [], "x", "true"])
 def test_json_is_what_tensorstore_makes_of_it(json):
     compare("file_io_sync", json)
 

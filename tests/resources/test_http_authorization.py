@@ -4,6 +4,7 @@ import pytest
 
 from gpustore.errors import MetadataError, NotFoundError
 from gpustore.runtime.context import Context
+from tests.matrix import each
 
 ID = "http_authorization"
 
@@ -46,7 +47,7 @@ WRONG = [
 SECRETS = ["Bearer SECRET", ["SECRET"], {"environment": "Bearer SECRET"}, {"as": "X: SECRET"}]
 
 
-@pytest.mark.parametrize("json", WRONG + SECRETS, ids=str)
+@each("json", WRONG + SECRETS)
 def test_wrong_json_is_refused_and_not_shown(json):
     with pytest.raises(MetadataError) as caught:
         Context({ID: json})

@@ -11,6 +11,7 @@ from gpustore.data_types.dtype import uint64
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
+from tests.matrix import each
 
 
 def index_format(chunks=(2, 3), *, at_end=True, crc=True, endian="little"):
@@ -71,8 +72,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("name", BAD)
+@each("at_end", [True, False])
+@each("name", BAD)
 def test_impossible_entries_are_corrupt(name, at_end):
     form = index_format((1, 2), at_end=at_end, crc=False)
     low = 0 if at_end else form.nbytes

@@ -10,6 +10,7 @@ import pytest
 from gpustore.backends.device import dlpack
 from gpustore.backends.device.foreign import ForeignArray
 from tests.emulator.dlpack import NARROW, DlpackArray
+from tests.matrix import each
 
 VIEW = ForeignArray(None, 4096, (16, -4), (3, 2), np.dtype("<f4"))
 
@@ -28,8 +29,8 @@ class OfNumpy:
         return self.array.__dlpack__(**more)
 
 
-@pytest.mark.parametrize("has_versions", [True, False], ids=["version 1", "older"])
-@pytest.mark.parametrize("dtype", [*"?bBhHiIqQefd", "c8", "c16"])
+@each("has_versions", [True, False], ids=["version 1", "older"])
+@each("dtype", [*"?bBhHiIqQefd", "c8", "c16"])
 def test_tensors_of_numpy_are_where_numpy_says(dtype, has_versions):
     whole = np.zeros((5, 6, 7), dtype)
     for array in (whole, whole[1:, ::-2, 3], whole.T, whole[2, 3, 4, ...], whole[:0]):
@@ -48,8 +49,8 @@ def test_memory_that_is_read_only_is_said_so():
     assert dlpack.tensor_of(OfNumpy(array, has_versions=True), 7)[0].is_read_only
 
 
-@pytest.mark.parametrize("version", [0, 1])
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@each("version", [0, 1])
+@each("dtype", NARROW)
 def test_types_of_ml_dtypes_are_known(dtype, version):
     view = replace(VIEW, dtype=dtype, strides=(8, -dtype.itemsize))
     tensor, _ = dlpack.tensor_of(DlpackArray(view, version=version), 0)

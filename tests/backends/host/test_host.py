@@ -22,6 +22,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.chunk_plan import plan_chunks
 from gpustore.runtime.limits import Limits
+from tests.matrix import each
 
 DTYPES = [
     *("|u1", "|b1", ">u2", "<i2", ">f4", "<i4", ">i8", "<f8", "<c8", ">c16"),
@@ -215,8 +216,8 @@ FILLS = {
 }
 
 
-@pytest.mark.parametrize("endian", "<>")
-@pytest.mark.parametrize("name", FILLS)
+@each("endian", "<>")
+@each("name", FILLS)
 def test_only_chunks_that_equal_the_fill_bit_for_bit_are_elided(name, endian):
     native = np.dtype(name)
     stored = native.newbyteorder(endian)
@@ -340,7 +341,7 @@ def read_only(a):
     return a
 
 
-@pytest.mark.parametrize(
+@each(
     ("out", "kind", "text"),
     [
         (np.zeros((2, 3), "f4"), MismatchError, "out has shape (2, 3), expected (3, 2)"),
@@ -353,7 +354,6 @@ def read_only(a):
         (None, TypeError, "got NoneType"),
         (np.float32(0), MismatchError, "out has shape ()"),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_wrong_destinations_are_refused(out, kind, text):
     with pytest.raises(kind, match=re.escape(text)):

@@ -10,6 +10,7 @@ from gpustore.backends import nvcomp
 from gpustore.errors import DeviceError
 from tests.backends.cuda.wheels import installed_nvcomp, skip
 from tests.emulator import codecs
+from tests.matrix import each
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,8 @@ def test_alignments_and_limits_of_the_emulated_device_are_the_librarys(library):
     assert library.codec("bz2") is None
 
 
-@pytest.mark.parametrize("codec", codecs.CODECS)
-@pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (1000, 1 << 20), (100_000, 4096)])
+@each("codec", codecs.CODECS)
+@each(("count", "nbytes"), [(1, 1), (1000, 1 << 20), (100_000, 4096)])
 def test_scratch_memory_of_the_emulated_device_is_about_the_librarys(library, codec, count, nbytes):
     asked = library.decompress_temp_nbytes(codec, count, nbytes, count * nbytes)
     emulated = codecs.decompress_temp_nbytes(codec, count * nbytes)

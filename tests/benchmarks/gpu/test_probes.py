@@ -15,6 +15,7 @@ from benchmarks.gpu.stream import KIB
 from tests.backends.cuda.wheels import nvcomp_headers
 from tests.backends.nvcomp.test_abi import prototype
 from tests.benchmarks.gpu.host_gpu import HostGpu, HostNvcomp
+from tests.matrix import each
 
 
 @pytest.fixture
@@ -154,8 +155,8 @@ def test_the_host_has_the_methods_of_the_gpu():
             assert f"def {name}(" in source, name
 
 
-@pytest.mark.parametrize("major", abi.ROWS)
-@pytest.mark.parametrize("codec", abi.FORMATS)
+@each("major", abi.ROWS)
+@each("codec", abi.FORMATS)
 def test_prototypes_that_only_the_report_calls_are_those_of_the_headers(major, codec):
     text = "\n".join(nvcomp_headers(major).values())
     for function, expected in MORE_PROTOTYPES.items():

@@ -19,6 +19,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 SHUFFLES = ["noshuffle", "shuffle", "bitshuffle"]
@@ -49,9 +50,9 @@ def test_round_trip(cname, payload, shuffle, typesize, clevel, blocksize):
     check_round_trip(codec, payload)
 
 
-@pytest.mark.parametrize("cname", CNAMES)
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
-@pytest.mark.parametrize("nbytes", [8, 4096, 100_000])
+@each("cname", CNAMES)
+@each("shuffle", [0, 1, 2])
+@each("nbytes", [8, 4096, 100_000])
 def test_decodes_what_numcodecs_encodes_and_the_reverse(cname, shuffle, nbytes):
     array = np.frombuffer(make_payload(nbytes, "steps"), "<u2")
     theirs = numcodecs.Blosc(cname, 5, shuffle)
@@ -62,7 +63,7 @@ def test_decodes_what_numcodecs_encodes_and_the_reverse(cname, shuffle, nbytes):
     assert bytes(codec.encode(array.tobytes()))[:12] == encoded[:12]
 
 
-@pytest.mark.parametrize(
+@each(
     ("itemsize", "options", "typesize", "flag"),
     [
         (1, {}, 1, 4),
@@ -75,7 +76,6 @@ def test_decodes_what_numcodecs_encodes_and_the_reverse(cname, shuffle, nbytes):
         (4, {"shuffle": 0}, 4, 0),
         (4, {"blocksize": 2**63}, 4, 1),
     ],
-    ids=str,
 )
 def test_v2_shuffles_by_the_element_size(itemsize, options, typesize, flag):
     codec = stage("blosc", "v2", itemsize, **options)
@@ -112,7 +112,7 @@ def test_refuses_damage(cname, nbytes):
     check_damage(stage("blosc", cname=cname), payload, checksummed=False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "reason"),
     [
         (b"", "0 bytes, expected a header of 16"),
@@ -135,7 +135,6 @@ def test_refuses_damage(cname, nbytes):
         (header(cbytes=24) + b"\xff\xff\xff\x7f\0\0\0\0", "error during blosc decompression"),
         (header(cbytes=24) + b"\x14\0\0\0\xff\xff\xff\x7f", "error during blosc decompression"),
     ],
-    ids=repr,
 )
 def test_refuses_headers_that_lie(frame, reason):
     for out in (None, memoryview(bytearray(256))):

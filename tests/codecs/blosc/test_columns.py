@@ -3,7 +3,6 @@
 import struct
 import zlib
 
-import cramjam
 import numcodecs
 import numcodecs.blosc
 import numcodecs.lz4
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.blosc.columns import read_columns
+from tests import snappy
 from tests.codecs.contract import make_payload, stage
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
@@ -51,7 +51,7 @@ def decode_stream(code, stream, nbytes):
     if code == 1:
         return numcodecs.lz4.decompress(nbytes.to_bytes(4, "little") + stream)
     if code == 2:
-        return bytes(cramjam.snappy.decompress_raw(stream))
+        return snappy.decode(stream)
     return zlib.decompress(stream) if code == 3 else zstandard.decompress(stream)
 
 

@@ -14,6 +14,7 @@ from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
+from tests.matrix import each
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -105,8 +106,8 @@ def damages(frame):
     yield "another's bytes", frame[:16] + make_payload(end - 16, "noise", 3)
 
 
-@pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
+@each("cname", [*CNAMES, "snappy"])
+@each("shuffle", [0, 1, 2])
 def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(cname, shuffle):
     frame, data = frame_of(cname, shuffle, 4, 6000, 2048, 5, "steps")
     named = [(name, value) for name, value in damages(frame) if value != frame]

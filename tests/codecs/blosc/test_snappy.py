@@ -20,6 +20,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 DECODERS = ["library", "elements"]
 
@@ -72,8 +73,8 @@ def test_reads_what_tensorstore_writes_and_the_reverse(dtype, shuffle):
         assert read(bytes(ours)) == payload
 
 
-@pytest.mark.parametrize("shuffle", [-1, 0, 1, 2])
-@pytest.mark.parametrize("dtype", ["|u1", "<u2", ">f8"])
+@each("shuffle", [-1, 0, 1, 2])
+@each("dtype", ["|u1", "<u2", ">f8"])
 def test_reads_what_tensorstore_writes_without_the_library(dtype, shuffle, monkeypatch):
     monkeypatch.setattr(snappy, "_library", None)
     itemsize = np.dtype(dtype).itemsize

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs.zstd.test_columns import read
+from tests.matrix import each
 
 IMPOSSIBLE = "zstd: impossible block"
 
@@ -172,7 +173,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_what_cannot_be(what):
     value = frame((2, WRONG[what]), nbytes=100)
     assert read([value])[1] == {0: IMPOSSIBLE}

@@ -17,6 +17,7 @@ from tests.codecs.contract import (
     payloads,
     stage,
 )
+from tests.matrix import each
 
 SKIPPABLE = struct.pack("<II", 0x184D2A53, 3) + b"abc"
 OPTIONS = [{"level": 3}, {"level": 1, "checksum": True}, {"level": -5}]
@@ -30,8 +31,8 @@ def test_round_trip(options, payload):
     check_round_trip(stage("zstd", **options), payload)
 
 
-@pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("checksum", [False, True])
+@each("nbytes", SIZES)
+@each("checksum", [False, True])
 def test_decodes_what_others_encode_and_the_reverse(nbytes, checksum):
     payload = make_payload(nbytes, "steps")
     codec = stage("zstd", level=1, checksum=checksum)
@@ -48,8 +49,8 @@ def frame(payload, *, sized=True, checksum=True):
     return compressor.compress(payload)
 
 
-@pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("exact", [True, False])
+@each("nbytes", SIZES)
+@each("exact", [True, False])
 def test_decodes_a_frame_that_does_not_tell_its_size(nbytes, exact):
     payload = make_payload(nbytes, "steps")
     encoded = frame(payload, sized=False)
@@ -62,11 +63,9 @@ def test_decodes_a_frame_that_does_not_tell_its_size(nbytes, exact):
             stage("zstd").decode(encoded, nbytes - 1, exact=exact)
 
 
-@pytest.mark.parametrize(
-    "sizes", [(1, 2), (0, 5, 0), (5, 0), (300_000, 0), (200_000, 200_000), (1,) * 300]
-)
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("between", [b"", SKIPPABLE])
+@each("sizes", [(1, 2), (0, 5, 0), (5, 0), (300_000, 0), (200_000, 200_000), (1,) * 300])
+@each("sized", [True, False])
+@each("between", [b"", SKIPPABLE])
 def test_accepts_frames_that_together_are_one_chunk(sizes, sized, between):
     codec = stage("zstd")
     parts = [make_payload(nbytes, "noise", i) for i, nbytes in enumerate(sizes)]

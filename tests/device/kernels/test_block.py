@@ -3,7 +3,6 @@
 import hypothesis.strategies as st
 import numcodecs
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from gpustore.device.kernels import instance
@@ -13,6 +12,7 @@ from gpustore.device.kernels.block import (
     unshuffle_launches,
 )
 from tests.kernels import reference, shuffled
+from tests.matrix import each
 
 SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
@@ -53,9 +53,9 @@ def test_blocks_are_unshuffled_and_each_byte_is_written_once(blocks, alignment, 
         assert got.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("typesize", [1, 2, 3, 4, 7, 8, 12, 16, 100, 255])
-@pytest.mark.parametrize(("kind", "shuffle"), [("byte", 1), ("bit", 2)])
-@pytest.mark.parametrize("elements", [800, 801])
+@each("typesize", [1, 2, 3, 4, 7, 8, 12, 16, 100, 255])
+@each(("kind", "shuffle"), [("byte", 1), ("bit", 2)])
+@each("elements", [800, 801])
 def test_the_reference_shuffles_as_blosc_does(elements, typesize, kind, shuffle):
     data = np.random.default_rng(typesize).integers(0, 4, typesize * elements, np.uint8)
     # One block of one zstd stream, which is never split.

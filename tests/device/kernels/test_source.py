@@ -5,6 +5,7 @@ import re
 import pytest
 
 from gpustore.device.kernels import instance, source
+from tests.matrix import each
 
 
 def test_every_kernel_file_is_listed_and_every_listed_file_exists():
@@ -12,7 +13,7 @@ def test_every_kernel_file_is_listed_and_every_listed_file_exists():
     assert files == set(instance.INSTANCES)
 
 
-@pytest.mark.parametrize("family", instance.INSTANCES)
+@each("family", instance.INSTANCES)
 def test_source_is_complete_in_itself(family):
     text = source.flatten(family)
     assert "#include" not in text
@@ -31,7 +32,7 @@ def test_layouts_are_asserted_where_the_struct_is(struct):
     assert declared == asserted
 
 
-@pytest.mark.parametrize("family", instance.INSTANCES)
+@each("family", instance.INSTANCES)
 def test_source_keeps_the_line_numbers_of_the_files(family):
     lines = source.flatten(family).split("\n")
     origin = (source.folder() / f"{family}.cu").read_text(encoding="utf-8").split("\n")

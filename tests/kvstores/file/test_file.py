@@ -21,6 +21,7 @@ from gpustore.kvstores.arena import Arena
 from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
+from tests.matrix import each
 
 
 def open_file(path, **options):
@@ -48,7 +49,7 @@ def files_below(path):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("typed", "path"),
     [
         (".", "./"), ("./", "./"), ("./a", "./a"), ("a/.", "a/"), ("a//b", "a/b"), ("a/./b", "a/b"),
@@ -101,7 +102,7 @@ BAD_KEYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", BAD_KEYS)
+@each("key", BAD_KEYS)
 def test_illegal_key_is_refused_before_any_io(tmp_path, key):
     store = open_file(f"{tmp_path}/store/")
     for columns in (
@@ -116,9 +117,7 @@ def test_illegal_key_is_refused_before_any_io(tmp_path, key):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "key", [".zarray", "a/.zgroup", "..a", "a..", "a.b/c...d", "é", "a b", "~"]
-)
+@each("key", [".zarray", "a/.zgroup", "..a", "a..", "a.b/c...d", "é", "a b", "~"])
 def test_unusual_key_is_legal(tmp_path, key):
     store = open_file(f"{tmp_path}/")
     store[key] = b"1"

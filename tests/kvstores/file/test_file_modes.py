@@ -27,6 +27,7 @@ from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteReque
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
 from tests.kvstores.processes import run_together
+from tests.matrix import each
 from tests.on_device import emulated, on_host
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -344,8 +345,8 @@ def test_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, monkey
         store["a"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", ["lazy", "random"])
+@each("mode", MODES)
+@each("order", ["lazy", "random"])
 def test_device_gets_the_same_bytes(tmp_path, mode, order):
     values = np.arange(200 * 300, dtype="uint16").reshape(200, 300)
     for codecs in ([], [{"name": "blosc", "configuration": {"cname": "lz4"}}]):

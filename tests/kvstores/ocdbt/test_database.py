@@ -36,6 +36,7 @@ from gpustore.kvstores.ocdbt.version_tree import (
     advance,
 )
 from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
+from tests.matrix import each
 
 MAX_NBYTES = 1 << 20
 
@@ -252,7 +253,7 @@ def test_stored_inline_limit_that_no_spec_can_ask_for_is_accepted_as_by_tensorst
     assert items == ours.items() == {b"a": b"1", b"b": values["b"], b"c": values["c"]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("height", "generations"),
     [
         *((1, some) for some in ([4, 8, 16], [4, 8, 20], [4, 20, 40], [20, 32], [16, 20])),
@@ -538,7 +539,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
+@each("name", LIES)
 def test_trees_that_lie_are_errors(name):
     root, height, files, key, text = LIES[name]
     ours = Opened(files=database(root, height, files))

@@ -9,6 +9,7 @@ from gpustore.errors import CorruptChunkError, InvalidKeyError, MetadataError, N
 from gpustore.kvstores.ocdbt.location import DataFile, Location
 from gpustore.kvstores.ocdbt.rewrite import Changes, Rewrite
 from tests.kvstores.ocdbt.tensorstore_ocdbt import Opened, TensorStoreDatabase, configs, histories
+from tests.matrix import each
 
 
 def references(value):
@@ -100,7 +101,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("node", WRONG)
+@each("node", WRONG)
 def test_wrong_references_are_told_as_by_tensorstore(node):
     with pytest.raises(ValueError, match=r".") as theirs:
         ts.ocdbt.dump(TensorStoreDatabase().base, node).result()

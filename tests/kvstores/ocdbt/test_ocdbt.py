@@ -30,6 +30,7 @@ from tests.kvstores.ocdbt.tensorstore_ocdbt import (
     configs,
     histories,
 )
+from tests.matrix import each
 
 
 @pytest.fixture(params=["single", "numbered"])
@@ -149,7 +150,7 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each("path", PATHS)
 def test_urls_mean_what_they_mean_to_tensorstore(path):
     url = f"memory://x|ocdbt:{path}"
     ours = outcome(lambda: (KvStore.Spec(url).to_json(), KvStore.Spec(url).url))
@@ -176,7 +177,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@each("config", CONFIGS)
 def test_configurations_are_parsed_as_by_tensorstore(config):
     spec = {"driver": "ocdbt", "base": "memory://", "config": config}
     ours = outcome(lambda: KvStore.Spec(spec).to_json())
@@ -212,7 +213,7 @@ MEMBERS = [
 ]
 
 
-@pytest.mark.parametrize("members", MEMBERS, ids=str)
+@each("members", MEMBERS)
 def test_members_are_parsed_as_by_tensorstore(members):
     spec = {"driver": "ocdbt", "base": "memory://x", **members}
     ours = outcome(lambda: KvStore.Spec(spec).to_json())
@@ -361,8 +362,8 @@ def test_any_key_is_legal():
     assert all(ours.store[key] == b"1" for key in keys)
 
 
-@pytest.mark.parametrize("low", ["", "a", "a/0", "a/1", "a/15", "b", "zz"])
-@pytest.mark.parametrize("high", ["", "a/1", "a/12", "a0", "b", "zz"])
+@each("low", ["", "a", "a/0", "a/1", "a/15", "b", "zz"])
+@each("high", ["", "a/1", "a/12", "a0", "b", "zz"])
 def test_ranges_are_listed_in_trees_of_many_nodes(low, high, many):
     ours, keys = many
     wanted = [key for key in keys if low.encode() <= key and (not high or key < high.encode())]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.kvstores.zip.end import TAIL_NBYTES, End, find_end, pack_end
 from tests.kvstores.zip.archive import made, patched
+from tests.matrix import each
 
 GOOD = made([("a", b"1"), ("b/c", b"22" * 50)])
 END = len(GOOD) - 22
@@ -59,7 +60,7 @@ def test_two_valid_end_records_are_refused():
         found(data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("damage", "text"),
     [
         (lambda d: b"", "Failed to find valid ZIP EOCD: no end record"),
@@ -116,7 +117,7 @@ def test_zip64_records_are_read():
     assert found(small) == found(GOOD)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "error", "text"),
     [
         ({"size": 45}, CorruptChunkError, "no zip64 record there"),
@@ -130,7 +131,6 @@ def test_zip64_records_are_read():
         ({"disks": 2}, UnsupportedError, "several files"),
         ({"here": 1}, UnsupportedError, "several files"),
     ],
-    ids=repr,
 )
 def test_zip64_lies_are_errors(changes, error, text):
     with pytest.raises(error, match=text):

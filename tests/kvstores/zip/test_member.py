@@ -24,6 +24,7 @@ from gpustore.kvstores.zip.member import (
     decode,
     encode,
 )
+from tests.matrix import each
 
 
 def deflate(data):
@@ -41,8 +42,8 @@ ENCODERS = {
 VALUES = {"empty": b"", "one": b"x", "random": os.urandom(1000), "long": b"abc" * 100_000}
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("data", VALUES.values(), ids=VALUES)
+@each("name", ENCODERS)
+@each("data", VALUES.values(), ids=VALUES)
 def test_data_are_decoded_whole_and_from_the_beginning(name, data):
     method, encoder = ENCODERS[name]
     encoded = encoder(data)
@@ -51,8 +52,8 @@ def test_data_are_decoded_whole_and_from_the_beginning(name, data):
             assert decode(method, encoded, len(data), wanted) == data[:wanted]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("data", [VALUES["random"], VALUES["long"]], ids=["random", "long"])
+@each("name", ENCODERS)
+@each("data", [VALUES["random"], VALUES["long"]], ids=["random", "long"])
 def test_wrong_sizes_and_streams_are_errors(name, data):
     method, encoder = ENCODERS[name]
     encoded, nbytes = encoder(data), len(data)

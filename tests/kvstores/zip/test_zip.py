@@ -37,6 +37,7 @@ from tests.kvstores.contract import *
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.zip.archive import central, local, made, opened, patched
+from tests.matrix import each
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def attempted(operation):
 # --------------------------------------------------------------------------- specs
 
 
-@pytest.mark.parametrize(
+@each(
     "json",
     [
         {"base": "memory://a.zip"},
@@ -80,7 +81,6 @@ def attempted(operation):
         {"base": 3},
         {},
     ],
-    ids=repr,
 )
 def test_specs_are_those_of_tensorstore(json):
     theirs, failure = attempted(lambda: tensorstore.KvStore.Spec({"driver": "zip", **json}))
@@ -98,7 +98,7 @@ def test_specs_are_those_of_tensorstore(json):
     }
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "memory://a.zip|zip:",
@@ -164,8 +164,8 @@ def test_data_copy_concurrency_bounds_what_reads_and_decodes(tmp_path, driver):
 # --------------------------------------------------------------------------- reading
 
 
-@pytest.mark.parametrize("method", [0, 8, 12, 93, 95], ids=METHODS.get)
-@pytest.mark.parametrize("nbytes", [0, 1, 5000, 300_000])
+@each("method", [0, 8, 12, 93, 95])
+@each("nbytes", [0, 1, 5000, 300_000])
 def test_every_method_is_read_whole_and_in_parts(method, nbytes):
     value = bytes(i * i % 251 for i in range(nbytes))
     store = opened(encoded_archive(method, value))
@@ -301,9 +301,7 @@ def test_names_are_decoded_as_they_say():
         assert opened(data).list().result() == [expected.replace("\x82", "é").encode()]
 
 
-@pytest.mark.parametrize(
-    "name", ["../evil", "/abs", "a/../../b", "a\\b", "./a/b", "a//b", "..", "c/.", "a/b\0x"]
-)
+@each("name", ["../evil", "/abs", "a/../../b", "a\\b", "./a/b", "a//b", "..", "c/.", "a/b\0x"])
 def test_members_with_illegal_names_are_neither_keys_nor_missing(name):
     placeholder = "N" * len(name)
     data = made([(placeholder, b"1"), ("good", b"2"), ("d/", b"")])
@@ -355,7 +353,7 @@ def test_duplicate_names_are_refused_unless_the_last_one_counts():
 # --------------------------------------------------------------------------- bad members
 
 
-@pytest.mark.parametrize(
+@each(
     ("damage", "error", "text"),
     [
         (lambda d: d.replace(b"VALUE", b"VALUS"), CorruptChunkError, "CRC-32 of the data is"),

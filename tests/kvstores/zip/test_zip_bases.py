@@ -22,6 +22,7 @@ from gpustore.kvstores.http.connection import POOL
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.zip.archive import central, patched
+from tests.matrix import each
 from tests.on_device import emulated, on_host
 
 SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
@@ -132,7 +133,7 @@ def readers(form):
     return [name for name in ("gpustore", *UNKNOWN) if form not in UNKNOWN.get(name, ())]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_every_form_is_read_by_all_and_into_a_device(tmp_path, monkeypatch, form):
     monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
     path = tmp_path / "x.zip"
@@ -149,7 +150,7 @@ def test_every_form_is_read_by_all_and_into_a_device(tmp_path, monkeypatch, form
         del array, read
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_every_form_is_rewritten_and_read_by_all(tmp_path, form):
     path = tmp_path / "x.zip"
     data = packed(MEMBERS, **FORMS[form])
