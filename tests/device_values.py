@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of
 
@@ -21,7 +21,7 @@ class Decoded:
 
 
 def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
-    """Decode values with the steps that ``record(batch, device)`` records.
+    """Decode values with the steps that ``record(commands, device)`` records.
 
     Parameters
     ----------
@@ -48,40 +48,40 @@ def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
             own = [bench.put(value, offset=offset) for value in encoded]
             spans = Spans(np.array(own, np.uint64), sizes)
         rows = 100 + np.arange(len(encoded))
-        batch = DeviceBatch(device, bench.stream, rows, spans, views if seen else None)
-        record(batch, device)
-        found = _run(bench, batch, pinned, arena, values_nbytes)
+        commands = CommandList(device, bench.stream, rows, spans, views if seen else None)
+        record(commands, device)
+        found = _run(bench, commands, pinned, arena, values_nbytes)
         device.free_pinned(pinned)
         return found
 
 
-def _run(bench, batch, pinned, arena, values_nbytes):
+def _run(bench, commands, pinned, arena, values_nbytes):
     device, stream = bench.device, bench.stream
-    results = -(-batch.table_nbytes // 16) * 16
-    tables = bench.allocate(results + batch.result_nbytes + 16)
-    host = device.allocate_pinned(results + batch.result_nbytes + 16)
-    batch.write_tables(host.view[: batch.table_nbytes])
+    results = -(-commands.table_nbytes // 16) * 16
+    tables = bench.allocate(results + commands.result_nbytes + 16)
+    host = device.allocate_pinned(results + commands.result_nbytes + 16)
+    commands.write_tables(host.view[: commands.table_nbytes])
     device.upload(pinned, 0, arena, values_nbytes, stream)
-    if batch.table_nbytes:
-        device.upload(host, 0, tables, batch.table_nbytes, stream)
-    batch.run(tables, tables + results)
-    if batch.result_nbytes:
-        device.download(tables + results, host, results, batch.result_nbytes, stream)
+    if commands.table_nbytes:
+        device.upload(host, 0, tables, commands.table_nbytes, stream)
+    commands.run(tables, tables + results)
+    if commands.result_nbytes:
+        device.download(tables + results, host, results, commands.result_nbytes, stream)
     values = {}
     for row, address, nbytes in zip(
-        batch.rows.tolist(),
-        batch.values.address.tolist(),
-        batch.values.nbytes.tolist(),
+        commands.rows.tolist(),
+        commands.values.address.tolist(),
+        commands.values.nbytes.tolist(),
         strict=True,
     ):
         values[row - 100] = bench.get(address, nbytes)
     bench.wait()
-    batch.release()
+    commands.release()
     bench.wait()
-    failed = batch.failures(host.view[results : results + batch.result_nbytes])
+    failed = commands.failures(host.view[results : results + commands.result_nbytes])
     device.free_pinned(host)
-    refused = {row - 100: reason for row, reason in batch.refused.items()}
+    refused = {row - 100: reason for row, reason in commands.refused.items()}
     failed = {row - 100: reason for row, reason in failed.items()}
     good = {row: value for row, value in values.items() if row not in failed}
     assert not {*good, *failed} & {*refused}
-    return Decoded(good, refused, failed, batch.launches)
+    return Decoded(good, refused, failed, commands.launches)

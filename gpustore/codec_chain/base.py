@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.component import Component
@@ -234,21 +234,21 @@ class BytesCodec(abc.ABC):
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Return why no value at all can be decoded on `device`, None if values can be.
 
-        `distrust` is the rule its decoders must heed; a batch has its own.
+        `distrust` is the rule its decoders must heed; a command list has its own.
         """
         del device, distrust
         return f"{self.name} is not decoded on a device"
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Record the steps that decode each value of `batch`, and refuse those that cannot be.
+        """Record the steps that decode each value of `commands`, and refuse those that cannot be.
 
         Parameters
         ----------
-        batch : DeviceBatch
-            Encoded values. Afterwards ``batch.values`` are the decoded ones, and ``batch.encoded``
-            is None, unless these bytes are in host memory too.
+        commands : CommandList
+            Encoded values. Afterwards ``commands.values`` are the decoded ones, and
+            ``commands.encoded`` is None, unless these bytes are in host memory too.
         device : Device
             One that :meth:`unsupported_reason` has nothing against.
         decoded_max, exact
@@ -257,20 +257,20 @@ class BytesCodec(abc.ABC):
         Raises
         ------
         MemoryError
-            If scratch memory cannot be had; the batch is given up then.
+            If scratch memory cannot be had; the list is given up then.
         """
         del decoded_max, exact
         reason = self.unsupported_reason(device) or f"{self.name} is not decoded on a device"
-        self._refuse_all(batch, reason)
+        self._refuse_all(commands, reason)
 
-    def _refuse_all(self, batch: DeviceBatch, reason: str) -> None:
-        batch.refuse(dict.fromkeys(range(len(batch)), reason))
+    def _refuse_all(self, commands: CommandList, reason: str) -> None:
+        commands.refuse(dict.fromkeys(range(len(commands)), reason))
 
-    def _columns(self, batch: DeviceBatch) -> EncodedColumns | None:
-        """The encoded bytes of a batch; None, all values refused, if the host has none to see."""
-        if batch.encoded is None:
-            self._refuse_all(batch, f"{self.name}: its headers are not in host memory")
-        return EncodedColumns(batch.encoded) if batch.encoded else None
+    def _columns(self, commands: CommandList) -> EncodedColumns | None:
+        """Return the encoded bytes; None, all values refused, if the host has none to see."""
+        if commands.encoded is None:
+            self._refuse_all(commands, f"{self.name}: its headers are not in host memory")
+        return EncodedColumns(commands.encoded) if commands.encoded else None
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

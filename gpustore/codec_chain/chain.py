@@ -30,7 +30,7 @@ from gpustore.codec_chain.base import (
 from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import (
     CorruptChunkError,
@@ -313,8 +313,8 @@ class CodecChain:
                 distrust = None
         return None
 
-    def decode_device(self, batch: DeviceBatch, device: Device) -> None:
-        """Record the steps that decode each value of `batch` to a whole chunk.
+    def decode_device(self, commands: CommandList, device: Device) -> None:
+        """Record the steps that decode each value of `commands` to a whole chunk.
 
         What the device cannot do, and what is damaged as far as its structure tells, is refused:
         the host decodes it, or says what is wrong.
@@ -322,31 +322,31 @@ class CodecChain:
         Raises
         ------
         MemoryError
-            If there is not enough device memory; the batch is given up then.
+            If there is not enough device memory; the list is given up then.
         """
         reason = self.unsupported_reason(device)
         if reason is not None:
-            batch.refuse(dict.fromkeys(range(len(batch)), reason))
-        too_many = np.flatnonzero(batch.values.nbytes > self.encoded_bound)
-        batch.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
-        batch.distrust = self._distrust
+            commands.refuse(dict.fromkeys(range(len(commands)), reason))
+        too_many = np.flatnonzero(commands.values.nbytes > self.encoded_bound)
+        commands.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
+        commands.distrust = self._distrust
         for step in self._device_steps:
-            if not len(batch):
+            if not len(commands):
                 return
-            step.stage.decode_device(batch, device, step.decoded_max, exact=step.exact)
-        wrong = np.flatnonzero(batch.values.nbytes != self.layout.nbytes)
-        batch.refuse(dict.fromkeys(wrong.tolist(), f"not {self.layout.nbytes} bytes long"))
-        self.check_device(batch)
+            step.stage.decode_device(commands, device, step.decoded_max, exact=step.exact)
+        wrong = np.flatnonzero(commands.values.nbytes != self.layout.nbytes)
+        commands.refuse(dict.fromkeys(wrong.tolist(), f"not {self.layout.nbytes} bytes long"))
+        self.check_device(commands)
 
-    def check_device(self, batch: DeviceBatch) -> None:
+    def check_device(self, commands: CommandList) -> None:
         """Record what :meth:`check` does, for decoded values or whole elements of them."""
         if self._check is None:
             return
         errors, cleared = illegal_bits(self.layout)
         if errors:
-            batch.check_bits(errors)
+            commands.check_bits(errors)
         if cleared:
-            batch.clear_bits(cleared)
+            commands.clear_bits(cleared)
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one whole chunk.

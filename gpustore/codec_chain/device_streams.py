@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from gpustore.codec_chain.encoded_columns import Integers, Mask
-from gpustore.device.command_list import DeviceBatch, can_decompress, checks_bounds
+from gpustore.device.command_list import CommandList, can_decompress, checks_bounds
 from gpustore.device.guard import NO_ROW
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Decoders, Device, Spans
@@ -40,7 +40,7 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
     codec : str
         Name of a :class:`~gpustore.device.protocol.DeviceCodec`, or ``"blosclz"``.
     count : int
-        Streams of a batch.
+        Number of streams that are decoded together.
     max_nbytes : int
         Decoded bytes of the longest.
 
@@ -84,13 +84,13 @@ def unfit(
     return None
 
 
-def refuse_where(batch: DeviceBatch, wrong: Mask, reason: str) -> Mask:
+def refuse_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
     """Refuse some values; returns which of them are kept."""
-    batch.refuse(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
+    commands.refuse(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
     return ~wrong
 
 
-def destinations(batch: DeviceBatch, nbytes: Integers, rows: Integers | None = None) -> Spans:
+def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
     """Device memory for pieces of so many bytes, at multiples of 16 and with room around them.
 
     Parameters
@@ -101,48 +101,48 @@ def destinations(batch: DeviceBatch, nbytes: Integers, rows: Integers | None = N
     if not len(nbytes):
         return Spans.contiguous(0, [])
     padded = -(-(nbytes + _PADDING) // _ALIGNMENT) * _ALIGNMENT
-    address = batch.scratch(_PADDING + int(padded.sum()))
+    address = commands.scratch(_PADDING + int(padded.sum()))
     behind = address + _PADDING + np.cumsum(padded)
     starts = behind - padded
     if rows is not None:
         ends = np.concatenate(([address], starts + nbytes))
         room = np.concatenate(([starts[0]], behind)) - ends
         around = Spans(ends.astype(np.uint64), room.astype(np.uint64))
-        batch.guard(around, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
+        commands.guard(around, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
     return Spans(starts.astype(np.uint64), nbytes.astype(np.uint64))
 
 
-def aligned(batch: DeviceBatch, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
+def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
     """Streams at multiples of `alignment`, and the copies (from, to) that bring them there."""
     wrong = src.address % np.uint64(alignment) != 0
     begin = src.take(wrong)
-    end = destinations(batch, begin.nbytes.astype(np.int64))
+    end = destinations(commands, begin.nbytes.astype(np.int64))
     address = src.address.copy()
     address[wrong] = end.address
     return Spans(address, src.nbytes), (begin, end)
 
 
 def decompress_values(
-    batch: DeviceBatch, device: Device, codec: str, src: Spans, nbytes: Integers
+    commands: CommandList, device: Device, codec: str, src: Spans, nbytes: Integers
 ) -> None:
-    """Record that each value is one stream, and leave the batch with what they decode to.
+    """Record that each value is one stream, and leave the list with what they decode to.
 
     Parameters
     ----------
-    src : Spans, length of the batch
+    src : Spans, length of the list
         The streams.
     nbytes : ndarray of int64
         Decoded bytes of each.
     """
-    if not len(batch):
+    if not len(commands):
         return
-    reason = unfit(device, codec, nbytes, batch.distrust)
+    reason = unfit(device, codec, nbytes, commands.distrust)
     if reason is not None:
-        refuse_where(batch, np.ones(len(batch), np.bool_), reason)
+        refuse_where(commands, np.ones(len(commands), np.bool_), reason)
         return
     known = device.codec(codec)
-    src, (begin, end) = aligned(batch, src, 1 if known is None else known.src_alignment)
-    batch.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
-    dst = destinations(batch, nbytes, batch.rows)
-    batch.decompress(codec, src, dst)
-    batch.values, batch.encoded = dst, None
+    src, (begin, end) = aligned(commands, src, 1 if known is None else known.src_alignment)
+    commands.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
+    dst = destinations(commands, nbytes, commands.rows)
+    commands.decompress(codec, src, dst)
+    commands.values, commands.encoded = dst, None

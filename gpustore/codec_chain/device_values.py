@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.device_streams import destinations
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import (
     Conversion,
     Side,
@@ -65,7 +65,7 @@ def cast_conversions(source: np.dtype[Any], target: np.dtype[Any]) -> list[Conve
 
 
 def convert(
-    batch: DeviceBatch,
+    commands: CommandList,
     src: Side,
     dst: Side,
     count: int,
@@ -74,57 +74,59 @@ def convert(
     name: str,
 ) -> None:
     """Record that all values become others of `count` elements; one launch."""
-    if not len(batch):
+    if not len(commands):
         return
-    into = destinations(batch, np.full(len(batch), count * dst.stride, np.int64))
-    runs, each, blocks = value_runs(batch.values.address, into.address, np.full(len(batch), count))
+    into = destinations(commands, np.full(len(commands), count * dst.stride, np.int64))
+    runs, each, blocks = value_runs(
+        commands.values.address, into.address, np.full(len(commands), count)
+    )
     steps, words = steps_and_words(conversions, table)
-    batch.launch(
+    commands.launch(
         "value",
         "gs::convert_values",
         blocks,
         [
-            batch.table(runs),
+            commands.table(runs),
             np.uint32(len(runs)),
             *src.arguments,
             *dst.arguments,
-            batch.table(steps),
+            commands.table(steps),
             np.uint32(len(steps)),
-            batch.table(words),
-            batch.confirmations(each, f"{name}: an element is not decoded on a device"),
+            commands.table(words),
+            commands.confirmations(each, f"{name}: an element is not decoded on a device"),
         ],
     )
-    batch.values, batch.encoded = into, None
+    commands.values, commands.encoded = into, None
 
 
 def sum_values(
-    batch: DeviceBatch, dtype: np.dtype[Any], count: int, components: int, name: str
+    commands: CommandList, dtype: np.dtype[Any], count: int, components: int, name: str
 ) -> None:
     """Record that each of `count` numbers becomes the sum of those up to it; one launch.
 
     `components` interleaved numbers of each element are summed by themselves.
     """
-    into = destinations(batch, batch.values.nbytes.astype(np.int64))
+    into = destinations(commands, commands.values.nbytes.astype(np.int64))
     runs, each, blocks = value_runs(
-        batch.values.address,
+        commands.values.address,
         into.address,
-        np.full(len(batch), count),
+        np.full(len(commands), count),
         blocks_each=components,
     )
     kind, bits, mantissa, bias = number_format(dtype) or (0, 0, 0, 0)
     side = Side.of(dtype)
-    batch.launch(
+    commands.launch(
         "value",
         "gs::sum_values",
         blocks,
         [
-            batch.table(runs),
+            commands.table(runs),
             np.uint32(len(runs)),
             np.uint32(side.nbytes),
             np.uint32(side.is_swapped),
             np.uint32(components),
             *map(np.uint32, (kind, bits, mantissa, bias)),
-            batch.confirmations(each, f"{name}: a sum that is no number"),
+            commands.confirmations(each, f"{name}: a sum that is no number"),
         ],
     )
-    batch.values, batch.encoded = into, None
+    commands.values, commands.encoded = into, None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.base import BytesCodec, too_long, too_short
 from gpustore.codec_chain.device_streams import destinations, refuse_where
 from gpustore.codec_chain.value import ValueStage, as_bytes
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import copy_launches
 from gpustore.device.kernels.run import Rows
 from gpustore.device.kernels.value import Conversion
@@ -105,23 +105,23 @@ class PermuteStage(BytesCodec):
         return None
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, also those whose bytes only the device has."""
         del device, exact
-        wrong = batch.values.nbytes != decoded_max
-        refuse_where(batch, wrong, f"transpose: not {decoded_max} bytes")
-        dst = destinations(batch, batch.values.nbytes.astype(np.int64))
+        wrong = commands.values.nbytes != decoded_max
+        refuse_where(commands, wrong, f"transpose: not {decoded_max} bytes")
+        dst = destinations(commands, commands.values.nbytes.astype(np.int64))
         there = tuple(self.shape[dim] for dim in self.order)
         rows = Rows(
-            batch.values.address,
+            commands.values.address,
             dst.address,
-            np.repeat(np.array(there, np.int64)[:, None], len(batch), axis=1),
+            np.repeat(np.array(there, np.int64)[:, None], len(commands), axis=1),
             _strides(there, self.itemsize),
             tuple(_strides(self.shape, self.itemsize)[dim] for dim in self.order),
         )
-        batch.launch_tables(copy_launches(rows, self.itemsize))
-        batch.values, batch.encoded = dst, None
+        commands.launch_tables(copy_launches(rows, self.itemsize))
+        commands.values, commands.encoded = dst, None
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

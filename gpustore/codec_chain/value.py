@@ -36,7 +36,7 @@ from gpustore.codec_chain.base import (
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codec_chain.legal_elements import checker, normalizer
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import Conversion, Side
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
@@ -305,10 +305,10 @@ class ValueStage(BytesCodec):
         return found if isinstance(found, str) and self.encoded.itemsize > 1 else None
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, also those whose bytes only the device has."""
-        ElementStages((self,)).decode_device(batch, device, decoded_max, exact=exact)
+        ElementStages((self,)).decode_device(commands, device, decoded_max, exact=exact)
 
     def _decode_into(self, encoded: Buffer, out: memoryview) -> None:
         check = checker(self.encoded)
@@ -353,18 +353,18 @@ class ElementStages:
         )
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, by one launch, or none if nothing is to be done."""
         del device, exact  # A chunk is encoded whole.
         src, dst = Side.of(self._source), Side.of(self._target)
         count = decoded_max // dst.stride
         name = self.stages[0].name
-        wrong = batch.values.nbytes != count * src.stride
-        refuse_where(batch, wrong, f"{name}: not {count * src.stride} bytes")
+        wrong = commands.values.nbytes != count * src.stride
+        refuse_where(commands, wrong, f"{name}: not {count * src.stride} bytes")
         if self._is_looked_up and self._changes:
             self._table = self._table or self._looked_up()
-            convert(batch, src, dst, count, (), self._table, name)
+            convert(commands, src, dst, count, (), self._table, name)
             return
         conversions: list[Conversion] = []
         for stage in self.stages:
@@ -373,7 +373,7 @@ class ElementStages:
                 raise AssertionError(f"{stage.name} was to be refused")
             conversions += found
         if conversions or src != dst:
-            convert(batch, src, dst, count, conversions, None, name)
+            convert(commands, src, dst, count, conversions, None, name)
 
     @property
     def _changes(self) -> bool:

@@ -33,7 +33,7 @@ from gpustore.codecs._deflate_columns import (
     read_gzip,
     read_zlib,
 )
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -132,36 +132,36 @@ class Deflate(BytesCodec):
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """One plain stream each, whose checksum is compared with what was decoded."""
-        columns = self._columns(batch)
+        columns = self._columns(commands)
         if columns is None:
             return
         if self._wbits == _GZIP:
             nbytes, reasons = read_gzip(columns, columns.start, columns.nbytes)
         elif exact:
             _, reasons = read_zlib(columns, columns.start, columns.nbytes)
-            nbytes = np.full(len(batch), decoded_max, np.int64)
+            nbytes = np.full(len(commands), decoded_max, np.int64)
         else:
-            self._refuse_all(batch, "zlib: does not say how many bytes it holds")
+            self._refuse_all(commands, "zlib: does not say how many bytes it holds")
             return
         wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
         size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        batch.refuse(reasons)
+        commands.refuse(reasons)
         columns = columns.take(reasons)
         nbytes = np.delete(nbytes, list(reasons))
         if self._wbits == _GZIP:
             expected = crc32s(columns, columns.start, columns.nbytes)
-            decompress_values(batch, device, "gzip", batch.values, nbytes)
+            decompress_values(commands, device, "gzip", commands.values, nbytes)
             name = "crc32"
         else:
             expected = adler32s(columns, columns.start, columns.nbytes)
-            src = batch.values.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
-            decompress_values(batch, device, "deflate", src, nbytes)
+            src = commands.values.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
+            decompress_values(commands, device, "deflate", src, nbytes)
             name = "adler32"
-        batch.checksum(name, batch.values, expected)
+        commands.checksum(name, commands.values, expected)
 
     def _decode_whole(self, encoded: Buffer, nbytes: int) -> Buffer | None:
         """Libdeflate's result if it is certain: one stream of `nbytes` bytes and nothing else."""

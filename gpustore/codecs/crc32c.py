@@ -35,7 +35,7 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codecs._checksum import checksum_variant
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -95,17 +95,17 @@ class _Crc32c(BytesCodec):
         return None
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, also those whose bytes only the device has; nothing is copied."""
         del device
-        nbytes = batch.values.nbytes.astype(np.int64) - _NBYTES
+        nbytes = commands.values.nbytes.astype(np.int64) - _NBYTES
         wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
-        refuse_where(batch, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
-        batch.checksum("crc32c", batch.values, np.full(len(batch), _RESIDUE, np.uint32))
-        if batch.distrust is not None and batch.distrust.ends_with_checksum:
-            batch.distrust = None
-        batch.narrow(0, _NBYTES)
+        refuse_where(commands, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
+        commands.checksum("crc32c", commands.values, np.full(len(commands), _RESIDUE, np.uint32))
+        if commands.distrust is not None and commands.distrust.ends_with_checksum:
+            commands.distrust = None
+        commands.narrow(0, _NBYTES)
 
 
 def _crc32c(data: Buffer) -> int:

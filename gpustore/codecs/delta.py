@@ -28,7 +28,7 @@ from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_streams import refuse_where
 from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
 from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import Side, number_format
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import MetadataError
@@ -66,22 +66,22 @@ class _Delta(ValueStage):
         return f"delta: the host sums {self.encoded.name} as {self.decoded.name}"
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values: integers in parallel, floats one after the other in each chunk."""
         del device, exact  # A chunk is encoded whole.
         count = decoded_max // self.decoded.itemsize
         nbytes = count * self.encoded.itemsize
-        refuse_where(batch, batch.values.nbytes != nbytes, f"delta: not {nbytes} bytes")
+        refuse_where(commands, commands.values.nbytes != nbytes, f"delta: not {nbytes} bytes")
         conversions = cast_conversions(self.encoded, self.decoded)
-        if not len(batch) or not count or isinstance(conversions, str):
+        if not len(commands) or not count or isinstance(conversions, str):
             return
         components = 2 if self.decoded.kind == "c" else 1
         source, target = component(self.encoded), component(self.decoded)
         src, dst = Side.of(source), Side.of(target)
         if conversions or src != dst:
-            convert(batch, src, dst, count * components, conversions, None, self.name)
-        sum_values(batch, target, count * components, components, self.name)
+            convert(commands, src, dst, count * components, conversions, None, self.name)
+        sum_values(commands, target, count * components, components, self.name)
 
 
 def _types(options: Options, dtype: np.dtype[Any]) -> Types:

@@ -36,7 +36,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import cannot, decompress_values, refuse_where
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -111,18 +111,18 @@ class _Lz4(BytesCodec):
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Blocks as long as they say."""
-        columns = self._columns(batch)
+        columns = self._columns(commands)
         if columns is None:
             return
         ok = columns.nbytes > _SIZE_NBYTES
         nbytes = columns.uint(columns.start, _SIZE_NBYTES, ok)
         ok &= (nbytes > 0) & ((nbytes == decoded_max) if exact else (nbytes <= decoded_max))
-        refuse_where(batch, ~ok, f"lz4: no block of {decoded_max} bytes")
-        src = batch.values.inside(_SIZE_NBYTES, 0)
-        decompress_values(batch, device, "lz4", src, nbytes[ok])
+        refuse_where(commands, ~ok, f"lz4: no block of {decoded_max} bytes")
+        src = commands.values.inside(_SIZE_NBYTES, 0)
+        decompress_values(commands, device, "lz4", src, nbytes[ok])
 
 
 def _stored_acceleration(value: JsonValue) -> int:

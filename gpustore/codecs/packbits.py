@@ -41,7 +41,7 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import destinations, refuse_where
 from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueVariant, as_bytes
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import value_runs
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
@@ -156,28 +156,30 @@ class _Packed(BytesCodec):
         return None
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, also those whose bytes only the device has."""
         del device, exact
         expected = self.encoded_bound(decoded_max)
-        refuse_where(batch, batch.values.nbytes != expected, f"packbits: not {expected} bytes")
-        if not len(batch):
+        refuse_where(
+            commands, commands.values.nbytes != expected, f"packbits: not {expected} bytes"
+        )
+        if not len(commands):
             return
-        dst = destinations(batch, np.full(len(batch), self.count * self.itemsize, np.int64))
+        dst = destinations(commands, np.full(len(commands), self.count * self.itemsize, np.int64))
         runs, each, blocks = value_runs(
-            batch.values.address, dst.address, np.full(len(batch), self.count)
+            commands.values.address, dst.address, np.full(len(commands), self.count)
         )
         padding = ("none", "first_byte", "last_byte").index(self.padding)
         numbers = self.itemsize, self.nbits, self.first, self.sign, self.order == "big", padding
-        confirmed = batch.confirmations(each, "packbits: another number of bits of padding")
-        batch.launch(
+        confirmed = commands.confirmations(each, "packbits: another number of bits of padding")
+        commands.launch(
             "value",
             "gs::unpack_bits",
             blocks,
-            [batch.table(runs), np.uint32(len(runs)), *map(np.uint32, numbers), confirmed],
+            [commands.table(runs), np.uint32(len(runs)), *map(np.uint32, numbers), confirmed],
         )
-        batch.values, batch.encoded = dst, None
+        commands.values, commands.encoded = dst, None
 
     def _blocks(self) -> list[tuple[int, int, slice]]:
         """Components, and the packed bytes they are in; none of these is shared."""

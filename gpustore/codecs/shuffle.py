@@ -34,7 +34,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_streams import destinations, refuse_where
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.block import unshuffle_launches
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
@@ -111,21 +111,23 @@ class _Shuffle(BytesCodec):
         return None
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """All values, also those whose bytes only the device has."""
         del device
-        nbytes = batch.values.nbytes.astype(np.int64)
+        nbytes = commands.values.nbytes.astype(np.int64)
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
         wrong |= nbytes % self.element_nbytes != 0
-        kept = refuse_where(batch, wrong, f"shuffle: not {decoded_max} bytes")
-        if self.element_nbytes == 1 or not len(batch):
+        kept = refuse_where(commands, wrong, f"shuffle: not {decoded_max} bytes")
+        if self.element_nbytes == 1 or not len(commands):
             return
-        dst = destinations(batch, nbytes[kept])
-        batch.launch_tables(
-            unshuffle_launches(batch.values.address, dst.address, dst.nbytes, self.element_nbytes)
+        dst = destinations(commands, nbytes[kept])
+        commands.launch_tables(
+            unshuffle_launches(
+                commands.values.address, dst.address, dst.nbytes, self.element_nbytes
+            )
         )
-        batch.values, batch.encoded = dst, None
+        commands.values, commands.encoded = dst, None
 
 
 def _prepare(options: Options, itemsize: int | None) -> _Shuffle:

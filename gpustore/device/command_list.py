@@ -1,14 +1,14 @@
-"""One sub-batch of values on its way through a device: what codecs record and a backend runs.
+"""Commands for the values of one submission: codecs record them, a backend runs them.
 
-1. The backend makes a :class:`DeviceBatch` of the encoded values of some rows.
-2. Each stage of the chain records steps: it says where its results go (:meth:`DeviceBatch.scratch`)
-   and what is done (:meth:`~DeviceBatch.decompress`, :meth:`~DeviceBatch.checksum`,
-   :meth:`~DeviceBatch.check_bits`, :meth:`~DeviceBatch.guard`, :meth:`~DeviceBatch.launch`), and
-   what it cannot do (:meth:`~DeviceBatch.refuse`).
+1. The backend makes a :class:`CommandList` of the encoded values of some rows.
+2. Each stage of the chain records steps: it says where its results go (:meth:`CommandList.scratch`)
+   and what is done (:meth:`~CommandList.decompress`, :meth:`~CommandList.checksum`,
+   :meth:`~CommandList.check_bits`, :meth:`~CommandList.guard`, :meth:`~CommandList.launch`), and
+   what it cannot do (:meth:`~CommandList.refuse`).
    Nothing runs yet, so that all tables are known before the one upload.
-3. The backend uploads values and tables, calls :meth:`~DeviceBatch.run`, and downloads the
+3. The backend uploads values and tables, calls :meth:`~CommandList.run`, and downloads the
    results: sizes, statuses and checksums of all steps together.
-4. When these have come, :meth:`~DeviceBatch.failures` says which rows are damaged.
+4. When these have come, :meth:`~CommandList.failures` says which rows are damaged.
 
 See ``docs/design/003-device.md``.
 """
@@ -54,7 +54,7 @@ _Step = Callable[[Stream, int, int], None]
 
 
 def can_decompress(device: Decoders, codec: str) -> bool:
-    """Whether :meth:`DeviceBatch.decompress` takes streams of this codec on this device."""
+    """Whether :meth:`CommandList.decompress` takes streams of this codec on this device."""
     return codec in _KERNELS or device.codec(codec) is not None
 
 
@@ -64,7 +64,7 @@ def checks_bounds(device: Decoders, codec: str) -> bool:
     return codec in _KERNELS if known is None else known.detects_damage
 
 
-class DeviceBatch:
+class CommandList:
     """Values of some rows, and the steps that decode them.
 
     Parameters
@@ -436,7 +436,7 @@ class DeviceBatch:
             into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
 
     def run(self, tables: int, results: int) -> None:
-        """Ask the device for all steps, in order, on the stream of this batch.
+        """Ask the device for all steps, in order, on the stream of this list.
 
         Parameters
         ----------

@@ -46,7 +46,7 @@ Integers = NDArray[np.int64]
 
 
 class Guards:
-    """The guards of one sub-batch, as columns."""
+    """Guards of one submission, as columns."""
 
     __slots__ = ("_after", "_before", "_spans")
 

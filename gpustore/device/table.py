@@ -35,7 +35,7 @@ class TableLaunch(Protocol):
     Attributes
     ----------
     family, expression, blocks
-        As for :meth:`gpustore.device.command_list.DeviceBatch.launch`.
+        As for :meth:`gpustore.device.command_list.CommandList.launch`.
     table : ndarray, shape (n,)
         Its address and n, a uint32, are the first two arguments.
     arguments : tuple

@@ -10,7 +10,7 @@ import pytest
 
 import gpustore
 from gpustore.codec_chain.device_streams import destinations
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.block import stream_launches
 from tests.device_memory import require_kernels
 from tests.device_values import decode_on
@@ -135,7 +135,7 @@ def test_a_chunk_that_the_host_cannot_decode_either_is_an_error_and_its_neighbou
 def test_unseen_damage_is_what_guards_are_for(tmp_path, monkeypatch):
     """Without them the neighbour is wrong, and nobody says so."""
     elements = created(tmp_path, CODECS["zstd"])
-    monkeypatch.setattr(DeviceBatch, "guard", lambda *_: None)
+    monkeypatch.setattr(CommandList, "guard", lambda *_: None)
     with emulated() as device:
         device.faults.overruns = {(0, 3): GUARD_NBYTES + 1}
         found, statistics = read(device, tmp_path)
@@ -160,10 +160,10 @@ def test_unseen_damage_is_what_guards_are_for(tmp_path, monkeypatch):
 def test_a_kernel_that_writes_around_its_output_is_noticed(device, begin, nbytes, failed):
     require_kernels(device)
 
-    def record(batch, device):
-        dst = destinations(batch, np.full(4, 300), batch.rows)
+    def record(commands, device):
+        dst = destinations(commands, np.full(4, 300), commands.rows)
         start = int(dst.address[1]) + begin
-        batch.launch_tables(stream_launches(batch.values.address[:1], [start], [nbytes]))
+        commands.launch_tables(stream_launches(commands.values.address[:1], [start], [nbytes]))
 
     found = decode_on(device, record, [bytes(1000)] * 4)
     assert sorted(found.failed) == failed

@@ -5,7 +5,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.device.command_list import UNWRITTEN, DeviceBatch, can_decompress
+from gpustore.device.command_list import UNWRITTEN, CommandList, can_decompress
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.kernels.launch import Listed, indexed_launches
 from gpustore.device.kernels.run import Rows
@@ -26,20 +26,20 @@ def bench(device):
         yield bench
 
 
-class Slot:
-    """What the backend does around a batch: one upload of values and tables, one download."""
+class Recorded:
+    """Does what the backend does around a command list: one upload, one download."""
 
     def __init__(self, bench, encoded, rows=None):
         self.bench = bench
         starts = Spans.contiguous(0, [len(value) for value in encoded], 16)
         self.values_nbytes = -(-(int(starts.address[-1]) + len(encoded[-1])) // 16) * 16
-        self.slab = bench.device.allocate_pinned(1 << 20)
+        self.pinned = bench.device.allocate_pinned(1 << 20)
         self.arena = bench.allocate(1 << 20)
         views = []
         for start, value in zip(starts.address.tolist(), encoded, strict=True):
-            self.slab.view[start : start + len(value)] = value
-            views.append(self.slab.view[start : start + len(value)])
-        self.batch = DeviceBatch(
+            self.pinned.view[start : start + len(value)] = value
+            views.append(self.pinned.view[start : start + len(value)])
+        self.commands = CommandList(
             bench.device,
             bench.stream,
             np.arange(len(encoded)) if rows is None else np.asarray(rows),
@@ -48,19 +48,21 @@ class Slot:
         )
 
     def failures(self):
-        """Run the batch and tell what failed."""
-        batch, device, stream = self.batch, self.bench.device, self.bench.stream
+        """Run the list and tell what failed."""
+        commands, device, stream = self.commands, self.bench.device, self.bench.stream
         tables = self.values_nbytes
-        results = tables + -(-batch.table_nbytes // 16) * 16
-        batch.write_tables(self.slab.view[tables : tables + batch.table_nbytes])
-        device.upload(self.slab, 0, self.arena, tables + batch.table_nbytes, stream)
-        batch.run(self.arena + tables, self.arena + results)
-        if batch.result_nbytes:
-            device.download(self.arena + results, self.slab, results, batch.result_nbytes, stream)
-        batch.release()
+        results = tables + -(-commands.table_nbytes // 16) * 16
+        commands.write_tables(self.pinned.view[tables : tables + commands.table_nbytes])
+        device.upload(self.pinned, 0, self.arena, tables + commands.table_nbytes, stream)
+        commands.run(self.arena + tables, self.arena + results)
+        if commands.result_nbytes:
+            device.download(
+                self.arena + results, self.pinned, results, commands.result_nbytes, stream
+            )
+        commands.release()
         self.bench.wait()
-        found = batch.failures(self.slab.view[results : results + batch.result_nbytes])
-        device.free_pinned(self.slab)
+        found = commands.failures(self.pinned.view[results : results + commands.result_nbytes])
+        device.free_pinned(self.pinned)
         return found
 
 
@@ -72,26 +74,26 @@ def checksummed(data):
     return data + google_crc32c.value(data).to_bytes(4, "little")
 
 
-def record_chain(slot, codec, dst):
+def record_chain(recorded, codec, dst):
     """What the codecs of a chain ``[..., codec, crc32c]`` record."""
-    require_kernels(slot.bench.device)
-    batch = slot.batch
-    expected = np.array([int.from_bytes(value[-4:], "little") for value in batch.encoded], "u4")
-    batch.narrow(0, 4)
-    batch.checksum("crc32c", batch.values, expected)
-    batch.decompress(codec, batch.values, dst)
-    batch.values, batch.encoded = dst, None
+    require_kernels(recorded.bench.device)
+    commands = recorded.commands
+    expected = np.array([int.from_bytes(value[-4:], "little") for value in commands.encoded], "u4")
+    commands.narrow(0, 4)
+    commands.checksum("crc32c", commands.values, expected)
+    commands.decompress(codec, commands.values, dst)
+    commands.values, commands.encoded = dst, None
 
 
 def test_checksums_and_streams_are_checked_and_decoded_together(bench):
     values = [smooth(NBYTES, i) for i in range(5)]
-    slot = Slot(bench, [checksummed(encode("zstd", value)) for value in values])
+    recorded = Recorded(bench, [checksummed(encode("zstd", value)) for value in values])
     dst = decoded_spans(bench, 5)
-    record_chain(slot, "zstd", dst)
-    assert slot.batch.launches == 3
-    assert slot.failures() == {}
+    record_chain(recorded, "zstd", dst)
+    assert recorded.commands.launches == 3
+    assert recorded.failures() == {}
     assert bench.get(int(dst.address[0]), 5 * NBYTES) == b"".join(values)
-    assert slot.batch.values is dst
+    assert recorded.commands.values is dst
 
 
 def test_failures_are_told_by_row_and_with_the_first_reason(bench):
@@ -99,9 +101,9 @@ def test_failures_are_told_by_row_and_with_the_first_reason(bench):
     encoded[1] = checksummed(encode("lz4", smooth(NBYTES + 1)))
     encoded[2] = checksummed(encode("lz4", smooth(NBYTES - 1)))
     encoded[3] = encoded[3][:-1] + bytes([encoded[3][-1] ^ 1])
-    slot = Slot(bench, encoded, rows=[10, 20, 30, 40])
-    record_chain(slot, "lz4", decoded_spans(bench, 4))
-    failed = slot.failures()
+    recorded = Recorded(bench, encoded, rows=[10, 20, 30, 40])
+    record_chain(recorded, "lz4", decoded_spans(bench, 4))
+    failed = recorded.failures()
     assert sorted(failed) == [20, 30, 40]
     assert failed[20].startswith("lz4: cannot be decompressed")
     assert failed[30] == f"lz4: decodes to {NBYTES - 1} bytes, expected {NBYTES}"
@@ -111,38 +113,46 @@ def test_failures_are_told_by_row_and_with_the_first_reason(bench):
 def test_streams_of_one_row_fail_as_that_row(bench):
     parts = [encode("lz4", smooth(100, i)) for i in range(6)]
     parts[3] = parts[3][:-5]
-    slot = Slot(bench, [b"".join(parts)], rows=[7])
-    start = int(slot.batch.values.address[0])
+    recorded = Recorded(bench, [b"".join(parts)], rows=[7])
+    start = int(recorded.commands.values.address[0])
     src = Spans.contiguous(start, [len(part) for part in parts])
     dst = Spans.contiguous(bench.allocate(600), [100] * 6)
-    slot.batch.decompress("lz4", src, dst, np.full(6, 7))
-    assert list(slot.failures()) == [7]
+    recorded.commands.decompress("lz4", src, dst, np.full(6, 7))
+    assert list(recorded.failures()) == [7]
 
 
 def test_refused_values_are_left_to_the_host(bench):
     values = [smooth(NBYTES, i) for i in range(4)]
-    slot = Slot(bench, [encode("zstd", value) for value in values], rows=[3, 5, 7, 9])
-    batch = slot.batch
-    batch.refuse({})
-    batch.refuse({0: "two frames", 2: "a dictionary"})
-    assert batch.refused == {3: "two frames", 7: "a dictionary"}
-    assert batch.rows.tolist() == [5, 9]
-    assert len(batch) == len(batch.values) == len(batch.encoded) == 2
+    recorded = Recorded(bench, [encode("zstd", value) for value in values], rows=[3, 5, 7, 9])
+    commands = recorded.commands
+    commands.refuse({})
+    commands.refuse({0: "two frames", 2: "a dictionary"})
+    assert commands.refused == {3: "two frames", 7: "a dictionary"}
+    assert commands.rows.tolist() == [5, 9]
+    assert len(commands) == len(commands.values) == len(commands.encoded) == 2
     dst = decoded_spans(bench, 2)
-    batch.decompress("zstd", batch.values, dst)
-    assert slot.failures() == {}
+    commands.decompress("zstd", commands.values, dst)
+    assert recorded.failures() == {}
     assert bench.get(int(dst.address[0]), 2 * NBYTES) == values[1] + values[3]
 
 
 def test_a_batch_without_values_asks_for_nothing(bench):
-    slot = Slot(bench, [b"x"])
-    slot.batch.refuse({0: "odd"})
+    recorded = Recorded(bench, [b"x"])
+    recorded.commands.refuse({0: "odd"})
     nothing = Spans.contiguous(0, [])
-    slot.batch.decompress("zstd", slot.batch.values, nothing)
-    slot.batch.checksum("crc32c", slot.batch.values, np.zeros(0, "u4"))
-    slot.batch.launch("fill", "gs::fill_strided<gs::u8, 1>", 0, [])
-    assert (slot.batch.launches, slot.batch.table_nbytes, slot.batch.result_nbytes) == (0, 0, 0)
-    assert slot.failures() == {}
+    recorded.commands.decompress("zstd", recorded.commands.values, nothing)
+    recorded.commands.checksum("crc32c", recorded.commands.values, np.zeros(0, "u4"))
+    recorded.commands.launch("fill", "gs::fill_strided<gs::u8, 1>", 0, [])
+    assert (
+        recorded.commands.launches,
+        recorded.commands.table_nbytes,
+        recorded.commands.result_nbytes,
+    ) == (
+        0,
+        0,
+        0,
+    )
+    assert recorded.failures() == {}
 
 
 def blosclz(data):
@@ -163,13 +173,13 @@ def test_kernels_decode_what_the_device_has_no_codec_for(order, codec):
     encoded = [blosclz(v) if codec == "blosclz" else encode("lz4", v) for v in values]
     encoded[4] = encoded[4][:-3]
     with bench_of(device) as bench:
-        slot = Slot(bench, encoded)
+        recorded = Recorded(bench, encoded)
         assert can_decompress(bench.device, codec)
         assert not can_decompress(bench.device, "zstd")
         dst = decoded_spans(bench, len(values))
-        slot.batch.decompress(codec, slot.batch.values, dst)
-        assert slot.batch.launches == 1
-        assert slot.failures() == {4: f"{codec}: cannot be decompressed (12)"}
+        recorded.commands.decompress(codec, recorded.commands.values, dst)
+        assert recorded.commands.launches == 1
+        assert recorded.failures() == {4: f"{codec}: cannot be decompressed (12)"}
         found = bench.get(int(dst.address[0]), len(values) * NBYTES)
     parts = [found[i * NBYTES : (i + 1) * NBYTES] for i in range(len(values))]
     assert [part for i, part in enumerate(parts) if i != 4] == values[:4] + values[5:]
@@ -180,21 +190,23 @@ def test_kernels_decode_what_the_device_has_no_codec_for(order, codec):
 def test_checksums_of_any_length_are_computed_in_one_launch(bench, nbytes):
     require_kernels(bench.device)
     pieces = [smooth(nbytes, 1), b"123456789", smooth(100, 2)]
-    slot = Slot(bench, pieces)
+    recorded = Recorded(bench, pieces)
     expected = np.array([google_crc32c.value(piece) for piece in pieces], "u4")
-    slot.batch.checksum("crc32c", slot.batch.values, expected ^ np.array([0, 0, 1], "u4"))
-    assert slot.batch.launches == 1
-    assert list(slot.failures()) == [2]
+    recorded.commands.checksum(
+        "crc32c", recorded.commands.values, expected ^ np.array([0, 0, 1], "u4")
+    )
+    assert recorded.commands.launches == 1
+    assert list(recorded.failures()) == [2]
 
 
 def test_launches_with_tables_are_recorded_with_them(bench):
     require_kernels(bench.device)
     pieces = [smooth(nbytes, nbytes) for nbytes in (5, 1000, 70_000)]
-    slot = Slot(bench, pieces)
-    dst = Spans.contiguous(bench.allocate(80_000), slot.batch.values.nbytes.tolist(), 3)
-    values = slot.batch.values
-    slot.batch.launch_tables(stream_launches(values.address, dst.address, dst.nbytes))
-    assert slot.failures() == {}
+    recorded = Recorded(bench, pieces)
+    dst = Spans.contiguous(bench.allocate(80_000), recorded.commands.values.nbytes.tolist(), 3)
+    values = recorded.commands.values
+    recorded.commands.launch_tables(stream_launches(values.address, dst.address, dst.nbytes))
+    assert recorded.failures() == {}
     for start, piece in zip(dst.address.tolist(), pieces, strict=True):
         assert bench.get(start, len(piece)) == piece
 
@@ -203,10 +215,10 @@ def test_launches_share_the_offsets_of_listed_elements(bench):
     require_kernels(bench.device)
     data = np.arange(5000, dtype="<u2")
     picks = [np.array([7, 7, 4000, 0, 123]), np.array([1, 4999])]
-    slot = Slot(bench, [data.tobytes()] * 2)
+    recorded = Recorded(bench, [data.tobytes()] * 2)
     start = bench.put(bytes(20))
     rows = Rows(
-        src=slot.batch.values.address.astype(np.int64),
+        src=recorded.commands.values.address.astype(np.int64),
         dst=np.array([start, start + 10 + 1]),  # The second at an odd address: another launch.
         count=np.zeros((0, 2), np.int64),
         src_stride=(),
@@ -215,11 +227,11 @@ def test_launches_share_the_offsets_of_listed_elements(bench):
     listed = Listed([5, 2], [2 * p for p in picks], [2 * np.arange(5), 2 * np.arange(2)])
     launches = indexed_launches(rows, [listed], 2)
     assert len(launches) == 2
-    before = slot.batch.table_nbytes
-    slot.batch.launch_tables(launches)
+    before = recorded.commands.table_nbytes
+    recorded.commands.launch_tables(launches)
     tables = sum(-(-one.table.nbytes // 16) * 16 for one in launches)
-    assert slot.batch.table_nbytes - before == tables + launches[0].offsets.nbytes
-    assert slot.failures() == {}
+    assert recorded.commands.table_nbytes - before == tables + launches[0].offsets.nbytes
+    assert recorded.failures() == {}
     found = bench.get(start, 15)
     assert found[:10] == data[picks[0]].tobytes()
     assert found[11:] == data[picks[1]].tobytes()
@@ -228,62 +240,66 @@ def test_launches_share_the_offsets_of_listed_elements(bench):
 def test_launches_do_not_grow_with_the_values(bench):
     counts = []
     for count in (1, 50):
-        slot = Slot(bench, [checksummed(encode("lz4", smooth(NBYTES, 1)))] * count)
-        record_chain(slot, "lz4", decoded_spans(bench, count))
-        counts.append(slot.batch.launches)
-        assert slot.failures() == {}
+        recorded = Recorded(bench, [checksummed(encode("lz4", smooth(NBYTES, 1)))] * count)
+        record_chain(recorded, "lz4", decoded_spans(bench, count))
+        counts.append(recorded.commands.launches)
+        assert recorded.failures() == {}
     assert counts == [2, 2]
 
 
 def test_kernels_get_the_addresses_of_tables_and_results(bench):
     require_kernels(bench.device)
-    slot = Slot(bench, [b"unused"])
-    batch = slot.batch
+    recorded = Recorded(bench, [b"unused"])
+    commands = recorded.commands
     seen = []
-    out = batch.scratch(100)
-    batch.table(np.arange(3, dtype=np.uint8))  # Of odd length: the next one is aligned.
+    out = commands.scratch(100)
+    commands.table(np.arange(3, dtype=np.uint8))  # Of odd length: the next one is aligned.
     runs, blocks = fill_runs([out], 100, 1)
-    table = batch.table(runs)
-    untouched = batch.result(5, lambda found: seen.append(found.tolist()) or [(4, "never written")])
+    table = commands.table(runs)
+    untouched = commands.result(
+        5, lambda found: seen.append(found.tolist()) or [(4, "never written")]
+    )
     arguments = [table, np.uint32(1), np.array([9], np.uint8)]
-    batch.launch("fill", "gs::fill_strided<gs::u8, 1>", blocks, arguments)
+    commands.launch("fill", "gs::fill_strided<gs::u8, 1>", blocks, arguments)
     copied = bench.device.allocate_pinned(100)
 
     assert table.offset % 16 == untouched.offset % 16 == 0
-    tables = slot.values_nbytes
-    batch.write_tables(slot.slab.view[tables : tables + batch.table_nbytes])
-    bench.device.upload(slot.slab, 0, slot.arena, tables + batch.table_nbytes, bench.stream)
-    batch.run(slot.arena + tables, slot.arena + 4096)
+    tables = recorded.values_nbytes
+    commands.write_tables(recorded.pinned.view[tables : tables + commands.table_nbytes])
+    bench.device.upload(
+        recorded.pinned, 0, recorded.arena, tables + commands.table_nbytes, bench.stream
+    )
+    commands.run(recorded.arena + tables, recorded.arena + 4096)
     bench.device.download(out, copied, 0, 100, bench.stream)
-    bench.device.download(slot.arena + 4096, slot.slab, 4096, 5, bench.stream)
-    batch.release()
-    batch.release()
+    bench.device.download(recorded.arena + 4096, recorded.pinned, 4096, 5, bench.stream)
+    commands.release()
+    commands.release()
     bench.wait()
     assert bytes(copied.view) == b"\x09" * 100
-    assert batch.failures(slot.slab.view[4096:4101]) == {4: "never written"}
+    assert commands.failures(recorded.pinned.view[4096:4101]) == {4: "never written"}
     assert seen == [[UNWRITTEN] * 5]
     bench.device.free_pinned(copied)
-    bench.device.free_pinned(slot.slab)
+    bench.device.free_pinned(recorded.pinned)
 
 
 def test_what_was_never_written_is_no_success(bench):
     """A codec call that does nothing at all must not look like one that decoded everything."""
-    slot = Slot(bench, [encode("lz4", smooth(NBYTES))])
-    batch = slot.batch
-    batch.decompress("lz4", batch.values, decoded_spans(bench, 1))
-    batch.checksum("crc32c", batch.values, np.zeros(1, "u4"))
-    unwritten = np.full(batch.result_nbytes, UNWRITTEN, np.uint8)
-    assert batch.failures(unwritten.data) == {0: "lz4: unknown status (-1)"}
-    bench.device.free_pinned(slot.slab)
+    recorded = Recorded(bench, [encode("lz4", smooth(NBYTES))])
+    commands = recorded.commands
+    commands.decompress("lz4", commands.values, decoded_spans(bench, 1))
+    commands.checksum("crc32c", commands.values, np.zeros(1, "u4"))
+    unwritten = np.full(commands.result_nbytes, UNWRITTEN, np.uint8)
+    assert commands.failures(unwritten.data) == {0: "lz4: unknown status (-1)"}
+    bench.device.free_pinned(recorded.pinned)
 
 
 def test_too_little_memory_for_scratch_is_a_memory_error(bench):
-    slot = Slot(bench, [encode("zstd", smooth(NBYTES))])
+    recorded = Recorded(bench, [encode("zstd", smooth(NBYTES))])
     too_many = bench.device.memory().total_nbytes
     with pytest.raises(MemoryError):
-        slot.batch.scratch(too_many + 1)
-    slot.batch.release()
-    bench.device.free_pinned(slot.slab)
+        recorded.commands.scratch(too_many + 1)
+    recorded.commands.release()
+    bench.device.free_pinned(recorded.pinned)
 
 
 def test_illegal_bits_fail_their_row_or_are_cleared(bench):
@@ -291,14 +307,14 @@ def test_illegal_bits_fail_their_row_or_are_cleared(bench):
     values = [np.ones(n, np.uint8) for n in (1, 65_536, 70_001, 200_000)]
     values[0][0] = 2
     values[2][70_000] = 0x81
-    slot = Slot(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
-    slot.batch.check_bits(b"\xfe")
-    assert slot.failures() == dict.fromkeys((7, 9), "an element is not legal")
+    recorded = Recorded(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
+    recorded.commands.check_bits(b"\xfe")
+    assert recorded.failures() == dict.fromkeys((7, 9), "an element is not legal")
 
-    slot = Slot(bench, [value.tobytes() for value in values])
-    slot.batch.clear_bits(b"\xf0")
-    slot.batch.check_bits(b"\xfc")
-    assert slot.failures() == {}
+    recorded = Recorded(bench, [value.tobytes() for value in values])
+    recorded.commands.clear_bits(b"\xf0")
+    recorded.commands.check_bits(b"\xfc")
+    assert recorded.failures() == {}
 
     # Values of a record or many; the third byte of each is a bool, the first has four bits.
     values = [np.full(n, 0xF1, np.uint8) for n in (3, 65_538, 70_002, 200_001)]
@@ -306,14 +322,14 @@ def test_illegal_bits_fail_their_row_or_are_cleared(bench):
         value[2::3] = 1
     values[1][65_537] = 2
     values[3][2] = 0x80
-    slot = Slot(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
-    slot.batch.check_bits(b"\0\0\xfe")
-    slot.batch.clear_bits(b"\xf0\0\0")
-    slot.batch.check_bits(b"\xf0\0\0")
-    assert slot.failures() == dict.fromkeys((8, 3), "an element is not legal")
-    slot = Slot(bench, [value.tobytes() for value in values])
-    slot.batch.check_bits(b"\0\xf0\0")
-    assert sorted(slot.failures()) == [0, 1, 2, 3]
+    recorded = Recorded(bench, [value.tobytes() for value in values], rows=[7, 8, 9, 3])
+    recorded.commands.check_bits(b"\0\0\xfe")
+    recorded.commands.clear_bits(b"\xf0\0\0")
+    recorded.commands.check_bits(b"\xf0\0\0")
+    assert recorded.failures() == dict.fromkeys((8, 3), "an element is not legal")
+    recorded = Recorded(bench, [value.tobytes() for value in values])
+    recorded.commands.check_bits(b"\0\xf0\0")
+    assert sorted(recorded.failures()) == [0, 1, 2, 3]
 
 
 SCALED = {"dtype": "<f4", "astype": "<i2", "scale": 10, "offset": 3}
@@ -349,7 +365,7 @@ def test_numbers_are_those_of_the_host(device, name):
     expected, legal = test_value.decoded_by_host(stage, elements)
     found = decode_on(
         device,
-        lambda batch, device: stage.decode_device(batch, device, len(expected), exact=True),
+        lambda commands, device: stage.decode_device(commands, device, len(expected), exact=True),
         [elements[legal].tobytes()],
         seen=False,
     )

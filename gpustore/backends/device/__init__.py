@@ -26,7 +26,7 @@ from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import copy_launches
 from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
@@ -235,7 +235,7 @@ class DeviceBackend:
             )
             ready = DeviceMemory(view, device.record(stream))
             launches = copy_launches(rows, view.dtype.itemsize)
-            self._launch(lambda batch: batch.launch_tables(launches), [ready])
+            self._launch(lambda commands: commands.launch_tables(launches), [ready])
             device.download(packed.address, pinned, 0, nbytes, stream)
             device.synchronize(device.record(stream))
             STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
@@ -271,7 +271,7 @@ class DeviceBackend:
                 )
                 uploaded = DeviceMemory(out.view, device.record(stream))
                 launches = copy_launches(rows, array.itemsize)
-                self._launch(lambda batch: batch.launch_tables(launches), [uploaded])
+                self._launch(lambda commands: commands.launch_tables(launches), [uploaded])
         except MemoryError as error:
             raise self._no_room(array) from error
         finally:
@@ -309,33 +309,33 @@ class DeviceBackend:
         return np.asarray(elements) if view is None else self._downloaded(view)
 
     def _launch(
-        self, record: Callable[[DeviceBatch], None], memories: Sequence[DeviceMemory]
+        self, record: Callable[[CommandList], None], memories: Sequence[DeviceMemory]
     ) -> None:
         """Run what `record` records, which reads and writes `memories`, and wait for it."""
         device = self.driven
         buffer = self.buffers.take(wait=True)
         assert buffer is not None
         none = np.zeros(0, np.uint64)
-        batch = DeviceBatch(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
+        commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
-            record(batch)
-            buffer.resize(batch.table_nbytes)
-            start = buffer.reserve(batch.table_nbytes)
+            record(commands)
+            buffer.resize(commands.table_nbytes)
+            start = buffer.reserve(commands.table_nbytes)
             assert start is not None
-            batch.write_tables(buffer.view(start, batch.table_nbytes))
+            commands.write_tables(buffer.view(start, commands.table_nbytes))
             for memory in memories:
                 device.wait(buffer.stream, memory.ready)
             device.upload(
-                buffer.pinned, start, buffer.address(start), batch.table_nbytes, buffer.stream
+                buffer.pinned, start, buffer.address(start), commands.table_nbytes, buffer.stream
             )
-            batch.run(buffer.address(start), 0)
+            commands.run(buffer.address(start), 0)
             device.synchronize(device.record(buffer.stream))
             STATISTICS.add(
-                copies=1, waits=1, launches=batch.launches, bytes_to_device=batch.table_nbytes
+                copies=1, waits=1, launches=commands.launches, bytes_to_device=commands.table_nbytes
             )
         except MemoryError as error:
             raise LimitError(
-                f"Tables of {batch.table_nbytes} bytes do not fit the memory of device "
+                f"Tables of {commands.table_nbytes} bytes do not fit the memory of device "
                 f"{self.device}; read fewer elements at once"
             ) from error
         except DeviceError:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.data_types.conversion import Converter
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import cast_launches, has_cast
 from gpustore.device.kernels.run import Rows
 from gpustore.device.kernels.value import (
@@ -36,7 +36,7 @@ _WORD_NBYTES: Final = 8
 
 def conversion_of(
     source: DeviceArray, target: DeviceArray, convert: Converter
-) -> Callable[[DeviceBatch], None] | None:
+) -> Callable[[CommandList], None] | None:
     """What records the launch that converts all elements; None if no kernel does.
 
     Parameters
@@ -56,7 +56,7 @@ def conversion_of(
             target.strides or (0,) * rank,
         )
         launches = cast_launches(rows, source.dtype, target.dtype)
-        return lambda batch: batch.launch_tables(launches)
+        return lambda commands: commands.launch_tables(launches)
     if not _lie_alike(source, target):
         return None
     if source.dtype.itemsize == 1 and target.dtype.itemsize <= _WORD_NBYTES:
@@ -121,25 +121,25 @@ def _convert(
     sides: tuple[Side, Side],
     conversions: Sequence[Conversion],
     table: tuple[NDArray[Any], NDArray[np.bool_]] | None,
-    batch: DeviceBatch,
+    commands: CommandList,
 ) -> None:
     # Both parts of complex numbers that become complex ones are numbers by themselves.
     elements = math.prod(source.shape) * (source.dtype.itemsize // sides[0].stride)
     runs, _, blocks = value_runs([source.address], [target.address], [elements])
     steps, words = steps_and_words(conversions, table)
-    batch.launch(
+    commands.launch(
         "value",
         "gs::convert_values",
         blocks,
         [
-            batch.table(runs),
+            commands.table(runs),
             np.uint32(len(runs)),
             *sides[0].arguments,
             *sides[1].arguments,
-            batch.table(steps),
+            commands.table(steps),
             np.uint32(len(steps)),
-            batch.table(words),
+            commands.table(words),
             # Everything is converted, so nobody reads what the kernel counts there.
-            batch.table(np.zeros(1, np.uint32)),
+            commands.table(np.zeros(1, np.uint32)),
         ],
     )

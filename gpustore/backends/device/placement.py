@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpustore.codec_chain.base import ChunkBytes
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.instance import WIDTHS
 from gpustore.device.kernels.launch import (
     Listed,
@@ -209,7 +209,7 @@ def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) ->
 
 
 def place(
-    batch: DeviceBatch,
+    commands: CommandList,
     places: Places,
     some: Integers,
     chunks: NDArray[np.uint64],
@@ -227,25 +227,25 @@ def place(
         Of an element there.
     """
     if len(some):
-        _copy(batch, places.take(some), chunks.astype(np.int64), stored, one_element=False)
+        _copy(commands, places.take(some), chunks.astype(np.int64), stored, one_element=False)
 
 
 def place_fill(
-    batch: DeviceBatch, places: Places, some: Integers, fill: bytes, address: int
+    commands: CommandList, places: Places, some: Integers, fill: bytes, address: int
 ) -> None:
     """Record that the elements of some chunks become `fill`, which is at `address` too."""
     if not len(some):
         return
     taken = places.take(some)
     if taken.points is None and repeated(fill) in WIDTHS:
-        batch.launch_tables(fill_launches(taken.dst, taken.count, taken.dst_stride, fill))
+        commands.launch_tables(fill_launches(taken.dst, taken.count, taken.dst_stride, fill))
         return
     chunks = np.full(len(some), address, np.int64)
-    _copy(batch, taken, chunks, taken.dtype, one_element=True)
+    _copy(commands, taken, chunks, taken.dtype, one_element=True)
 
 
 def _copy(
-    batch: DeviceBatch,
+    commands: CommandList,
     places: Places,
     chunks: Integers,
     stored: np.dtype[Any],
@@ -280,7 +280,7 @@ def _copy(
             launches = copy_launches(rectangles, part.itemsize, unit=part.unit)
         else:
             launches = indexed_launches(rectangles, listed, part.itemsize, unit=part.unit)
-        batch.launch_tables(launches)
+        commands.launch_tables(launches)
 
 
 def _repeated(column: Sequence[int], n: int) -> Integers:

@@ -27,7 +27,7 @@ from gpustore.backends.device.direct_read import DirectReads, Expected
 from gpustore.backends.device.placement import Places, place, place_fill
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans
 from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.runtime.buffer import Buffer
@@ -94,7 +94,7 @@ class SubBatch:
         self._narrowed = narrowed
         self._decoded = decoded
         self._errors: dict[int, GpustoreError] = {}
-        self._batch: DeviceBatch | None = None
+        self._commands: CommandList | None = None
         self._event: Event | None = None
         self._results: tuple[Pinned, int] | None = None
         self._on_device = 0
@@ -176,7 +176,7 @@ class SubBatch:
         starts = buffer.hold(present)
         for i, start, value in zip(some, starts, present):
             self.values[i] = buffer.view(start, len(value))
-        batch = self._batch = DeviceBatch(
+        commands = self._commands = CommandList(
             device,
             buffer.stream,
             np.array(some, np.int64),
@@ -190,33 +190,33 @@ class SubBatch:
         )
         # What goes wrong from here on ends in `give_up`.
         if self._direct is not None and self._direct.expected:
-            self._check_checksums(batch, starts, self._direct.expected)
+            self._check_checksums(commands, starts, self._direct.expected)
         if on_device and self._narrowed:
-            self._chain.check_device(batch)
-        elif on_device and len(batch):
-            self._chain.decode_device(batch, device)
-            self._on_device = 0 if self._chain.is_raw else len(batch)
+            self._chain.check_device(commands)
+        elif on_device and len(commands):
+            self._chain.decode_device(commands, device)
+            self._on_device = 0 if self._chain.is_raw else len(commands)
         stored, places = self._chain.layout.dtype, self._places
-        place(batch, places, batch.rows, batch.values.address, stored)
+        place(commands, places, commands.rows, commands.values.address, stored)
         if len(missing):
             (start,) = buffer.hold([pattern])
             address = buffer.address(start)
             if self._is_record():
                 chunks = np.full(len(missing), address, np.uint64)
-                place(batch, places, missing, chunks, stored)
+                place(commands, places, missing, chunks, stored)
             else:
-                place_fill(batch, places, missing, pattern, address)
-        self._run(batch)
+                place_fill(commands, places, missing, pattern, address)
+        self._run(commands)
 
     def _check_checksums(
-        self, batch: DeviceBatch, starts: Sequence[int], expected: Sequence[Expected]
+        self, commands: CommandList, starts: Sequence[int], expected: Sequence[Expected]
     ) -> None:
-        """Have the device compare checksums of values; those of the batch begin at `starts`."""
+        """Have the device compare checksums of values; those of the list begin at `starts`."""
         buffer = self._buffer
         # Of values that were read together the first stands for all.
-        row_at = dict(zip(starts, batch.rows.tolist()))
+        row_at = dict(zip(starts, commands.rows.tolist()))
         wanted = [one for one in expected if one.start in row_at]
-        batch.checksum(
+        commands.checksum(
             "crc32",
             Spans(
                 np.array([buffer.address(one.start) for one in wanted], np.uint64),
@@ -273,27 +273,27 @@ class SubBatch:
             return record * (layout.nbytes // layout.record)
         return bytes(np.asarray(self._fill_value, self._places.dtype).tobytes())
 
-    def _run(self, batch: DeviceBatch) -> None:
+    def _run(self, commands: CommandList) -> None:
         device, buffer = self._device, self._buffer
         stream = buffer.stream
-        if not batch.launches:
+        if not commands.launches:
             return
-        tables = buffer.reserve(batch.table_nbytes)
+        tables = buffer.reserve(commands.table_nbytes)
         end = buffer.used
-        results = None if tables is None else buffer.reserve(batch.result_nbytes)
+        results = None if tables is None else buffer.reserve(commands.result_nbytes)
         copies = nbytes = 0
         for ready in self._ready:
             device.wait(stream, ready)
         if tables is not None and results is not None:
             pinned, pinned_start = buffer.pinned, results
             table_address, result_address = buffer.address(tables), buffer.address(results)
-            batch.write_tables(buffer.view(tables, batch.table_nbytes))
+            commands.write_tables(buffer.view(tables, commands.table_nbytes))
             device.upload(pinned, 0, buffer.address(0), end, stream)
             copies, nbytes = 1, end
         else:
             # More tables than there is room for behind the values: they get memory of their own.
-            pinned_start = -(-batch.table_nbytes // 16) * 16
-            own = pinned_start + batch.result_nbytes
+            pinned_start = -(-commands.table_nbytes // 16) * 16
+            own = pinned_start + commands.result_nbytes
             pinned = device.allocate_pinned(own)
             try:
                 allocation = device.allocate(own, stream)
@@ -301,41 +301,41 @@ class SubBatch:
                 device.free_pinned(pinned)
                 raise
             self._own = pinned, allocation
-            batch.write_tables(pinned.view[: batch.table_nbytes])
+            commands.write_tables(pinned.view[: commands.table_nbytes])
             if end:
                 device.upload(buffer.pinned, 0, buffer.address(0), end, stream)
                 copies, nbytes = 1, end
-            device.upload(pinned, 0, allocation.address, batch.table_nbytes, stream)
-            copies, nbytes = copies + 1, nbytes + batch.table_nbytes
+            device.upload(pinned, 0, allocation.address, commands.table_nbytes, stream)
+            copies, nbytes = copies + 1, nbytes + commands.table_nbytes
             table_address = allocation.address
             result_address = allocation.address + pinned_start
-        batch.run(table_address, result_address)
-        if batch.result_nbytes:
-            device.download(result_address, pinned, pinned_start, batch.result_nbytes, stream)
-            STATISTICS.add(copies=1, bytes_to_host=batch.result_nbytes)
-        batch.release()
+        commands.run(table_address, result_address)
+        if commands.result_nbytes:
+            device.download(result_address, pinned, pinned_start, commands.result_nbytes, stream)
+            STATISTICS.add(copies=1, bytes_to_host=commands.result_nbytes)
+        commands.release()
         self._results = pinned, pinned_start
         self._event = device.record(stream)
-        STATISTICS.add(copies=copies, bytes_to_device=nbytes, launches=batch.launches)
+        STATISTICS.add(copies=copies, bytes_to_device=nbytes, launches=commands.launches)
 
     def finish(self) -> dict[int, GpustoreError]:
         """Wait, and decode what is left on the host: the error of each row that cannot be had."""
-        batch = self._batch
-        if batch is None:
+        commands = self._commands
+        if commands is None:
             return self._errors
-        left = dict(batch.refused)
+        left = dict(commands.refused)
         if self._event is not None:
             self._device.synchronize(self._event)
             STATISTICS.add(waits=1)
             assert self._results is not None
             pinned, start = self._results
-            failed = batch.failures(pinned.view[start : start + batch.result_nbytes])
+            failed = commands.failures(pinned.view[start : start + commands.result_nbytes])
             STATISTICS.add(
                 retries=len(failed), chunks_decoded_device=max(0, self._on_device - len(failed))
             )
             left.update(failed)
         self._free_own()
-        self._batch = None
+        self._commands = None
         if left:
             self._place_from_host(sorted(left))
         return self._errors
@@ -365,13 +365,13 @@ class SubBatch:
 
     def give_up(self) -> None:
         """Wait until nothing of it runs any more, and free what it has. May be called again."""
-        if self._batch is None:
+        if self._commands is None:
             return
         with suppress(DeviceError):  # Lost with all its memory; the cause is on its way already.
-            self._batch.release()
+            self._commands.release()
             self._device.synchronize(self._device.record(self._buffer.stream))
             self._free_own()
-        self._batch = None
+        self._commands = None
 
     def _free_own(self) -> None:
         own, self._own = self._own, None

@@ -67,7 +67,7 @@ from gpustore.codecs.blosc.frame import (
     take_blocks,
     with_code,
 )
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -166,12 +166,12 @@ class _Blosc(BytesCodec):
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Frames of all compressors and shuffles."""
-        columns = self._columns(batch)
+        columns = self._columns(commands)
         if columns is not None:
-            decode_frames(batch, device, columns, decoded_max, exact=exact)
+            decode_frames(commands, device, columns, decoded_max, exact=exact)
 
     @staticmethod
     def _decode(

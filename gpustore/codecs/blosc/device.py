@@ -1,6 +1,6 @@
 """What is recorded to decode Blosc 1 frames on a device.
 
-1. Read all frames of the batch (:mod:`gpustore.codecs.blosc.columns`), and the headers of their
+1. Read all frames of the list (:mod:`gpustore.codecs.blosc.columns`), and the headers of their
    streams where the code has any.
 2. One launch copies streams that are stored, and those that must be aligned.
 3. One call for each code decompresses the others: raw LZ4 and Snappy blocks, one Zstandard frame,
@@ -28,7 +28,7 @@ from gpustore.codecs._deflate_columns import (
 )
 from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs.zstd.columns import read_frames
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
@@ -54,25 +54,25 @@ _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 
 
 def decode_frames(
-    batch: DeviceBatch, device: Device, encoded: EncodedColumns, decoded_max: int, *, exact: bool
+    commands: CommandList, device: Device, encoded: EncodedColumns, decoded_max: int, *, exact: bool
 ) -> None:
-    """Record how all values of `batch`, each one frame, are decoded; see the module."""
+    """Record how all values of `commands`, each one frame, are decoded; see the module."""
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
-    columns = _refuse(batch, columns, reasons)
+    columns = _refuse(commands, columns, reasons)
     encoded = encoded.take(reasons)
     reasons = {
-        **_unfit_codes(device, columns, batch.distrust),
+        **_unfit_codes(device, columns, commands.distrust),
         **_damaged_streams(encoded, columns),
     }
-    columns = _refuse(batch, columns, reasons)
-    if len(batch):
-        _record(batch, device, encoded.take(reasons), columns)
+    columns = _refuse(commands, columns, reasons)
+    if len(commands):
+        _record(commands, device, encoded.take(reasons), columns)
 
 
-def _refuse(batch: DeviceBatch, columns: BloscColumns, reasons: dict[int, str]) -> BloscColumns:
+def _refuse(commands: CommandList, columns: BloscColumns, reasons: dict[int, str]) -> BloscColumns:
     kept = np.ones(len(columns.nbytes), np.bool_)
     kept[list(reasons)] = False
-    batch.refuse(reasons)
+    commands.refuse(reasons)
     return columns.take(kept)
 
 
@@ -119,7 +119,7 @@ def _read_snappy(
 def _unfit_codes(
     device: Device, columns: BloscColumns, distrust: Distrust | None
 ) -> dict[int, str]:
-    """Frames of codes that this device, or this batch, does not have decoded there."""
+    """Frames of codes that this device, or this commands, does not have decoded there."""
     found: dict[int, str] = {}
     for code, codec in enumerate(_CODECS):
         streams = _of_code(columns, code)
@@ -132,19 +132,19 @@ def _unfit_codes(
 
 
 def _record(
-    batch: DeviceBatch, device: Device, encoded: EncodedColumns, columns: BloscColumns
+    commands: CommandList, device: Device, encoded: EncodedColumns, columns: BloscColumns
 ) -> None:
-    base = batch.values.address.astype(np.int64)
+    base = commands.values.address.astype(np.int64)
     decoded = base + 16
     compressed = np.flatnonzero(~columns.is_stored)
-    rows = batch.rows[compressed]
-    decoded[compressed] = destinations(batch, columns.nbytes[compressed], rows).address
+    rows = commands.rows[compressed]
+    decoded[compressed] = destinations(commands, columns.nbytes[compressed], rows).address
     # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
     is_shuffled = columns.is_byte_shuffled | columns.is_bit_shuffled
     joined = decoded.copy()
     shuffled = np.flatnonzero(is_shuffled & ~columns.is_stored)
-    rows = batch.rows[shuffled]
-    joined[shuffled] = destinations(batch, columns.nbytes[shuffled], rows).address
+    rows = commands.rows[shuffled]
+    joined[shuffled] = destinations(commands, columns.nbytes[shuffled], rows).address
 
     streams = columns.streams
     stored = streams.take(streams.is_stored)
@@ -159,20 +159,20 @@ def _record(
             src = src.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
         known = device.codec(codec)
         if known is not None:
-            src, moved = aligned(batch, src, known.src_alignment)
+            src, moved = aligned(commands, src, known.src_alignment)
             copies.append(moved)
-        calls.append((codec, src, _dst(joined, some), batch.rows[some.frame]))
+        calls.append((codec, src, _dst(joined, some), commands.rows[some.frame]))
     begin = np.concatenate([src.address for src, _ in copies])
     end = np.concatenate([dst.address for _, dst in copies])
     nbytes = np.concatenate([src.nbytes for src, _ in copies])
-    batch.launch_tables(stream_launches(begin, end, nbytes))
+    commands.launch_tables(stream_launches(begin, end, nbytes))
     for codec, src, dst, rows in calls:
-        batch.decompress(codec, src, dst, rows)
+        commands.decompress(codec, src, dst, rows)
     zlib = _of_code(columns, _ZLIB)
     if len(zlib.frame):
         start = encoded.start[zlib.frame] + zlib.src
         expected = adler32s(encoded, start, zlib.src_nbytes)
-        batch.checksum("adler32", _dst(joined, zlib), expected, batch.rows[zlib.frame])
+        commands.checksum("adler32", _dst(joined, zlib), expected, commands.rows[zlib.frame])
 
     blocks = columns.blocks
     for is_so, launches in (
@@ -182,7 +182,7 @@ def _record(
         some_blocks = is_so[blocks.frame]
         frame, offset = blocks.frame[some_blocks], blocks.offset[some_blocks]
         if len(frame):
-            batch.launch_tables(
+            commands.launch_tables(
                 launches(
                     joined[frame] + offset,
                     decoded[frame] + offset,
@@ -190,8 +190,8 @@ def _record(
                     columns.typesize[frame],
                 )
             )
-    batch.values = Spans(decoded.astype(np.uint64), columns.nbytes.astype(np.uint64))
-    batch.encoded = None
+    commands.values = Spans(decoded.astype(np.uint64), columns.nbytes.astype(np.uint64))
+    commands.encoded = None
 
 
 def _src(base: Integers, streams: BloscStreams) -> Spans:

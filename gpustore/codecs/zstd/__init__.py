@@ -51,7 +51,7 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import cannot, decompress_values
 from gpustore.codecs.zstd.columns import read_frames
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -197,19 +197,19 @@ class _Zstd(BytesCodec):
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
-        self, batch: DeviceBatch, device: Device, decoded_max: int, *, exact: bool
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Values of one plain frame; see :mod:`gpustore.codecs.zstd.columns`."""
-        columns = self._columns(batch)
+        columns = self._columns(commands)
         if columns is None:
             return
         nbytes, reasons = read_frames(columns, columns.start, columns.nbytes)
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
         size = f"zstd: does not hold {decoded_max} bytes"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        batch.refuse(reasons)
+        commands.refuse(reasons)
         kept = np.delete(nbytes, list(reasons))
-        decompress_values(batch, device, "zstd", batch.values, kept)
+        decompress_values(commands, device, "zstd", commands.values, kept)
 
 
 def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffer:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpustore.backends.device.placement import Part, Places, parts, place, place_fill
-from gpustore.device.command_list import DeviceBatch
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
@@ -28,19 +28,19 @@ def bench():
 
 
 def run(bench, record, *arguments):
-    """Run what ``record(batch, *arguments)`` records: its launches."""
+    """Run what ``record(commands, *arguments)`` records: its launches."""
     none = Spans.contiguous(0, [])
-    batch = DeviceBatch(bench.device, bench.stream, np.zeros(0, np.int64), none)
-    record(batch, *arguments)
-    tables = bench.allocate(max(1, batch.table_nbytes))
-    if batch.table_nbytes:
-        pinned = bench.device.allocate_pinned(batch.table_nbytes)
-        batch.write_tables(pinned.view)
-        bench.device.upload(pinned, 0, tables, batch.table_nbytes, bench.stream)
-        batch.run(tables, 0)
+    commands = CommandList(bench.device, bench.stream, np.zeros(0, np.int64), none)
+    record(commands, *arguments)
+    tables = bench.allocate(max(1, commands.table_nbytes))
+    if commands.table_nbytes:
+        pinned = bench.device.allocate_pinned(commands.table_nbytes)
+        commands.write_tables(pinned.view)
+        bench.device.upload(pinned, 0, tables, commands.table_nbytes, bench.stream)
+        commands.run(tables, 0)
         bench.wait()
         bench.device.free_pinned(pinned)
-    return batch.launches
+    return commands.launches
 
 
 def made(seed, itemsize, address, *, points=False):
