@@ -26,8 +26,6 @@ from gpustore.errors import (
     ConflictError,
     GpustoreError,
     InvalidKeyError,
-    LimitError,
-    MismatchError,
     UnsupportedError,
 )
 from gpustore.kvstores.columns import (
@@ -359,52 +357,6 @@ def prefix_end(prefix: str) -> str | None:
     if not stripped:
         return None
     return stripped[:-1] + chr(ord(stripped[-1]) + 1)
-
-
-def check_byte_range(size: int, start: int, stop: int | None, key: str) -> tuple[int, int]:
-    """Return the requested range of a value of `size` bytes.
-
-    Parameters
-    ----------
-    size : int
-        Length of the stored value, in bytes.
-    start, stop : int, int or None
-        First byte and end in the form of :class:`ReadRequest`.
-    key : str
-        Key for the error.
-
-    Returns
-    -------
-    tuple of int
-        First byte and end, ``0 <= start <= stop <= size``.
-
-    Raises
-    ------
-    MismatchError
-        If the range is not inside the value; a range is never shortened.
-    """
-    begin = start + size if start < 0 else start
-    end = size if stop is None else stop
-    if 0 <= begin <= end <= size:
-        return begin, end
-    text = f"Requested byte range [{start}, {'?' if stop is None else stop})"
-    raise MismatchError(
-        f"{text} is not valid for value of size {size}", status="OUT_OF_RANGE", key=key
-    )
-
-
-def check_nbytes(nbytes: int, max_nbytes: int | None, key: str) -> None:
-    """Raise LimitError if a value is longer than its reader allows."""
-    if max_nbytes is not None and nbytes > max_nbytes:
-        raise LimitError(
-            f"{quote(key)} has {nbytes} bytes, at most {max_nbytes} are expected",
-            key=key,
-        )
-
-
-def condition_holds(if_equal: bytes, generation: bytes) -> bool:
-    """Return whether a generation fulfils an ``if_equal`` condition."""
-    return not if_equal or if_equal == generation
 
 
 def take_references(members: Members, ids: Sequence[str]) -> dict[str, JsonValue]:

@@ -15,14 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import (
-    KvStoreDriver,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    require_slashes,
-    take_references,
-)
+from gpustore.kvstores.base import KvStoreDriver, require_slashes, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     ReadColumns,
@@ -30,6 +23,9 @@ from gpustore.kvstores.columns import (
     ReadState,
     WriteColumns,
     WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
 )
 from gpustore.url import encode_path
 

@@ -15,12 +15,7 @@ import pytest
 from gpustore import registry
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import (
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    require_no_slashes,
-)
+from gpustore.kvstores.base import require_no_slashes
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -29,6 +24,9 @@ from gpustore.kvstores.columns import (
     ReadState,
     WriteColumns,
     WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
 )
 
 __all__ = ["DRIVER", "BoxKvStore", "BoxSpec", "registered"]

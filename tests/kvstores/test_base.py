@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 
 from gpustore.errors import LimitError, MismatchError, NotFoundError, UnsupportedError
 from gpustore.kvstores.arena import Arena
-from gpustore.kvstores.base import (
-    KvStoreDriver,
+from gpustore.kvstores.base import KvStoreDriver, prefix_end
+from gpustore.kvstores.columns import (
+    LocateColumns,
+    ReadColumns,
+    WriteColumns,
+    WriteRequest,
     check_byte_range,
     check_nbytes,
     condition_holds,
-    prefix_end,
 )
-from gpustore.kvstores.columns import LocateColumns, ReadColumns, WriteColumns, WriteRequest
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

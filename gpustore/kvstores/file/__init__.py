@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores.base import (
-    KvStoreDriver,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    prefix_end,
-    take_references,
-)
+from gpustore.kvstores.base import KvStoreDriver, prefix_end, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -35,14 +28,16 @@ from gpustore.kvstores.columns import (
     ReadState,
     WriteColumns,
     WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
 )
 from gpustore.kvstores.direct_reads import DirectReads
 from gpustore.kvstores.file.batch import WriteBatch
 from gpustore.kvstores.file.key import check_path, check_tail, parent_of, path_from_url
 from gpustore.kvstores.file.lock import thread_lock
 from gpustore.kvstores.file.options import RESOURCES, FileOptions
-from gpustore.kvstores.file.regular_file import generation_of, open_regular
-from gpustore.kvstores.file.root import Root, io_error
+from gpustore.kvstores.file.root import Root, generation_of, io_error, open_regular
 from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.kvstores.file.walk import scan, walk, within
 from gpustore.strict_json.parsing import quote

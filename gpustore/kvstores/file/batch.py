@@ -14,16 +14,14 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
-from gpustore.kvstores.base import condition_holds
-from gpustore.kvstores.columns import ABSENT
+from gpustore.kvstores.columns import ABSENT, condition_holds
 from gpustore.kvstores.file.atomic_file import TemporaryFile, temporary_name
 from gpustore.kvstores.file.directory import Directories
 from gpustore.kvstores.file.in_place_file import write_in_place
 from gpustore.kvstores.file.key import parent_of
 from gpustore.kvstores.file.linked_lock import LinkedLock
 from gpustore.kvstores.file.lock import hold
-from gpustore.kvstores.file.regular_file import generation_of
-from gpustore.kvstores.file.root import io_error
+from gpustore.kvstores.file.root import generation_of, io_error
 from gpustore.runtime.executor import CancelToken
 from gpustore.strict_json.parsing import quote
 

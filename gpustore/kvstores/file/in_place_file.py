@@ -14,8 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpustore.kvstores.file.atomic_file import write_all
-from gpustore.kvstores.file.regular_file import open_regular
-from gpustore.kvstores.file.root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error
+from gpustore.kvstores.file.root import CREATE_FLAGS, OVERWRITE_FLAGS, io_error, open_regular
 
 if TYPE_CHECKING:
     from gpustore.kvstores.file.root import Root

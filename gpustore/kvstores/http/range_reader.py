@@ -21,8 +21,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
-from gpustore.kvstores.base import check_byte_range, check_nbytes, condition_holds
-from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.columns import (
+    ABSENT,
+    ReadColumns,
+    ReadRequest,
+    ReadState,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
+)
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse, content_range
 from gpustore.runtime.buffer import Buffer

@@ -36,20 +36,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import (
-    Base,
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    invalid_key,
-    require_no_slashes,
-)
+from gpustore.kvstores.base import Base, invalid_key, require_no_slashes
 from gpustore.kvstores.columns import (
     LocateColumns,
     ReadColumns,
     ReadState,
     WriteColumns,
     WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
 )
 from gpustore.kvstores.ocdbt.coalesce import Coalescer, Coalescing
 from gpustore.kvstores.ocdbt.commit import Committer

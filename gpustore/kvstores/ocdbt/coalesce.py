@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import check_nbytes
-from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState, check_nbytes
 from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.resources._duration import Duration, format_duration, parse_duration, seconds
 from gpustore.runtime.buffer import Buffer

@@ -26,12 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import (
-    check_byte_range,
-    check_nbytes,
-    condition_holds,
-    require_no_slashes,
-)
+from gpustore.kvstores.base import require_no_slashes
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -40,6 +35,9 @@ from gpustore.kvstores.columns import (
     ReadState,
     WriteColumns,
     WriteRequest,
+    check_byte_range,
+    check_nbytes,
+    condition_holds,
 )
 from gpustore.kvstores.direct_reads import DirectReads
 from gpustore.kvstores.zip.archive import Archive, Changed

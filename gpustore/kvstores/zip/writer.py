@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpustore.errors import ConflictError, GpustoreError
-from gpustore.kvstores.base import Base, Replacement, condition_holds
-from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest
+from gpustore.kvstores.base import Base, Replacement
+from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest, condition_holds
 from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory
 from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
