@@ -91,12 +91,12 @@ def refuse_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
 
 
 def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
-    """Device memory for pieces of so many bytes, at multiples of 16 and with room around them.
+    """Device memory for ranges of so many bytes, at multiples of 16 and with room around them.
 
     Parameters
     ----------
     rows : ndarray of int64, optional
-        Row each piece is part of: these have failed if anything is written around the piece.
+        Row each range is part of: these have failed if anything is written around the range.
     """
     if not len(nbytes):
         return Spans.contiguous(0, [])

@@ -43,7 +43,7 @@ def _crc(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def adler32(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """From the two sums of each piece, which began at -1 (RFC 1950 8.2)."""
+    """From the two sums of each range, which began at -1 (RFC 1950 8.2)."""
     sums = (found + np.uint32(1)).reshape(-1, 2).astype(np.uint64)
     low = (1 + sums[:, 0]) % 65521
     high = (nbytes + sums[:, 1]) % 65521

@@ -325,7 +325,7 @@ class CommandList:
         src : Spans
             For Adler-32 of fewer than 2**32 bytes each.
         rows : ndarray of int64, optional
-            Row each piece is part of; by default :attr:`rows`.
+            Row each range is part of; by default :attr:`rows`.
         """
         count = len(src)
         if not count:

@@ -210,7 +210,7 @@ class DeviceCodec:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Pieces of device memory, as columns.
+    """Ranges of device memory, as columns.
 
     Attributes
     ----------
@@ -224,7 +224,7 @@ class Spans:
 
     @classmethod
     def contiguous(cls, address: int, nbytes: Sequence[int], alignment: int = 1) -> Spans:
-        """Pieces one behind the other from `address` on, each at a multiple of `alignment`.
+        """Ranges one behind the other from `address` on, each at a multiple of `alignment`.
 
         >>> Spans.contiguous(4096, [3, 5], 4).address.tolist()
         [4096, 4100]
@@ -238,14 +238,14 @@ class Spans:
         return len(self.address)
 
     def inside(self, before: int, behind: int) -> Spans:
-        """The same pieces without their first and last bytes."""
+        """The same ranges without their first and last bytes."""
         return Spans(
             self.address + np.uint64(before),
             self.nbytes - np.uint64(before + behind),
         )
 
     def take(self, rows: NDArray[Any]) -> Spans:
-        """The pieces with these numbers, or those where a mask is true."""
+        """The ranges with these numbers, or those where a mask is true."""
         return Spans(self.address[rows], self.nbytes[rows])
 
 
@@ -318,7 +318,7 @@ class Device(Protocol):
         Raises
         ------
         MemoryError
-            If there is not so much. Nothing is lost; smaller pieces may succeed.
+            If there is not so much. Nothing is lost; smaller allocations may succeed.
         """
 
     def free(self, allocation: Allocation, stream: Stream) -> None:

@@ -197,18 +197,18 @@ def cut(runs: Runs) -> Runs:
         whose = np.repeat(every, parts)
         number = np.arange(len(whose)) - np.repeat(np.cumsum(parts) - parts, parts)
         begin = number * step[whose]
-        pieces = runs.take(whose)
+        split = runs.take(whose)
         place = outer[whose], np.arange(len(whose))
-        indexed = pieces.indexed[place]
+        indexed = split.indexed[place]
         for side, start, stride in (
-            (1, pieces.src, pieces.src_stride),
-            (2, pieces.dst, pieces.dst_stride),
+            (1, split.src, split.src_stride),
+            (2, split.dst, split.dst_stride),
         ):
             listed = (indexed & side) > 0
             start += np.where(listed, 0, begin * stride[place])
             stride[place] += np.where(listed, begin, 0)
-        pieces.extent[place] = np.minimum(step[whose], extent[whose] - begin)
-        runs = pieces
+        split.extent[place] = np.minimum(step[whose], extent[whose] - begin)
+        runs = split
 
 
 def packed(runs: Runs) -> Runs:
