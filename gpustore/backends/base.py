@@ -110,7 +110,7 @@ class Backend(Protocol):
     """Whether regions are copied from blocks of decoded chunks in C order; otherwise from each
     chunk as its codecs leave it."""
 
-    def sub_batch_nbytes(self, limits: Limits) -> int | None:
+    def submission_nbytes(self, limits: Limits) -> int | None:
         """Decoded bytes that a device takes together; None where few at once are best."""
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:

@@ -232,8 +232,8 @@ class ChunkedArray:
         return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
     def fewer_parts(self, parts: int, rows: int) -> int:
-        """`parts`, or so few that each of them fills a sub-batch, if a device decodes `rows`."""
-        nbytes = self.backend.sub_batch_nbytes(self.limits)
+        """`parts`, or so few that each of them fills a submission, if a device decodes `rows`."""
+        nbytes = self.backend.submission_nbytes(self.limits)
         by_host = self.stored is not None or self.backend.unsupported_reason(self.chain) is not None
         if nbytes is None or by_host:
             return parts

@@ -128,7 +128,7 @@ def mutants(encoded, other, seed, count):
 
 
 def check(name, count, order="lazy", seed=0, decodes=NO_LZ4):
-    """Read so many mutants of one format in one sub-batch."""
+    """Read so many mutants of one format in one submission."""
     with emulated(order, seed=seed, decodes=decodes) as device:
         rows = count + 3
         store = opened(name, device, rows)

@@ -38,10 +38,10 @@ from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
 BUFFERS = 4
-"""Sub-batches on their way to one device."""
+"""Submissions on their way to one device."""
 
 _SHARES = 6
-"""Of a sub-batch are on the device: what was fetched, decoded, and scratch of codecs."""
+"""Parts of the budget that a submission takes: fetched bytes, decoded bytes, scratch of codecs."""
 
 
 class DeviceBackend:
@@ -62,7 +62,7 @@ class DeviceBackend:
         self.buffers = StagingBuffers(driven, BUFFERS)
         self.files = OpenFiles(driven)
 
-    def sub_batch_nbytes(self, limits: Limits) -> int:
+    def submission_nbytes(self, limits: Limits) -> int:
         """Decoded bytes that should be on their way together."""
         memory = self.driven.memory()
         budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
@@ -102,7 +102,7 @@ class DeviceBackend:
             fill_value,
             out,
             check,
-            nbytes=self.sub_batch_nbytes(limits),
+            nbytes=self.submission_nbytes(limits),
             rows=rows,
             regions=regions,
         )

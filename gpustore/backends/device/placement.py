@@ -1,6 +1,6 @@
 """Where the elements of chunks go on a device, recorded as launches of kernels.
 
-:class:`Places` are rectangles: one a row of a plan window, or one a piece that is cut from a chunk.
+:class:`Places` are rectangles: one a row of a plan window, or one a region of a chunk.
 The copy of :mod:`gpustore.device.kernels.launch` does everything at once that a layout may ask
 for: C and F order, transposes, steps, fields and byte order.
 """
@@ -131,15 +131,15 @@ class Places:
         )
 
     @classmethod
-    def of_pieces(
+    def of_regions(
         cls,
-        pieces: CopyWindow,
+        regions: CopyWindow,
         begin: int,
         rows: PlanWindow,
         layout: ChunkBytes,
         out: Sequence[DeviceArray],
     ) -> Places:
-        """The pieces of some chunks of a window; of single elements as one list a chunk.
+        """The regions of some chunks of a window; of single elements as one list a chunk.
 
         Parameters
         ----------
@@ -149,16 +149,16 @@ class Places:
             The chunks, refined.
         """
         n = len(rows)
-        first = np.array(pieces.first[begin : begin + n + 1], np.int64)
-        cut = slice(int(first[0]), int(first[-1]))
+        first = np.array(regions.first[begin : begin + n + 1], np.int64)
+        taken = slice(int(first[0]), int(first[-1]))
         first -= first[0]
         offset = np.full(n, layout.offset, np.int64)
         if rows.narrowed:
-            planned = pieces.chunks.src_start[begin : begin + n]
+            planned = regions.chunks.src_start[begin : begin + n]
             offset = np.asarray(rows.src_start, np.int64) - np.asarray(planned, np.int64)
-        src, dst = pieces.src_start[cut], pieces.dst_start[cut]
+        src, dst = regions.src_start[taken], regions.dst_start[taken]
         dtype = out[0].dtype
-        if pieces.of_elements:
+        if regions.of_elements:
             (array,) = out
             ends = zip(first[:-1].tolist(), first[1:].tolist())
             points: list[tuple[Points, ...]] = [((src[lo:hi], dst[lo:hi]),) for lo, hi in ends]
@@ -166,15 +166,15 @@ class Places:
             every = np.full(n, array.address, np.int64)
             count = np.empty((0, n), np.int64)
             return cls(np.arange(n + 1), offset, every, count, none, none, dtype, points)
-        target = np.zeros(len(src), np.intp) if pieces.target is None else pieces.target[cut]
+        target = np.zeros(len(src), np.intp) if regions.target is None else regions.target[taken]
         address = np.array([array.address for array in out], np.int64)
         return cls(
             first,
             src + np.repeat(offset, np.diff(first)),
             dst + address[target],
-            pieces.count[:, cut],
-            _of_targets(pieces.src_stride, target),
-            _of_targets(pieces.dst_stride, target),
+            regions.count[:, taken],
+            _of_targets(regions.src_stride, target),
+            _of_targets(regions.dst_stride, target),
             dtype,
         )
 
@@ -201,7 +201,7 @@ class Places:
 
 
 def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) -> ArrayLike:
-    """Strides of each piece; of all together if they are the same."""
+    """Strides of each region; of all together if they are the same."""
     if len(set(strides)) == 1:
         return strides[0]
     each: Integers = np.array(strides, np.int64)[target].T

@@ -1,7 +1,7 @@
 """The sink of a device: what one task of a read has on its way there.
 
-The values of one sub-batch (:mod:`gpustore.backends.device.submission`) are fetched into a
-staging buffer while the sub-batches of others run.
+The values of one submission (:mod:`gpustore.backends.device.submission`) are fetched into a
+staging buffer while the submissions of others run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpustore.backends.device.direct_read import DirectReads, pages_nbytes
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
-from gpustore.backends.device.submission import SubBatch
+from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event
 from gpustore.kvstores.arena import Arena
@@ -68,7 +68,7 @@ class DeviceSink:
     chain, fill_value, out, check, rows, regions
         As for :meth:`gpustore.backends.base.Backend.sink`.
     nbytes : int
-        Decoded bytes that should be in a sub-batch.
+        Decoded bytes that should be in a submission.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DeviceSink:
         self._out = out
         self._check = check
         self._next: tuple[StagingBuffer, DirectReads | None] | None = None
-        self._pending: deque[tuple[StagingBuffer, SubBatch, PlanWindow]] = deque()
+        self._pending: deque[tuple[StagingBuffer, Submission, PlanWindow]] = deque()
         chunk = max(1, chain.layout.nbytes)
         count = max(1, min(rows, nbytes // chunk, _MOST_ROWS))
         values_nbytes = count * min(chunk, chain.encoded_bound)
@@ -113,15 +113,15 @@ class DeviceSink:
         traceback: TracebackType | None,
     ) -> None:
         while self._pending:
-            buffer, batch, _ = self._pending.popleft()
-            batch.give_up()
+            buffer, submission, _ = self._pending.popleft()
+            submission.give_up()
             self._buffers.put(buffer)
         if self._next is not None:
             self._buffers.put(self._next[0])
             self._next = None
 
     def arena(self) -> Arena:
-        """Memory for the values of the next sub-batch."""
+        """Memory for the values of the next submission."""
         if self._next is None:
             buffer = self._buffers.take(wait=not self._pending)
             while buffer is None:
@@ -150,7 +150,7 @@ class DeviceSink:
     ) -> None:
         """Begin to decode values and to copy their regions; they may lie in :meth:`arena`."""
         views = [memory.view for memory in self._out]
-        places = Places.of_pieces(regions, first, rows, self._chain.layout, views)
+        places = Places.of_regions(regions, first, rows, self._chain.layout, views)
         self._begin(rows, values, places)
 
     def _begin(
@@ -164,7 +164,7 @@ class DeviceSink:
         assert self._next is not None
         buffer, direct = self._next
         self._next = None
-        batch = SubBatch(
+        submission = Submission(
             self._device,
             buffer,
             direct,
@@ -176,22 +176,22 @@ class DeviceSink:
             self._shrink,
             narrowed=rows.narrowed,
         )
-        self._pending.append((buffer, batch, rows))
-        batch.begin()
+        self._pending.append((buffer, submission, rows))
+        submission.begin()
 
     def finish(self) -> None:
-        """Wait for all sub-batches."""
+        """Wait for all submissions."""
         while self._pending:
             self._finish_one()
 
     def _finish_one(self) -> None:
-        buffer, batch, rows = self._pending.popleft()
+        buffer, submission, rows = self._pending.popleft()
         try:
-            errors = batch.finish()
+            errors = submission.finish()
         finally:
-            batch.give_up()
+            submission.give_up()
             self._buffers.put(buffer)
-        self._check(rows, batch.values, errors)
+        self._check(rows, submission.values, errors)
 
     def _shrink(self) -> None:
         """End what runs, except the newest, and give back idle memory."""

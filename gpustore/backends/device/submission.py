@@ -1,9 +1,9 @@
-"""One sub-batch of a read: values of some chunks, on their way to a device.
+"""One submission of a read: values of some chunks, on their way to a device.
 
-1. :meth:`SubBatch.begin` brings the values into a staging buffer, lets the chain record its
+1. :meth:`Submission.begin` brings the values into a staging buffer, lets the chain record its
    steps and the placement its launches, and asks the device for one upload of values and tables,
    all steps, and one download of their results. It waits for nothing.
-2. :meth:`SubBatch.finish` waits for the results. Values that the chain has refused and those that
+2. :meth:`Submission.finish` waits for the results. Values that the chain has refused and those that
    failed are decoded by the host, once, copied and placed: the only fallback there is. What is
    wrong then is an error.
 
@@ -36,7 +36,7 @@ from gpustore.runtime.statistics import STATISTICS
 _TABLES_PER_ROW_NBYTES = 256
 
 
-class SubBatch:
+class Submission:
     """See the module. The staging buffer is its own until it is finished or given up.
 
     Parameters
@@ -130,9 +130,9 @@ class SubBatch:
 
     def _part(
         self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
-    ) -> SubBatch:
+    ) -> Submission:
         """Another one for some of the values, in the same buffer."""
-        return SubBatch(
+        return Submission(
             self._device,
             self._buffer,
             None,

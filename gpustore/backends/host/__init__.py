@@ -124,7 +124,7 @@ class HostBackend:
         del chain
         return "the store is in host memory"
 
-    def sub_batch_nbytes(self, limits: Limits) -> None:
+    def submission_nbytes(self, limits: Limits) -> None:
         """None: a few values at once stay in cache."""
 
     def sink(

@@ -234,8 +234,8 @@ def test_launches_copies_and_waits_do_not_grow_with_the_chunks(tmp_path, lazy, c
     assert counts["copies"] <= 2
 
 
-def test_shards_share_sub_batches(tmp_path, lazy):
-    """All inner chunks of 4 or of 16 shards: one sub-batch, and one request for all indices."""
+def test_shards_share_submissions(tmp_path, lazy):
+    """All inner chunks of 4 or of 16 shards: one submission, and one request for all indices."""
     inner = [{"name": "bytes", "configuration": {"endian": "little"}}]
     index = [*inner, {"name": "crc32c"}]
     inner.append(ZSTD)
@@ -414,7 +414,7 @@ def test_streams_that_fail_on_the_device_are_decoded_by_the_host_once(tmp_path, 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
 def test_buffers_are_used_again_while_others_run(tmp_path, device, compressor):
-    """A budget for a few chunks at a time: many sub-batches, in several threads."""
+    """A budget for a few chunks at a time: many submissions, in several threads."""
     host = create(tmp_path, compressor=compressor, chunks=[5, 7])
     limits = {"limits": {"device_in_flight_nbytes": 24 * 3 * 5 * 7 * 4}}
     there = opened(tmp_path, device, context=gpustore.Context(limits))

@@ -1,6 +1,6 @@
 """Launches, copies and waits of a read do not grow with its chunks, whatever the array looks like.
 
-Each read is done of an array of 4 chunks and of one of 64, which both fit in one sub-batch; the
+Each read is done of an array of 4 chunks and of one of 64, which both fit in one submission; the
 counts must be the same, to the last one.
 """
 

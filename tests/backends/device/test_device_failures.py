@@ -86,7 +86,7 @@ ZSTD = {"id": "zstd", "level": 1}
 BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
 CASES = {
     "zstd": Case(ZSTD, whole),
-    "many sub-batches": Case(BLOSC, whole, budget=24 * 2 * 512),
+    "many submissions": Case(BLOSC, whole, budget=24 * 2 * 512),
     "raw": Case(None, whole),
     "direct": Case(None, whole),
     "host alone": Case({"id": "bz2", "level": 1}, whole),

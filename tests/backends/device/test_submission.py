@@ -1,13 +1,14 @@
-"""One sub-batch: what it asks of a device, and how it ends where values or memory fail it."""
+"""One submission: what it asks of a device, and how it ends where values or memory fail it."""
 
 import numpy as np
 import pytest
 import zstandard
 
-from gpustore.backends.device import staging_buffer, submission
+from gpustore.backends.device import staging_buffer
+from gpustore.backends.device import submission as submission_module
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.staging_buffer import StagingBuffer
-from gpustore.backends.device.submission import SubBatch
+from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.errors import CorruptChunkError, DeviceError, LimitError
@@ -50,7 +51,7 @@ class Setting:
         self.buffer = StagingBuffer(device)
         self.shrunk = 0
 
-    def sub_batch(self, name, values, **options):
+    def submission(self, name, values, **options):
         n = len(values)
         self.out = self.bench.put(b"\x5a" * n * NBYTES)
         places = Places(
@@ -64,7 +65,7 @@ class Setting:
         )
         ready = [self.device.record(self.bench.stream)]
         self.chain = chain_of(name)
-        return SubBatch(
+        return Submission(
             self.device,
             self.buffer,
             None,
@@ -113,7 +114,7 @@ def test_values_missing_ones_and_errors(setting, name):
     chunks = [chunk(i) for i in range(5)]
     values = [chain_of(name).encode(one) for one in chunks]
     values[1], values[3] = None, values[3][:-1]
-    errors, counts = counted(setting.sub_batch(name, values).complete)
+    errors, counts = counted(setting.submission(name, values).complete)
     assert list(errors) == [3]
     assert isinstance(errors[3], CorruptChunkError)
     assert setting.found(5) == [chunks[0], MISSING, chunks[2], UNTOUCHED, chunks[4]]
@@ -125,14 +126,14 @@ def test_it_begins_without_waiting_and_asks_for_one_copy_each_way(setting):
     launches = []
     for count in (3, 40):
         values = [chain_of("zstd").encode(chunk(i)) for i in range(count)]
-        batch = setting.sub_batch("zstd", values)
+        submission = setting.submission("zstd", values)
         before = setting.device.counts.copy()
-        batch.begin()
+        submission.begin()
         asked = setting.device.counts - before
         assert asked["synchronize"] == 0
         assert (asked["upload"], asked["download"], asked["decompress"]) == (1, 1, 1)
         launches.append(asked["launch"])
-        assert batch.finish() == {}
+        assert submission.finish() == {}
         assert (setting.device.counts - before)["synchronize"] == 1
         assert setting.found(count) == [chunk(i) for i in range(count)]
         setting.buffer.arena.reset()
@@ -147,18 +148,18 @@ def test_values_in_the_staging_buffer_stay_where_they_are(setting):
         view = setting.buffer.arena.take(len(encoded))
         view[:] = encoded
         values.append(view)
-    batch = setting.sub_batch("gzip", values)
+    submission = setting.submission("gzip", values)
     before = setting.device.counts["upload_nbytes"]
-    assert batch.complete() == {}
+    assert submission.complete() == {}
     uploaded = setting.device.counts["upload_nbytes"] - before
     assert sum(map(len, values)) < uploaded < sum(map(len, values)) + 3 * 256 + 200
     assert setting.found(3) == [chunk(i) for i in range(3)]
 
 
 def test_decoded_values_are_placed_alone(setting):
-    batch = setting.sub_batch("zstd", [chunk(0), None, chunk(1)], decoded=True)
+    submission = setting.submission("zstd", [chunk(0), None, chunk(1)], decoded=True)
     before = setting.device.counts["decompress"]
-    assert batch.complete() == {}
+    assert submission.complete() == {}
     assert setting.device.counts["decompress"] == before
     assert setting.found(3) == [chunk(0), MISSING, chunk(1)]
 
@@ -168,8 +169,8 @@ def test_streams_that_fail_are_decoded_by_the_host(setting):
     values[4] = values[4][:20] + bytes(30) + values[4][50:]
     setting.device.faults.statuses = {(0, 1): 12}
     setting.device.faults.sizes = {(0, 3): 17}
-    batch = setting.sub_batch("zstd", values)
-    errors, counts = counted(batch.complete)
+    submission = setting.submission("zstd", values)
+    errors, counts = counted(submission.complete)
     assert list(errors) == [4]
     assert counts["host_fallbacks"] == 2
     assert counts["retries"] == 3
@@ -182,8 +183,8 @@ def test_more_values_for_the_host_than_a_staging_buffer_holds_decoded(setting):
     compressor = zstandard.ZstdCompressor(write_checksum=True)
     chunks = [bytes([i, 0]) * ITEMS for i in range(30)]
     values = [compressor.compress(one) for one in chunks]
-    batch = setting.sub_batch("zstd", values)
-    errors, counts = counted(batch.complete)
+    submission = setting.submission("zstd", values)
+    errors, counts = counted(submission.complete)
     assert errors == {}
     assert counts["host_fallbacks"] == 30
     assert setting.buffer.nbytes < 30 * NBYTES
@@ -192,11 +193,11 @@ def test_more_values_for_the_host_than_a_staging_buffer_holds_decoded(setting):
 
 
 def test_tables_without_room_behind_the_values_get_memory_of_their_own(setting, monkeypatch):
-    monkeypatch.setattr(submission, "_TABLES_PER_ROW_NBYTES", 0)
+    monkeypatch.setattr(submission_module, "_TABLES_PER_ROW_NBYTES", 0)
     values = [chain_of("gzip").encode(chunk(i)) for i in range(8)]
-    batch = setting.sub_batch("gzip", values)
+    submission = setting.submission("gzip", values)
     before = setting.device.counts.copy()
-    assert batch.complete() == {}
+    assert submission.complete() == {}
     asked = setting.device.counts - before
     assert (asked["upload"], asked["allocate_pinned"], asked["free_pinned"]) == (2, 2, 1)
     assert setting.found(8) == [chunk(i) for i in range(8)]
@@ -206,11 +207,11 @@ def test_tables_without_room_behind_the_values_get_memory_of_their_own(setting, 
 def test_little_memory_halves_it(setting, name):
     values = [chain_of(name).encode(chunk(i)) for i in range(7)]
     values[2], values[5] = None, b"?"
-    batch = setting.sub_batch(name, values)
+    submission = setting.submission(name, values)
     number = setting.device.counts["allocations"]
     # The staging buffer of all; then that of the first half, and so on.
     setting.device.faults.allocations = {number, number + 1}
-    errors = batch.complete()
+    errors = submission.complete()
     assert list(errors) == [5]
     assert isinstance(errors[5], CorruptChunkError)
     assert setting.shrunk == 2
@@ -222,10 +223,10 @@ def test_little_memory_halves_it(setting, name):
 
 def test_chunks_that_do_not_fit_one_by_one_are_an_error_each(setting):
     values = [chain_of("zstd").encode(chunk(i)) for i in range(3)]
-    batch = setting.sub_batch("zstd", values)
+    submission = setting.submission("zstd", values)
     number = setting.device.counts["allocations"]
     setting.device.faults.allocations = set(range(number, number + 1000))
-    errors = batch.complete()
+    errors = submission.complete()
     assert list(errors) == [0, 1, 2]
     for error in errors.values():
         assert isinstance(error, LimitError)
@@ -235,14 +236,14 @@ def test_chunks_that_do_not_fit_one_by_one_are_an_error_each(setting):
 
 def test_what_is_given_up_has_ended_and_leaves_nothing(setting):
     values = [chain_of("gzip").encode(chunk(i)) for i in range(4)]
-    batch = setting.sub_batch("gzip", values)
+    submission = setting.submission("gzip", values)
     live = setting.device._memory.live_nbytes
-    batch.begin()
-    batch.give_up()
-    batch.give_up()
+    submission.begin()
+    submission.give_up()
+    submission.give_up()
     assert not [task for task in setting.buffer.stream.queue if "free" not in task.name]
     assert setting.device._memory.live_nbytes - live == setting.buffer.nbytes
-    assert batch.finish() == {}
+    assert submission.finish() == {}
 
 
 def test_a_failure_while_it_begins_is_raised_and_cleaned_up(setting):
@@ -250,11 +251,11 @@ def test_a_failure_while_it_begins_is_raised_and_cleaned_up(setting):
     live = setting.device._memory.live_nbytes
     number = setting.device.counts["launch"]
     setting.device.faults.failing = {("launch", number): False}
-    batch = setting.sub_batch("gzip", values)
+    submission = setting.submission("gzip", values)
     with pytest.raises(DeviceError, match="injected"):
-        batch.complete()
+        submission.complete()
     setting.buffer.arena.reset()
     left = setting.device._memory.live_nbytes - live - setting.buffer.nbytes
     assert left == len(values) * NBYTES  # The room for the chunks.
-    assert setting.sub_batch("gzip", values).complete() == {}
+    assert setting.submission("gzip", values).complete() == {}
     assert setting.found(4) == [chunk(i) for i in range(4)]

@@ -206,7 +206,7 @@ def test_damaged_members_that_only_the_device_sees_are_errors(tmp_path, device, 
     del caught
 
 
-def test_all_damaged_members_of_a_sub_batch_are_named(tmp_path, lazy):
+def test_all_damaged_members_of_a_submission_are_named(tmp_path, lazy):
     url = raw_archive(tmp_path / "a.zip", damaged=[1, 3])
     store = gpustore.open(url, device=lazy.name).result()
     store[:, 0].read().result()  # Small members come along the first time, unless they are known.
