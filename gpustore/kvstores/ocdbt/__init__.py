@@ -1,10 +1,10 @@
 """The ``ocdbt`` kvstore: a database with versions, in a directory of another kvstore.
 
-Keys are in a B+tree that is never changed in place. A commit writes new data files, with the
-values and the nodes that differ, and then replaces the manifest on condition that nobody else
-did. So every commit makes a version, a batch is one commit, readers see all of it or nothing, and
-a writer that dies leaves files that nothing refers to. TensorStore reads and writes the same
-databases, also at the same time.
+Keys are in a B+tree that is never changed in place. A commit writes new data files, with the values
+and the nodes that differ, and then replaces the manifest on condition that it is unchanged. Every
+commit makes a version, a batch is one commit, readers see all of it or nothing, and a killed writer
+leaves files without references. TensorStore reads and writes the same databases, also at the same
+time.
 
 JSON, all members but ``base`` optional::
 
@@ -16,15 +16,15 @@ JSON, all members but ``base`` optional::
      "experimental_read_coalescing_merged_bytes": 1048576,
      "experimental_read_coalescing_interval": "1ms"}
 
-Members of coalescing say which reads of data files are made one
-(:mod:`~gpustore.kvstores.ocdbt.coalesce`); without any, that is up to the base. What is joined
-does not go straight to a device.
+The members of coalescing control the joining of reads of data files
+(:mod:`~gpustore.kvstores.ocdbt.coalesce`); without them the base decides. Joined values do not go
+straight to a device.
 
 URL ``file:///data/db/|ocdbt:a/``, of a version ``|ocdbt:@v5/a/`` or
 ``|ocdbt:@2024-01-02T03:04:05Z/a/``. Any key of at most 65535 bytes is legal, also the empty one.
 
-A generation stands for the value, if that is in a node, or for where it lies: writing the same
-small value again does not change it.
+A generation is derived from an inline value, or from the place of a value in a data file: writing
+the same small value again does not change it.
 
 Source: TensorStore ``kvstore/ocdbt/index.rst``.
 """
@@ -91,9 +91,9 @@ class OcdbtKvStore(AdapterKvStore):
     Parameters
     ----------
     base : Base
-        The directory.
+        Directory of the database.
     manifests : Base
-        Where the manifests are; by default the same.
+        Directory of the manifests; by default the same.
     """
 
     id = "ocdbt"
@@ -159,7 +159,7 @@ class OcdbtKvStore(AdapterKvStore):
         return self._coalescer.read(request)
 
     def _version(self, staleness_bound: float | None = None) -> Version | None:
-        """The version to read; None if the database is new."""
+        """Return the version to read; None for a new database."""
         snapshot = self._database.snapshot(staleness_bound)
         wanted = self._spec.version
         if wanted is None:
@@ -203,7 +203,7 @@ class OcdbtKvStore(AdapterKvStore):
     def _read_found(
         self, i: int, found: Value, request: ReadRequest, result: ReadColumns
     ) -> Part | None:
-        """Fill a row of the result, or say what to read for it."""
+        """Fill a row of the result, or return the location to read for it."""
         key = request.keys[i]
         if isinstance(found, GpustoreError):
             raise found.prefixed(f"Error reading {self.describe(key)}")
@@ -350,7 +350,7 @@ class OcdbtKvStore(AdapterKvStore):
 
 
 def _check_key(key: str) -> None:
-    """Raise InvalidKeyError unless it is text of a length that a key can have."""
+    """Raise InvalidKeyError unless a key is text of a legal length."""
     try:
         nbytes = len(as_bytes(key))
     except UnicodeEncodeError:
@@ -360,7 +360,7 @@ def _check_key(key: str) -> None:
 
 
 def _bound(text: str) -> bytes:
-    """The least bytes that no key below `text` can reach."""
+    """Return the least bytes that no key below `text` can reach."""
     try:
         return as_bytes(text)
     except UnicodeEncodeError:
@@ -369,30 +369,30 @@ def _bound(text: str) -> bytes:
 
 
 def _directory(spec: KvStoreSpec) -> KvStoreSpec:
-    """A database is a directory, however it is written."""
+    """Return the spec of the database's directory, with a final slash."""
     return spec if not spec.path or spec.path.endswith("/") else spec + "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OcdbtSpec(AdapterSpec):
-    """What a spec says about an OCDBT database.
+    """Spec of an OCDBT database.
 
     Attributes
     ----------
     version : VersionSpec or None
-        None for the latest, which can be written.
+        Version to open; None for the latest, which can be written.
     config : ConfigConstraints
     manifest : KvStoreSpec or None
-        Where the manifests are, if not in the base.
+        Kvstore of the manifests, if not the base.
     assume_config : bool
-        Whether a new database begins with its first write, instead of with an empty version that
-        settles its configuration.
+        Whether a new database begins with its first write instead of an empty version that fixes
+        its configuration.
     prefixes : tuple of str
-        Of data files with values, with B+tree nodes, and with version nodes.
+        Prefixes of data files with values, with B+tree nodes, and with version nodes.
     target_data_file_size : int or None
-        Size in bytes from which on another data file is begun.
+        Size in bytes after which another data file begins.
     coalescing : Coalescing or None
-        How reads of data files are joined; None leaves that to the base.
+        Joining of reads of data files; None leaves it to the base.
     """
 
     version: VersionSpec | None = None
@@ -456,7 +456,7 @@ def _manifest_spec(json: JsonValue) -> KvStoreSpec:
 
 
 def _prefix(json: JsonValue) -> str:
-    """The begin of the names of data files."""
+    """Check the prefix of the names of data files."""
     prefix = expect_str(json)
     if not is_safe(as_bytes(f"{prefix}x")) or not prefix.isprintable():
         raise invalid_key(prefix, "data files must stay in the database")
@@ -464,7 +464,7 @@ def _prefix(json: JsonValue) -> str:
 
 
 def _refuse(json: JsonValue) -> None:
-    """Take a member that means nothing, if it says nothing."""
+    """Refuse the member of a coordinator, unless it is empty."""
     if json not in ("ocdbt_coordinator", {}):
         expect_object(json)
         raise UnsupportedError(
@@ -510,11 +510,11 @@ class _Kind:
         return OcdbtSpec(base=base, version=version), path
 
     def check_path(self, path: str) -> None:
-        """Accept what can begin a key."""
+        """Accept every path that can begin a key."""
         _check_key(path)
 
     def dump(self, base: KvStoreDriver, path: str, node: str | None, context: Context) -> Any:
-        """See :func:`gpustore.ocdbt.dump`."""
+        """Implement :func:`gpustore.ocdbt.dump`."""
         root = Base(base, path if not path or path.endswith("/") else f"{path}/")
         database = Database(
             root,

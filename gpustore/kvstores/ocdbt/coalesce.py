@@ -1,8 +1,8 @@
-"""Reads of data files of an OCDBT database that lie close together are made one.
+"""Joining of reads of an OCDBT database's data files that lie close together.
 
-What a request wants of one file is joined where the gaps are small, also with what other threads
-want within some time: the first of them waits that long and then reads for all. Bases join close
-ranges by rules of their own; this is for who knows better.
+Ranges of one file are joined where the gaps between them are small, also ranges of several threads
+within some time: the first thread waits that long and then reads for all. Bases join close ranges
+by rules of their own, which these options override.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LONGEST_S: Final = 1.0
 
 
 class Coalescing(NamedTuple):
-    """What a spec says about how reads are joined; None for what it leaves out.
+    """Options for the joining of reads; None for those left out.
 
     Attributes
     ----------
     threshold_nbytes : int or None
-        The largest gap between ranges that become one.
+        Largest gap between joined ranges, in bytes.
     merged_nbytes : int or None
-        The most that a joined range has; 0 for any length.
+        Longest joined range, in bytes; 0 for any length.
     interval : Duration or None
-        How long the first of several threads waits for others, at most a second.
+        Time that the first of several threads waits for others, at most a second.
     """
 
     threshold_nbytes: int | None
@@ -54,7 +54,7 @@ class Coalescing(NamedTuple):
 
     @classmethod
     def take(cls, members: Members) -> Coalescing | None:
-        """Take the members that say it; None if there are none."""
+        """Take the members of a spec for these options; None if there are none."""
         taken = cls(
             members.take_with(_THRESHOLD, _parse_nbytes, None),
             members.take_with(_MERGED, _parse_nbytes, None),
@@ -63,14 +63,14 @@ class Coalescing(NamedTuple):
         return None if taken == (None, None, None) else taken
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The members that were given."""
+        """Return the members that were given."""
         interval = None if self.interval is None else format_duration(self.interval)
         json = {_THRESHOLD: self.threshold_nbytes, _MERGED: self.merged_nbytes, _INTERVAL: interval}
         return {name: value for name, value in json.items() if value is not None}
 
 
 class _Row(NamedTuple):
-    """A range that is wanted."""
+    """A requested range."""
 
     key: str
     start: int
@@ -79,7 +79,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """What one thread wants, and what came of it, row by row."""
+    """Requested ranges of one thread, and their results, row by row."""
 
     rows: Sequence[_Row]
     found: Sequence[Buffer | GpustoreError | None] | None = None
@@ -87,12 +87,12 @@ class _Call:
 
 
 class Coalescer:
-    """Reads with fewer, longer ranges. Thread-safe.
+    """Reads ranges in fewer, longer ones. Thread-safe.
 
     Parameters
     ----------
     read : callable
-        Takes a request to the base.
+        Function that takes a request to the base.
     coalescing : Coalescing
     """
 
@@ -105,12 +105,12 @@ class Coalescer:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Make a lock that no thread of the parent process holds; its calls are its own."""
+        """Replace the lock of the parent process, and drop the calls of its threads."""
         self._lock = threading.Lock()
         self._waiting: list[_Call] = []
 
     def read(self, request: ReadRequest) -> ReadColumns:
-        """Read ranges that are given by start and stop, without conditions.
+        """Read ranges that have a start and a stop, without conditions.
 
         Values are in host memory, in the arena of the request if it has one.
         """
@@ -144,7 +144,7 @@ class Coalescer:
         return result
 
     def _together(self, rows: Sequence[_Row]) -> Sequence[Buffer | GpustoreError | None]:
-        """The bytes of ranges, read along with what other threads want."""
+        """Return the bytes of ranges, read together with those of other threads."""
         if not self._interval_s:
             return self._join(rows)
         call = _Call(rows)
@@ -174,7 +174,7 @@ class Coalescer:
         return calls
 
     def _join(self, rows: Sequence[_Row]) -> list[Buffer | GpustoreError | None]:
-        """The bytes of ranges, read with as few ranges as may be."""
+        """Return the bytes of ranges, read in as few ranges as possible."""
         found: list[Buffer | GpustoreError | None] = [None] * len(rows)
         groups = self._groups(rows)
         joined = [_span(rows, group) for group in groups]
@@ -192,7 +192,7 @@ class Coalescer:
         return found
 
     def _groups(self, rows: Sequence[_Row]) -> list[list[int]]:
-        """Rows that are read as one."""
+        """Yield the rows that are read as one."""
         threshold, merged = self._threshold_nbytes, self._merged_nbytes
         groups: list[list[int]] = []
         span = _Row("", 0, 0)

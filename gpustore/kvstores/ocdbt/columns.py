@@ -1,4 +1,4 @@
-"""Columns of numbers and bytes, of which every structure of an OCDBT database is made.
+"""Columns of numbers and bytes, the elements of every structure of an OCDBT database.
 
 A structure with n entries is a column of n numbers for each of its members, one after the other:
 varints (7 bits a byte, the low ones first, the highest bit set if more follow), single bytes, or
@@ -25,7 +25,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 class Reader:
-    """Reads one decoded structure from its begin to its end.
+    """Reads one decoded structure from beginning to end.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Reader:
     Raises
     ------
     CorruptChunkError
-        From all methods, if what is read is not there or not allowed.
+        From all methods, if the bytes to read are missing or invalid.
     """
 
     __slots__ = ("_array", "data", "position", "stop")
@@ -51,33 +51,33 @@ class Reader:
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
+        """Number of bytes that are not read."""
         return self.stop - self.position
 
     def error(self, reason: str) -> CorruptChunkError:
-        """The error that the structure is wrong for this reason, found here."""
+        """Return the error for a damaged structure, with the reason and the position."""
         return CorruptChunkError(f"{reason}; at byte {self.position}", status="DATA_LOSS")
 
     def finish(self) -> None:
-        """Check that nothing is left."""
+        """Raise CorruptChunkError unless all bytes are read."""
         if self.remaining:
             raise self.error(f"End of data expected; remaining length: {self.remaining}")
 
     def take(self, nbytes: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self._check_remaining(nbytes)
         start = self.position
         self.position += nbytes
         return self.data[start : self.position]
 
     def byte(self) -> int:
-        """The next byte as a number."""
+        """Return the next byte as a number."""
         self._check_remaining(1)
         self.position += 1
         return self.data[self.position - 1]
 
     def varint(self, maximum: int = UINT64_MAX) -> int:
-        """A number of at most `maximum`."""
+        """Return a number of at most `maximum`."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -92,11 +92,11 @@ class Reader:
         return value
 
     def varints(self, count: int, maximum: int) -> Int64s:
-        """A column of `count` numbers of at most `maximum`, which is less than 2**63."""
+        """Return a column of `count` numbers of at most `maximum`, which is less than 2**63."""
         return self._varints(count, maximum).view(np.int64)
 
     def varints64(self, count: int) -> UInt64s:
-        """A column of `count` numbers of 64 bits."""
+        """Return a column of `count` numbers of 64 bits."""
         return self._varints(count, UINT64_MAX)
 
     def _varints(self, count: int, maximum: int) -> UInt64s:
@@ -139,7 +139,7 @@ class Reader:
         return values
 
     def fixed(self, count: int, dtype: str) -> npt.NDArray[np.unsignedinteger]:
-        """A column of `count` numbers of a little-endian type."""
+        """Return a column of `count` numbers of a little-endian type."""
         width = np.dtype(dtype)
         self._check_remaining(count * width.itemsize)
         column: npt.NDArray[np.unsignedinteger] = np.frombuffer(
@@ -154,7 +154,7 @@ class Reader:
 
 
 def encode_varint(value: int) -> bytes:
-    """One number.
+    """Encode one number.
 
     >>> encode_varint(300).hex()
     'ac02'
@@ -168,7 +168,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_varints(values: npt.NDArray[np.integer]) -> bytes:
-    """A column of numbers that are not negative.
+    """Encode a column of non-negative numbers.
 
     >>> encode_varints(np.array([1, 300])).hex()
     '01ac02'
@@ -192,7 +192,7 @@ def encode_varints(values: npt.NDArray[np.integer]) -> bytes:
 
 
 def ragged_indices(start: Int64s, nbytes: Int64s) -> Int64s:
-    """Indices of all bytes of the pieces that begin at `start` and have `nbytes`, in order.
+    """Return the indices of the bytes of pieces with these starts and lengths, in order.
 
     >>> ragged_indices(np.array([4, 1]), np.array([2, 3])).tolist()
     [4, 5, 1, 2, 3]
@@ -204,7 +204,7 @@ def ragged_indices(start: Int64s, nbytes: Int64s) -> Int64s:
 
 
 def ragged(data: bytes, start: Int64s, nbytes: Int64s) -> bytes:
-    """The pieces of `data` that begin at `start` and have `nbytes`, one behind the other.
+    """Return pieces of `data` with these starts and lengths, joined.
 
     >>> ragged(b"abcdef", np.array([4, 1]), np.array([2, 3]))
     b'efbcd'

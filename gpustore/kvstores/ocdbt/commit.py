@@ -1,18 +1,18 @@
-"""Commits: how changes become a new version of an OCDBT database.
+"""Commits: steps from changes to a new version of an OCDBT database.
 
 1. Read the manifest, and with it the latest version.
-2. Look at the conditions of the writes, and make the tree with what they change
+2. Check the conditions of the writes, and make the tree with the changes
    (:mod:`~gpustore.kvstores.ocdbt.rewrite`).
-3. Write values and nodes to data files, which nothing refers to yet.
+3. Write values and nodes to data files, which have no references yet.
 4. Replace the manifest on condition that it is still the one read. If it is not, begin again:
-   values that have been written stay where they are.
+   written values stay in their place.
 
-With numbered manifests step 4 writes ``manifest.<generation>`` on condition that there is none,
-and then looks whether the newest one has the new version, since not all that can be said to write
-on that condition do.
+With numbered manifests step 4 writes ``manifest.<generation>`` on condition that it is missing, and
+then checks that the newest manifest has the new version, because not every base applies such a
+condition reliably.
 
-Threads that commit to one opened database at the same time are brought together: whoever comes
-first commits for all that wait.
+Threads that commit to one opened database at the same time share a commit: the first commits for
+all waiting threads.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ _KEPT_MANIFESTS: Final = 128
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """Something that waits for a commit, and what came of it.
+    """An operation that waits for a commit, and its result.
 
     Attributes
     ----------
     request : WriteRequest or None
     deleted : KeyRange or None
-        What to delete instead.
+        Range to delete in place of a request.
     stored : dict of int to Stored
-        What has become of the values by position, as soon as that is decided.
+        Stored values by position, once they are written.
     columns : WriteColumns
         The result of a request.
     num_deleted : int
         The result of a deletion.
     error : GpustoreError or None
-        Why it failed.
+        Error of the operation.
     is_done : bool
     """
 
@@ -94,13 +94,13 @@ class Committer:
     ----------
     database : Database
     constraints : ConfigConstraints
-        What a new database is made with.
+        Configuration of a new database.
     assume_config : bool
         Whether a new database is made by the first commit itself.
     prefixes : tuple of str
-        Begin of the names of data files with values, B+tree nodes, version nodes.
+        Prefixes of data files with values, B+tree nodes, and version nodes.
     target_nbytes : int
-        Size of a data file from which on another is begun.
+        Size of a data file in bytes after which another begins.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Committer:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Make locks that no thread of the parent process holds; its operations are its own."""
+        """Replace the locks of the parent process, and drop the operations of its threads."""
         self._lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queue: list[_Operation] = []
 
     def write(self, request: WriteRequest) -> WriteColumns:
-        """Write a batch: one commit, or none if no condition holds."""
+        """Write a batch in one commit, or none if no condition holds."""
         operation = _Operation(request)
         self._run(operation)
         if operation.error is not None:
@@ -137,7 +137,7 @@ class Committer:
         return operation.columns
 
     def delete_range(self, deleted: KeyRange) -> int:
-        """Delete a range: one commit, or none if there is nothing in it."""
+        """Delete a range in one commit, or none if it is empty."""
         operation = _Operation(deleted=deleted)
         self._run(operation)
         if operation.error is not None:
@@ -205,7 +205,7 @@ class Committer:
     def _attempt(
         self, group: list[_Operation], snapshot: Snapshot, files: DataFiles
     ) -> Version | None:
-        """Try once. Returns None if all is done, else the version that was not accepted."""
+        """Try once; return None on success, else the version that was not accepted."""
         manifest = snapshot.manifest
         latest = None if manifest is None else manifest.latest
         config = self._config(snapshot)
@@ -242,7 +242,7 @@ class Committer:
     def _changes(
         self, group: list[_Operation], latest: Version | None, config: Config, files: DataFiles
     ) -> Changes:
-        """What the operations come to, and their results if the commit succeeds."""
+        """Return the changes of the operations, with their results if the commit succeeds."""
         if group[0].deleted is not None:
             return Changes((), group[0].deleted)
         conditional = sorted(
@@ -320,7 +320,7 @@ class Committer:
     # ------------------------------------------------------------------ manifests
 
     def _create(self, snapshot: Snapshot) -> None:
-        """Begin a new database with a version without keys, unless somebody else does."""
+        """Begin a new database with a version without keys, unless another writer does."""
         config = snapshot.config or self._constraints.make(self._kind)
         version = self._next_version(None, Tree(0, ABSENT_ROOT, Totals(0, 0, 0)), config)
         self._publish(snapshot, Manifest(config, (version,), ()))
@@ -339,7 +339,7 @@ class Committer:
         return Version(generation, tree.height, tree.root, tree.totals, now)
 
     def _publish(self, snapshot: Snapshot, manifest: Manifest) -> bool:
-        """Make a manifest the current one if that is still the one of the snapshot."""
+        """Replace the manifest if it is still that of the snapshot."""
         read_at = time.time()
         config, latest = manifest.config, manifest.latest
         if config.manifest_kind == "single":
@@ -362,7 +362,7 @@ class Committer:
     def _write(
         self, name: str, data: bytes, if_equal: bytes, version: Version | None
     ) -> bytes | None:
-        """Write a manifest on condition.
+        """Write a manifest conditionally.
 
         Returns its generation, ``b""`` if it was not written, None if it was, but nobody knows
         whether it is still there.
@@ -388,7 +388,7 @@ class Committer:
         raise failure
 
     def _contains(self, manifest: Manifest | None, version: Version) -> bool:
-        """Whether a version has become part of the database."""
+        """Return whether a version has become part of the database."""
         if manifest is None:
             return False
         try:
@@ -415,7 +415,7 @@ def _first(write: tuple[bytes, Stored | None]) -> bytes:
 
 
 def _groups(operations: list[_Operation]) -> list[list[_Operation]]:
-    """What becomes one commit: a deletion, or writes that follow one another."""
+    """Yield the operations of one commit: a deletion, or consecutive writes."""
     groups: list[list[_Operation]] = []
     for one in operations:
         if groups and one.deleted is None and groups[-1][-1].deleted is None:

@@ -1,4 +1,4 @@
-"""Configuration of an OCDBT database: made with it, stored in every manifest, never changed.
+"""Configuration of an OCDBT database: fixed when it is made, stored in every manifest.
 
 JSON, all members optional::
 
@@ -6,8 +6,8 @@ JSON, all members optional::
      "max_inline_value_bytes": 100, "max_decoded_node_bytes": 8388608,
      "version_tree_arity_log2": 4, "compression": {"id": "zstd", "level": 0}}
 
-``"compression": null`` is none. Members that are given for a database that exists must agree with
-what it has.
+``"compression": null`` means none. Members for an existing database must agree with its
+configuration.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _UUID = re.compile(r"[0-9a-fA-F]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How manifest and nodes are compressed.
+    """Compression of manifest and nodes.
 
     Attributes
     ----------
     level : int or None
-        Of zstd; None for no compression.
+        Level of zstd; None for no compression.
     """
 
     level: int | None = 0
 
     def to_json(self, *, include_defaults: bool = False) -> JsonValue:
-        """``null`` or ``{"id": "zstd"}``, with the level unless it is 0."""
+        """Return ``null`` or ``{"id": "zstd"}``, with the level unless it is 0."""
         if self.level is None:
             return None
         level = {"level": self.level} if self.level or include_defaults else {}
@@ -58,7 +58,7 @@ class Compression:
 
     @classmethod
     def from_json(cls, json: JsonValue) -> Compression:
-        """Parse what :meth:`to_json` returns."""
+        """Parse the result of :meth:`to_json`."""
         if json is None:
             return cls(None)
         try:
@@ -80,7 +80,7 @@ class Config:
     Attributes
     ----------
     uuid : bytes
-        16 bytes.
+        Identifier of 16 bytes.
     manifest_kind : {"single", "numbered"}
     max_inline_value_bytes : int
         Longer values are stored in data files instead of leaf nodes.
@@ -99,7 +99,7 @@ class Config:
     compression: Compression = Compression()
 
     def encode(self, *, kind: str | None = None) -> bytes:
-        """The begin of a manifest's body, with another manifest kind if that is given."""
+        """Return the beginning of a manifest's body, with `manifest_kind` if given."""
         level = self.compression.level
         return b"".join(
             (
@@ -114,7 +114,7 @@ class Config:
 
     @classmethod
     def read(cls, reader: Reader) -> Config:
-        """Read what :meth:`encode` returns."""
+        """Read the result of :meth:`encode`."""
         uuid = reader.take(16)
         kind = reader.byte()
         if kind >= len(_KINDS):
@@ -142,7 +142,7 @@ class Config:
 
     @property
     def constraints(self) -> ConfigConstraints:
-        """Constraints that, apart from the manifest kind, only this configuration meets."""
+        """Return constraints that, apart from the manifest kind, only this configuration meets."""
         return ConfigConstraints({name: getattr(self, name) for name in _MEMBERS if name != _KIND})
 
 
@@ -179,12 +179,12 @@ def _member_json(value: Any, *, include_defaults: bool = False) -> JsonValue:
 
 @dataclass(frozen=True, slots=True)
 class ConfigConstraints:
-    """What a spec says about a configuration.
+    """Constraints of a spec on a configuration.
 
     Attributes
     ----------
     given : mapping of str to object
-        Fields of :class:`Config` by name, those that are given.
+        Given fields of :class:`Config`, by name.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -201,11 +201,11 @@ class ConfigConstraints:
         return cls(given)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The members that are given."""
+        """Return the members that are given."""
         return {name: _member_json(value) for name, value in self.given.items()}
 
     def check(self, config: Config) -> None:
-        """Raise MismatchError unless a configuration is as it must be."""
+        """Raise MismatchError unless a configuration meets the constraints."""
         for name, value in self.given.items():
             found = getattr(config, name)
             if value != found:
@@ -216,12 +216,12 @@ class ConfigConstraints:
                 )
 
     def make(self, manifest_kind: str) -> Config:
-        """A configuration for a new database.
+        """Make the configuration of a new database.
 
         Parameters
         ----------
         manifest_kind : {"single", "numbered"}
-            The kind if none is given.
+            Kind for constraints without one.
         """
         drawn = {"uuid": secrets.token_bytes(16), _KIND: manifest_kind}
         return Config(**{**drawn, **self.given})

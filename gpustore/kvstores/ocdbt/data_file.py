@@ -1,4 +1,4 @@
-"""Data files of a commit: values and nodes, put one behind the other."""
+"""Data files of a commit: values and nodes, joined."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEFAULT_TARGET_NBYTES: Final = 2 << 30
 
 
 class DataFiles:
-    """What is to be written before a manifest may refer to it.
+    """Data files to write before a manifest may refer to them.
 
     Parameters
     ----------
     base : Base
         The root of the database.
     target_nbytes : int
-        Size from which on another file is begun.
+        Size in bytes after which another file begins.
     """
 
     def __init__(self, base: Base, target_nbytes: int) -> None:
@@ -34,7 +34,7 @@ class DataFiles:
         self._pending: list[_Growing] = []
 
     def add(self, prefix: str, data: Buffer) -> Location:
-        """Put something into a file with this begin of its name, and return where it will be."""
+        """Add data to a file with this prefix of its name; return their future location."""
         growing = self._current.get(prefix)
         if growing is None or growing.nbytes >= self._target_nbytes:
             growing = self._current[prefix] = _Growing(prefix)
@@ -42,7 +42,7 @@ class DataFiles:
         return growing.add(data)
 
     def flush(self) -> None:
-        """Write all files. What is added later goes to others."""
+        """Write all files. Later additions go to other files."""
         pending, self._pending, self._current = self._pending, [], {}
         if pending:
             keys = [self._base.path + growing.file.path for growing in pending]

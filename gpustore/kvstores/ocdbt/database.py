@@ -1,7 +1,7 @@
-"""What is stored of an OCDBT database: its manifest and nodes, read from the base and checked.
+"""Stored parts of an OCDBT database: its manifest and nodes, read from the base and checked.
 
-Nodes never change, so decoded ones are cached without asking the base again. The manifest is the
-only thing that does.
+Nodes never change, so decoded ones are cached without asking the base again. Only the manifest
+changes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ N = TypeVar("N", bound=_Cached)
 
 
 def numbered_key(generation: int) -> str:
-    """Key of a numbered manifest, relative to the root.
+    """Return the key of a numbered manifest, relative to the root.
 
     >>> numbered_key(26)
     'manifest.000000000000001a'
@@ -70,25 +70,25 @@ def numbered_key(generation: int) -> str:
 
 
 def numbered_of(key: str) -> int | None:
-    """Generation of a numbered manifest by its relative key; None for another key."""
+    """Return the generation of a numbered manifest from its relative key; None for another key."""
     match = _NUMBERED.fullmatch(key)
     return None if match is None else int(match[1], 16)
 
 
 class Snapshot(NamedTuple):
-    """What the manifest was at some time.
+    """The manifest as of some time.
 
     Attributes
     ----------
     generation : bytes
-        Of ``manifest.ocdbt`` in the base; :data:`~gpustore.kvstores.columns.ABSENT` if there is
-        none.
+        Generation of ``manifest.ocdbt`` in the base; :data:`~gpustore.kvstores.columns.ABSENT` if
+        missing.
     config : Config or None
-        None without ``manifest.ocdbt``.
+        Configuration; None without ``manifest.ocdbt``.
     manifest : Manifest or None
-        None if there is no version either.
+        Manifest with versions; None if there is none.
     read_at : float
-        When this was known to be current, in seconds since the epoch.
+        Time at which the manifest was current, in seconds since the epoch.
     """
 
     generation: bytes
@@ -103,17 +103,17 @@ class Database:
     Parameters
     ----------
     base : Base
-        The root; its path is empty or ends with a slash.
+        Root of the database; its path is empty or ends with a slash.
     manifests : Base
-        The same, or where else the manifests are.
+        Directory of the manifests.
     constraints : ConfigConstraints
-        Which its configuration must meet.
+        Constraints that its configuration must meet.
     cache : Cache or None
-        For decoded nodes.
+        Cache of decoded nodes.
     max_nbytes : int
-        The most a decoded node may have.
+        Largest decoded node, in bytes.
     read_base : callable, optional
-        How to read the base, if not as it is.
+        Function that reads the base, by default its own.
     """
 
     def __init__(
@@ -140,18 +140,18 @@ class Database:
 
     @property
     def known_config(self) -> Config | None:
-        """The configuration, if it has been read."""
+        """Configuration, if it has been read; otherwise None."""
         return self._snapshot.config
 
     def snapshot(self, staleness_bound: float | None = None) -> Snapshot:
-        """The manifest as it is now, or was at `staleness_bound` or later.
+        """Return the manifest, current now or at `staleness_bound` or later.
 
         Raises
         ------
         CorruptChunkError, LimitError
-            If it is damaged.
+            If the manifest is damaged.
         MismatchError
-            If the configuration is not as it must be.
+            If the configuration does not meet the constraints.
         """
         known = self._snapshot
         if staleness_bound is not None and known.read_at >= staleness_bound:
@@ -170,13 +170,13 @@ class Database:
         return self.remember(Snapshot(generation, config, manifest, read_at))
 
     def remember(self, snapshot: Snapshot) -> Snapshot:
-        """Take a snapshot as the latest one known, unless another is, and return it."""
+        """Store a snapshot as the latest known one, unless another is later; return the latest."""
         if snapshot.read_at >= self._snapshot.read_at:
             self._snapshot = snapshot
         return snapshot
 
     def _read_manifest(self, name: str, known: bytes) -> tuple[bytes, Buffer | None]:
-        """Generation and bytes of a manifest; no bytes if there is none, or a known one."""
+        """Return generation and bytes of a manifest; no bytes if it is missing or known."""
         key = self.manifests.path + name
         columns = self.manifests.driver.read_many(
             ReadRequest([key], if_not_equal=[known], max_nbytes=self._max_encoded_nbytes)
@@ -231,9 +231,9 @@ class Database:
     def nodes(
         self, wanted: Sequence[tuple[Location, int]]
     ) -> Iterator[Leaf | Interior | GpustoreError]:
-        """B+tree nodes, each given by location and height; errors stand for themselves.
+        """Yield B+tree nodes, each given by location and height; errors take their place.
 
-        Each is decoded when its turn comes: what is small where it lies may become large.
+        Each node is decoded in its turn, because a small stored node can become large.
         """
         decode = partial(read_node, max_nbytes=self._max_nbytes)
         found = self._load(self._btree_nodes, [location for location, _ in wanted], decode)
@@ -246,14 +246,14 @@ class Database:
                 )
 
     def check_path_nbytes(self, location: Location, nbytes: int) -> None:
-        """Raise LimitError if nodes that lie one below the other take too much memory.
+        """Raise LimitError if nodes on a path from the root take too much memory.
 
         Parameters
         ----------
         location : Location
-            Of the lowest of them.
+            Location of the lowest node.
         nbytes : int
-            Memory of all of them.
+            Memory of all nodes, in bytes.
         """
         if nbytes > 2 * self._max_nbytes + _COLUMNS_NBYTES:
             error = LimitError(
@@ -263,24 +263,24 @@ class Database:
             raise self.wrong(location, error)
 
     def node(self, location: Location, height: int) -> Leaf | Interior:
-        """One B+tree node."""
+        """Return one B+tree node."""
         (found,) = self.nodes([(location, height)])
         if isinstance(found, GpustoreError):
             raise found
         return found
 
     def any_node(self, location: Location) -> Leaf | Interior:
-        """A B+tree node of whatever height."""
+        """Return a B+tree node of any height."""
         decode = partial(read_node, max_nbytes=self._max_nbytes)
         return self._load_one(self._btree_nodes, location, decode)
 
     def any_version_node(self, location: Location) -> VersionNode:
-        """A version node of whatever height."""
+        """Return a version node of any height."""
         decode = partial(read_version_node, max_nbytes=self._max_nbytes)
         return self._load_one(self._version_nodes, location, decode)
 
     def version_node(self, subtree: VersionSubtree, arity_log2: int) -> VersionNode:
-        """A version node that is as the reference to it says."""
+        """Return a version node that agrees with the reference to it."""
         node = self.any_version_node(subtree.location)
         for what, expected, found in (
             ("version_tree_arity_log2", arity_log2, node.arity_log2),
@@ -294,7 +294,7 @@ class Database:
         return node
 
     def value(self, location: Location) -> Buffer:
-        """The bytes of a range of a data file."""
+        """Return the bytes of a range of a data file."""
         (found,) = self._read([location], None)
         if isinstance(found, GpustoreError):
             raise found
@@ -314,7 +314,7 @@ class Database:
         locations: Sequence[Location],
         decode: Callable[[Buffer, bytes], N],
     ) -> Iterator[N | GpustoreError]:
-        """Decode what lies at these locations one by one, or take it from the cache's `space`."""
+        """Decode the nodes at these locations one by one, or take them from the cache's `space`."""
         found: list[N | None] = [None] * len(locations)
         stamps = [0] * len(locations)
         names = [location.file.path for location in locations]
@@ -344,7 +344,7 @@ class Database:
             yield node
 
     def _read_in_turn(self, locations: Sequence[Location]) -> Iterator[Buffer | GpustoreError]:
-        """The bytes at these locations, in requests of limited size."""
+        """Yield the bytes at these locations, in requests of limited size."""
         start = nbytes = 0
         for i, location in enumerate(locations):
             if nbytes + location.nbytes > _REQUEST_NBYTES and i > start:
@@ -364,7 +364,7 @@ class Database:
     def _read(
         self, locations: Sequence[Location], max_nbytes: int | None = -1
     ) -> list[Buffer | GpustoreError]:
-        """The bytes at these locations, in one request."""
+        """Return the bytes at these locations, in one request."""
         if not locations:
             return []
         columns = self._read_base(
@@ -387,13 +387,13 @@ class Database:
         return found
 
     def damaged(self, location: Location, error: GpustoreError | None) -> GpustoreError:
-        """The error that what is referred to is not there.
+        """Return the error for a reference to missing data.
 
         Parameters
         ----------
         location : Location
         error : GpustoreError or None
-            Of the base; None if it has no such data file.
+            Error of the base; None for a missing data file.
         """
         if error is None:
             return self.wrong(location, "the data file does not exist", status="NOT_FOUND")
@@ -404,7 +404,7 @@ class Database:
     def wrong(
         self, location: Location, reason: str | GpustoreError, *, status: str = "DATA_LOSS"
     ) -> GpustoreError:
-        """The error that what lies there is not as it should be."""
+        """Return the error for damaged data at a location."""
         key = self.base.path + location.file.path
         stop = location.offset + location.nbytes
         where = (
@@ -422,12 +422,12 @@ class Database:
     # ------------------------------------------------------------------ versions
 
     def version(self, manifest: Manifest, wanted: VersionSpec) -> Version:
-        """The version that a spec means.
+        """Return the version that a spec selects.
 
         Raises
         ------
         NotFoundError
-            If there is none.
+            If there is no such version.
         """
         arity_log2 = manifest.config.version_tree_arity_log2
         entries: Sequence[Version | VersionSubtree] = (*manifest.subtrees, *manifest.versions)
@@ -443,6 +443,6 @@ class Database:
 
 
 def _part(location: Location) -> tuple[int, int, int]:
-    """Which node of a data file it is, for the cache."""
+    """Return the part of a data file that a location names, for the cache."""
     # The same bytes mean other files in a node that is reached by another base path.
     return location.offset, location.nbytes, len(location.file.base)

@@ -1,4 +1,4 @@
-"""What is stored of an OCDBT database, as JSON in which keys and values are bytes.
+"""Stored parts of an OCDBT database as JSON, in which keys and values are bytes.
 
 References are ``<kind>:<base path>:<relative path>:<offset>:<length>`` with percent-encoded paths;
 kinds are ``value``, ``btreenode`` and ``versionnode``.
@@ -35,7 +35,7 @@ _REFERENCE: Final = re.compile(
 
 
 def dump(database: Database, node: str | None) -> Any:
-    """The manifest, or the node or value that a reference means.
+    """Return the manifest, or the node or value of a reference, as JSON.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def dump(database: Database, node: str | None) -> Any:
     MetadataError, InvalidKeyError
         If the reference is not valid.
     CorruptChunkError
-        If what it means is damaged or not there.
+        If the referenced data are damaged or missing.
     """
     if node is None:
         manifest = database.snapshot().manifest

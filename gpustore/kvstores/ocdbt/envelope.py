@@ -1,4 +1,4 @@
-"""What surrounds the manifest and the nodes of an OCDBT database.
+"""Envelope of the manifest and the nodes of an OCDBT database.
 
 ===========  ==========================================================================
 bytes        content
@@ -53,23 +53,23 @@ def _zstd(level: int) -> BytesCodec:
 
 
 def open_body(data: Buffer, magic: int, *, max_nbytes: int) -> Reader:
-    """The body of a structure, decompressed.
+    """Return the decompressed body of a structure.
 
     Parameters
     ----------
     data : Buffer
-        All its bytes.
+        All bytes of the structure.
     magic : int
-        Which kind it must be.
+        Magic number of the expected kind.
     max_nbytes : int
-        The longest body accepted.
+        Longest legal body, in bytes.
 
     Raises
     ------
     CorruptChunkError
-        If it is not a whole structure of that kind.
+        If the bytes are not a whole structure of that kind.
     LimitError
-        If its body is too long.
+        If the body is too long.
     """
     data = bytes(data)
     reader = Reader(data)
@@ -127,14 +127,14 @@ def _too_long(magic: int, max_nbytes: int) -> LimitError:
 
 
 def seal(magic: int, body: bytes, level: int | None) -> bytes:
-    """The bytes of a structure.
+    """Return the bytes of a structure.
 
     Parameters
     ----------
     magic : int
     body : bytes
     level : int or None
-        Of zstd; None for no compression.
+        Level of zstd; None for no compression.
     """
     if level is not None:
         body = bytes(_zstd(level).encode(body))

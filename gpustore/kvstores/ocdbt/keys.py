@@ -1,4 +1,4 @@
-"""Keys of a node of an OCDBT database, as one string of bytes and where each key begins in it."""
+"""Keys of a node of an OCDBT database: one string of bytes, and the beginning of each key in it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Keys:
     Parameters
     ----------
     data : bytes
-        The keys, one behind the other.
+        The keys, joined.
     start : array of int64, shape (n + 1,)
-        Where each begins, and the end.
+        Beginning of each key, and the end.
     """
 
     __slots__ = ("_list", "_lookups", "data", "start")
@@ -44,7 +44,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: list[bytes]) -> Keys:
-        """Keys given one by one."""
+        """Make the object from single keys."""
         start = np.zeros(len(keys) + 1, np.int64)
         np.cumsum([len(key) for key in keys], out=start[1:])
         return cls(b"".join(keys), start)
@@ -59,16 +59,16 @@ class Keys:
 
     @property
     def nbytes(self) -> Int64s:
-        """Length of each key."""
+        """Length of each key in bytes, an int64 array of shape (n,)."""
         return np.diff(self.start)
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that they take, also once they have been made into objects."""
+        """Memory of the keys in bytes, including that of their Python objects."""
         return 2 * len(self.data) + 56 * len(self)
 
     def tolist(self, low: int = 0, high: int | None = None) -> list[bytes]:
-        """The keys of some entries."""
+        """Return the keys of a range of rows."""
         if self._list is not None:
             return self._list[low:high]
         start = self.start[low : None if high is None else high + 1].tolist()
@@ -76,14 +76,14 @@ class Keys:
         return [data[a:b] for a, b in pairwise(start)]
 
     def tolist_after(self, prefix: bytes, low: int, high: int) -> list[bytes]:
-        """The keys of some entries with `prefix` before each."""
+        """Return the keys of a range of rows with `prefix` before each."""
         joined, separator = self._joined(prefix, low, high)
         if separator:
             return joined.split(separator)
         return [prefix + key for key in self.tolist(low, high)]
 
     def totext(self, prefix: bytes, low: int, high: int) -> list[str]:
-        """The keys of some entries with `prefix` before each, as text."""
+        """Return the keys of a range of rows as text, with `prefix` before each."""
         joined, separator = self._joined(prefix, low, high)
         if separator:
             return joined.decode("utf-8", "surrogateescape").split(separator.decode())
@@ -91,7 +91,7 @@ class Keys:
         return [(prefix + key).decode("utf-8", "surrogateescape") for key in keys]
 
     def _joined(self, prefix: bytes, low: int, high: int) -> tuple[bytes, bytes]:
-        """Keys with a separator between them, which is empty if there is none."""
+        """Return the keys with a separator between them, which is empty if there is none."""
         # To split them takes a third of the time of cutting them out one by one.
         first, last = int(self.start[low]), int(self.start[high])
         data = self.data[first:last]
@@ -105,7 +105,7 @@ class Keys:
         return joined, separator
 
     def rank(self, key: bytes) -> int:
-        """Number of keys that are less than `key`."""
+        """Return the number of keys that are less than `key`."""
         if self._list is None:
             self._lookups += 1
             if self._lookups * 16 > len(self):
@@ -124,24 +124,24 @@ class Keys:
         return low
 
     def find(self, key: bytes) -> int:
-        """Row of a key, -1 if it is not there."""
+        """Return the row of a key, -1 if missing."""
         row = self.rank(key)
         return row if row < len(self) and self[row] == key else -1
 
     def floor(self, key: bytes) -> int:
-        """Row of the last key that is not greater than `key`, -1 if all are."""
+        """Return the row of the last key that is not greater than `key`, -1 if all are greater."""
         row = self.rank(key)
         return row if row < len(self) and self[row] == key else row - 1
 
     def take(self, rows: Int64s, skip: int = 0) -> Keys:
-        """The keys of some entries, without their first `skip` bytes."""
+        """Return the keys of some rows, without their first `skip` bytes."""
         nbytes = self.nbytes[rows] - skip
         start = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(nbytes, out=start[1:])
         return Keys(ragged(self.data, self.start[rows] + skip, nbytes), start)
 
     def prefixed(self, prefix: bytes) -> Keys:
-        """The same keys with `prefix` before each."""
+        """Return the same keys with `prefix` before each."""
         if not prefix:
             return self
         count = len(self)
@@ -154,7 +154,7 @@ class Keys:
         return Keys(ragged(source, first, nbytes), start)
 
     def common_nbytes(self) -> Int64s:
-        """Length of what each key has in common with the one before; 0 for the first."""
+        """Length of the prefix shared with the key before, in bytes; 0 for the first key."""
         count = len(self)
         common = np.zeros(count, np.int64)
         data = np.frombuffer(self.data, np.uint8)
@@ -173,7 +173,7 @@ class Keys:
         return common
 
     def encode(self, between: bytes = b"") -> bytes:
-        """Their columns; `between` is what stands before the bytes of the keys."""
+        """Return the encoded columns; `between` stands before the bytes of the keys."""
         common = self.common_nbytes()
         rest = self.nbytes - common
         data = ragged(self.data, self.start[:-1] + common, rest)
@@ -183,17 +183,18 @@ class Keys:
 def read_keys(
     reader: Reader, count: int, *, with_prefix: bool, max_nbytes: int
 ) -> tuple[Keys, Int64s]:
-    """Read keys and, in an interior node, how much of each the keys of the child begin with.
+    """Read keys and, in an interior node, the lengths of the prefixes of the children's keys.
 
     Parameters
     ----------
     reader : Reader
     count : int
-        At least 1.
+        Number of keys, at least 1.
     with_prefix : bool
-        Whether it is an interior node.
+        Whether the node is an interior node.
     max_nbytes : int
-        The most that all keys may have: they repeat one another, so a small node can have many.
+        Largest length of all keys in bytes: keys share prefixes, so a small node can have long
+        ones.
     """
     common = np.zeros(count, np.int64)
     common[1:] = reader.varints(count - 1, MAX_KEY_NBYTES)
@@ -233,7 +234,7 @@ def read_keys(
 
 
 def _join_keys(data: bytes, common: Int64s, rest: Int64s, start: Int64s) -> bytes:
-    """The keys, from their rests and how much of each is that of the key before."""
+    """Return the keys from their suffixes and the lengths of shared prefixes."""
     longest = int(common.max())
     if longest > _COLUMNWISE_NBYTES:
         return _join_one_by_one(data, common, rest)
@@ -260,7 +261,7 @@ def _join_one_by_one(data: bytes, common: Int64s, rest: Int64s) -> bytes:
 
 
 def _check_order(reader: Reader, keys: Keys, common: Int64s) -> None:
-    """Each key must be greater than the one before."""
+    """Raise CorruptChunkError unless each key is greater than the one before."""
     data = np.frombuffer(keys.data + b"\0", np.uint8).astype(np.int16)
     start, nbytes = keys.start, keys.nbytes
     first = common[1:]

@@ -1,4 +1,4 @@
-"""Where the parts of an OCDBT database lie: data files, and ranges of bytes in them.
+"""Places of the parts of an OCDBT database: data files, and byte ranges in them.
 
 A structure begins with a table of the data files it refers to. A path in it has two parts: the
 base path, which also precedes the paths in the table of a node that is reached through it, and
@@ -34,7 +34,7 @@ class DataFile(NamedTuple):
     Attributes
     ----------
     base, relative : bytes
-        Its path is one behind the other. Both are empty where a reference needs no file.
+        The two parts of the path. Both are empty where a reference needs no file.
     """
 
     base: bytes
@@ -42,7 +42,7 @@ class DataFile(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Key relative to the root of the database."""
+        """Key of the file, relative to the root of the database."""
         return (self.base + self.relative).decode("utf-8", "surrogateescape")
 
 
@@ -61,11 +61,11 @@ class Location(NamedTuple):
 
 
 ABSENT_ROOT: Final = Location(DataFile(b"", b""), UINT64_MAX, UINT64_MAX)
-"""In place of the root of a tree without keys."""
+"""Root location of a tree without keys."""
 
 
 def is_safe(path: bytes) -> bool:
-    """Whether a path stays below the root of the database."""
+    """Return whether a path stays below the root of the database."""
     if not path or b"\0" in path or b"\\" in path:
         return not path
     parts = path.split(b"/")
@@ -79,16 +79,16 @@ def read_files(reader: Reader, transitive: bytes, *, max_nbytes: int) -> tuple[D
     ----------
     reader : Reader
     transitive : bytes
-        Base path of the file that holds this table.
+        Base path of the data file with this table.
     max_nbytes : int
-        The most it may take: paths repeat one another, so a small table can have long ones.
+        Largest memory in bytes: paths share prefixes, so a small table can have long ones.
 
     Raises
     ------
     CorruptChunkError
-        If it is not valid, or a path would lead out of the database.
+        If the table is invalid, or a path leads out of the database.
     LimitError
-        If it would be too large.
+        If the table would be too large.
     """
     count = reader.varint()
     if not count:
@@ -124,7 +124,7 @@ def read_files(reader: Reader, transitive: bytes, *, max_nbytes: int) -> tuple[D
 
 
 def files_nbytes(files: Sequence[DataFile]) -> int:
-    """Memory of data files."""
+    """Return the memory of data files in bytes."""
     return sum(len(base) + len(relative) for base, relative in files) + _FILE_NBYTES * len(files)
 
 
@@ -149,7 +149,7 @@ def read_locations(
     ----------
     reader : Reader
     files : sequence of DataFile
-        What indices refer to.
+        Table of data files for the indices.
     count : int
     may_be_absent : bool
         Whether :data:`ABSENT_ROOT` is allowed.
@@ -185,12 +185,12 @@ def _text(path: bytes) -> str:
 
 
 class FileTable:
-    """The table of the data files that a structure to be written refers to.
+    """Table of the data files that a new structure refers to.
 
     Parameters
     ----------
     files : iterable of DataFile
-        In any order, also more than once.
+        Data files in any order, with repetitions.
 
     Attributes
     ----------
@@ -221,7 +221,7 @@ class FileTable:
 
 
 def common_nbytes(first: bytes, second: bytes) -> int:
-    """Length of what two byte strings have in common at their begin.
+    """Return the length of the common prefix of two byte strings.
 
     >>> common_nbytes(b"d/12", b"d/134")
     3

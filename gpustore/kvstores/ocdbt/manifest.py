@@ -1,4 +1,4 @@
-"""The manifest of an OCDBT database: its configuration and where its versions are."""
+"""The manifest of an OCDBT database: its configuration and references to its versions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Manifest:
     ----------
     config : Config
     versions : tuple of Version
-        The latest; none in ``manifest.ocdbt`` of a database with numbered manifests.
+        The latest versions; none in ``manifest.ocdbt`` of a database with numbered manifests.
     subtrees : tuple of VersionSubtree
-        What holds the older ones, ascending.
+        Subtrees of the older versions, ascending.
     """
 
     config: Config
@@ -43,11 +43,11 @@ class Manifest:
 
     @property
     def latest(self) -> Version:
-        """The newest version."""
+        """Newest version."""
         return self.versions[-1]
 
     def encode(self) -> bytes:
-        """The bytes of a manifest with all versions."""
+        """Return the bytes of a manifest with all versions."""
         locations = [version.root for version in self.versions]
         locations += [subtree.location for subtree in self.subtrees]
         table = FileTable(location.file for location in locations)
@@ -64,7 +64,7 @@ class Manifest:
 
 
 def encode_config(config: Config) -> bytes:
-    """The bytes of ``manifest.ocdbt`` if there are numbered manifests."""
+    """Return the bytes of ``manifest.ocdbt`` for a database with numbered manifests."""
     return seal(MANIFEST, config.encode(), config.compression.level)
 
 
@@ -75,7 +75,7 @@ def read_manifest(data: Buffer, *, max_nbytes: int) -> Manifest:
     ----------
     data : Buffer
     max_nbytes : int
-        The most it may have when decoded.
+        Largest decoded length, in bytes.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Nodes of the B+tree of an OCDBT database, as columns.
 
-A leaf has keys and, for each, the value itself or where it lies. An interior node has, for each
-child, the smallest key in it and where the child lies. Keys are stored without the begin they
-have in common with the key before. In a child they are stored without the first `prefix_nbytes`
-bytes of the key of its entry, which all keys in the child begin with.
+A leaf has keys and, for each, the value itself or its location. An interior node has, for each
+child, its smallest key and its location. Keys are stored without the prefix that they share with
+the key before. In a child they are stored without the first `prefix_nbytes` bytes of the key of its
+entry, with which all keys in the child begin.
 
 ========  ===========================================================================
 part      content
@@ -56,9 +56,9 @@ class Totals(NamedTuple):
     ----------
     num_keys : int
     tree_nbytes : int
-        Encoded nodes.
+        Length of the encoded nodes.
     indirect_nbytes : int
-        Values in data files.
+        Length of the values in data files.
     """
 
     num_keys: int
@@ -75,7 +75,7 @@ class Leaf:
     files : tuple of DataFile
     keys : Keys, length n
     nbytes : array of int64, shape (n,)
-        Lengths of the values.
+        Lengths of the values in bytes.
     file : array of int64, shape (n,)
         Index into `files`, -1 for an inline value.
     offset : array of int64, shape (n,)
@@ -93,7 +93,7 @@ class Leaf:
     height = 0
 
     def value(self, row: int) -> bytes | Location:
-        """An inline value, or where the value lies."""
+        """Return an inline value, or the location of a value."""
         file, offset, nbytes = int(self.file[row]), int(self.offset[row]), int(self.nbytes[row])
         if file < 0:
             return self.inline[offset : offset + nbytes]
@@ -101,12 +101,12 @@ class Leaf:
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that the columns take, and the keys as objects."""
+        """Memory of the columns in bytes, including that of the keys as objects."""
         entries = self.keys.memory_nbytes + 24 * len(self.keys)
         return entries + len(self.inline) + files_nbytes(self.files)
 
     def compact(self) -> Leaf:
-        """The same without data files and inline bytes that no entry refers to."""
+        """Return the leaf without data files and inline bytes that no entry refers to."""
         inline = self.file < 0
         others = np.flatnonzero(~inline)
         table = _used_files(self.files, self.file[others])
@@ -119,7 +119,7 @@ class Leaf:
         return Leaf(tuple(table.index), self.keys, self.nbytes, file, offset, values)
 
     def encode(self, level: int | None) -> bytes:
-        """The bytes of the node, which is compact, compressed with this level."""
+        """Return the bytes of the node, which is compact, compressed with this level."""
         inline = self.file < 0
         others = np.flatnonzero(~inline)
         body = b"".join(
@@ -138,7 +138,7 @@ class Leaf:
         return seal(BTREE_NODE, body, level)
 
     def totals(self, encoded_nbytes: int) -> Totals:
-        """Sums, if the node has this length."""
+        """Return the sums of the node with this encoded length."""
         indirect = _total(self.nbytes[self.file >= 0])
         return Totals(len(self.keys), encoded_nbytes, indirect)
 
@@ -150,12 +150,12 @@ class Interior:
     Attributes
     ----------
     height : int
-        At least 1.
+        Height of the node, at least 1.
     files : tuple of DataFile
     keys : Keys, length n
-        The smallest key of each child.
+        Smallest key of each child.
     prefix_nbytes : array of int64, shape (n,)
-        How much of that the child leaves out in its keys.
+        Length of the prefix of that key which the child's keys leave out.
     file : array of int64, shape (n,)
         Index into `files`.
     offset, nbytes : array of uint64, shape (n,)
@@ -175,23 +175,23 @@ class Interior:
     indirect_nbytes: UInt64s
 
     def child(self, row: int) -> Location:
-        """Where a child lies."""
+        """Return the location of a child."""
         file = self.files[int(self.file[row])]
         return Location(file, int(self.offset[row]), int(self.nbytes[row]))
 
     def child_totals(self, row: int) -> Totals:
-        """Sums over a child."""
+        """Return the sums of a child."""
         return Totals(
             int(self.num_keys[row]), int(self.tree_nbytes[row]), int(self.indirect_nbytes[row])
         )
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that the columns take, and the keys as objects."""
+        """Memory of the columns in bytes, including that of the keys as objects."""
         return self.keys.memory_nbytes + 72 * len(self.keys) + files_nbytes(self.files)
 
     def encode(self, level: int | None) -> bytes:
-        """The bytes of the node, compressed with this level."""
+        """Return the bytes of the node, compressed with this level."""
         table = _used_files(self.files, self.file)
         columns = (
             _indices(self.files, self.file, table),
@@ -210,7 +210,7 @@ class Interior:
         return seal(BTREE_NODE, body, level)
 
     def totals(self, encoded_nbytes: int) -> Totals:
-        """Sums, if the node has this length."""
+        """Return the sums of the node with this encoded length."""
         return Totals(
             _total(self.num_keys),
             _total(self.tree_nbytes, encoded_nbytes),
@@ -219,7 +219,7 @@ class Interior:
 
 
 def _total(column: Int64s | UInt64s, more: int = 0) -> int:
-    """A sum; wrong numbers of a file must not become one that cannot be stored."""
+    """Return a sum, capped so that wrong numbers of a file still make one that can be stored."""
     total: int = sum(column.tolist(), more)
     return min(total, UINT64_MAX)
 
@@ -229,7 +229,7 @@ def _used_files(files: tuple[DataFile, ...], file: Int64s) -> FileTable:
 
 
 def _indices(files: tuple[DataFile, ...], file: Int64s, table: FileTable) -> Int64s:
-    """Indices into the table that is written."""
+    """Return indices into the table to be written."""
     index = np.array([table.index.get(one, 0) for one in files], np.int64)
     return index[file]
 
@@ -241,9 +241,9 @@ def read_node(data: Buffer, transitive: bytes, *, max_nbytes: int) -> Leaf | Int
     ----------
     data : Buffer
     transitive : bytes
-        Base path of the data file it lies in.
+        Base path of the node's data file.
     max_nbytes : int
-        The most a decoded node may have.
+        Largest decoded node, in bytes.
 
     Raises
     ------

@@ -1,11 +1,12 @@
-"""The B+tree of a new version: what changes of the old one is made anew, the rest is referred to.
+"""The B+tree of a new version: new nodes where entries change, and references to kept ones.
 
 1. Walk down to the leaves that change, reading all that are needed of a level at once. Children
    that are deleted whole are not read.
 2. Merge the changes into the columns of each leaf, leaves that lie side by side into one.
-3. Split what has become too large; a node is made of what is new and of references to what stays.
-4. Encode the new nodes from the leaves up. Each but the root leaves out what all its keys begin
-   with.
+3. Split entries that have become too large; a node consists of new parts and references to kept
+   ones.
+4. Encode the new nodes from the leaves up. Each except the root leaves out the common prefix of its
+   keys.
 
 A tree whose root would have a single child becomes lower instead.
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Stored: TypeAlias = bytes | Location
-"""A value as a leaf has it."""
+"""A value in a leaf: inline bytes, or a location."""
 
 _MAX_HEIGHT: Final = 255
 # What an entry is taken to need, besides keys, values and names of data files.
@@ -50,14 +51,14 @@ class KeyRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a commit changes.
+    """Changes of a commit.
 
     Attributes
     ----------
     writes : sequence of (bytes, Stored or None)
-        In ascending order of the keys, each once; None deletes.
+        New values in ascending order of the keys, each key once; None deletes.
     deleted : KeyRange or None
-        A range that is deleted before.
+        Range that is deleted first.
     """
 
     writes: Sequence[tuple[bytes, Stored | None]]
@@ -65,7 +66,7 @@ class Changes:
 
 
 class Tree(NamedTuple):
-    """A tree that has been written."""
+    """A written tree."""
 
     height: int
     root: Location
@@ -119,16 +120,16 @@ class Rewrite:
     ----------
     database : Database
     max_node_nbytes : int
-        Estimated size from which on a node is split; 0 for never.
+        Estimated size in bytes above which a node is split; 0 for never.
     level : int or None
-        Of the compression of nodes.
+        Compression level of nodes.
     write : callable
-        Takes the bytes of a node and says where they will be.
+        Takes the bytes of a node and returns their location.
 
     Attributes
     ----------
     num_deleted : int
-        Keys in the range that was deleted.
+        Number of keys in the deleted range.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Rewrite:
         self.num_deleted = 0
 
     def apply(self, version: Version | None, changes: Changes) -> Tree:
-        """Write what differs from the tree of a version; None for no keys."""
+        """Write the changed parts of a version's tree; return the new tree, None without keys."""
         news: list[_New] = []
         if version is None or version.is_empty:
             leaf = _merge(_empty_leaf(), changes.writes)
@@ -176,7 +177,7 @@ class Rewrite:
     def _update(
         self, subtree: Subtree, limit: bytes | None, node: Leaf | Interior, changes: Changes
     ) -> list[_New]:
-        """What becomes of a node, the whole keys of which are less than `limit`."""
+        """Return the replacement of a node with whole keys below `limit`."""
         if isinstance(node, Leaf):
             prefix, writes = subtree.prefix, changes.writes
             rows = child_rows(node, prefix, *changes.deleted) if changes.deleted else range(0)
@@ -214,7 +215,7 @@ class Rewrite:
         return entries
 
     def _joined(self, entries: list[_Entry], new: list[_New]) -> list[_Entry]:
-        """Entries with new ones behind; two small leaves side by side become one."""
+        """Return entries followed by new ones; two small leaves side by side become one."""
         if entries and new:
             before, after = entries[-1], new[0]
             if isinstance(before, _NewLeaf) and isinstance(after, _NewLeaf):
@@ -231,7 +232,7 @@ class Rewrite:
         return _taken(leaf, np.concatenate((rows[: deleted.start], rows[deleted.stop :])))
 
     def _lowered(self, root: _New) -> _New:
-        """A root that has more than one child, unless it is a leaf."""
+        """Return the first node from the root down that has several children, or the leaf."""
         while isinstance(root, _NewInterior) and len(root.entries) == 1:
             (entry,) = root.entries
             if isinstance(entry, _Kept):
@@ -240,7 +241,7 @@ class Rewrite:
         return root
 
     def _opened(self, kept: _Kept, height: int) -> _New:
-        """A node of the old version, to be written anew."""
+        """Return a node of the old version for writing it again."""
         node = self._database.node(kept.location, height)
         prefix = kept.first[: kept.prefix_nbytes]
         if isinstance(node, Leaf):
@@ -292,7 +293,7 @@ class Rewrite:
         ]
 
     def _ends(self, sizes: Int64s, min_entries: int) -> list[int]:
-        """Where to split entries of these sizes: the end of each part, about equally large."""
+        """Return the ends of parts of about equal size, for splitting entries of these sizes."""
         count = len(sizes)
         total = np.cumsum(sizes)
         parts = max(-(-int(total[-1]) // self._max_node_nbytes), -(-count // MAX_ENTRIES))
@@ -310,7 +311,7 @@ class Rewrite:
     # ------------------------------------------------------------------ encoding
 
     def _encode(self, new: _New, *, is_root: bool = False) -> _Kept:
-        """Write a node and what is new below it."""
+        """Write a node and the new nodes below it."""
         node: Leaf | Interior
         if isinstance(new, _NewLeaf):
             leaf, prefix_nbytes = new.leaf, 0
@@ -338,7 +339,7 @@ class Rewrite:
 def _distribute(
     firsts: Sequence[bytes], limit: bytes | None, changes: Changes
 ) -> list[Changes | None]:
-    """The changes in each child; None for one that is deleted whole."""
+    """Return the changes in each child; None for a child that is deleted whole."""
     deleted = changes.deleted
     parts: list[Changes | None] = []
     position = 0
@@ -381,7 +382,7 @@ def _with_prefix(leaf: Leaf, prefix: bytes) -> Leaf:
 
 
 def _taken(leaf: Leaf, rows: Int64s, skip: int = 0) -> Leaf:
-    """Some entries of a leaf, without the first bytes of their keys."""
+    """Return some entries of a leaf, without the first bytes of their keys."""
     return Leaf(
         leaf.files,
         leaf.keys.take(rows, skip),
@@ -393,7 +394,7 @@ def _taken(leaf: Leaf, rows: Int64s, skip: int = 0) -> Leaf:
 
 
 def _concatenated(first: Leaf, second: Leaf) -> Leaf:
-    """The entries of one leaf behind those of another."""
+    """Return the entries of one leaf followed by those of another."""
     keys = Keys(
         first.keys.data + second.keys.data,
         np.concatenate((first.keys.start, second.keys.start[1:] + len(first.keys.data))),
@@ -410,7 +411,7 @@ def _concatenated(first: Leaf, second: Leaf) -> Leaf:
 
 
 def _merge(leaf: Leaf, writes: Sequence[tuple[bytes, Stored | None]]) -> Leaf:
-    """A leaf with some keys written or deleted."""
+    """Return a leaf with some keys written or deleted."""
     if not writes:
         return leaf
     count = len(leaf.keys)

@@ -15,12 +15,12 @@ _GIGA: Final = 10**9
 
 
 def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of ``2024-01-02T03:04:05.678Z``.
+    """Return nanoseconds since the epoch of ``2024-01-02T03:04:05.678Z``.
 
     Raises
     ------
     MetadataError
-        If it is not such a time, or before the epoch or too far behind it.
+        If the text is not such a time, or the time is before the epoch or too late.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def _invalid(text: str) -> MetadataError:
 
 
 def format_version_time(time: int) -> str:
-    """As a version is written in specs and URLs.
+    """Format a time for the version in specs and URLs.
 
     >>> format_version_time(2500000000)
     '1970-01-01T00:00:02.5Z'
@@ -61,7 +61,7 @@ def format_version_time(time: int) -> str:
 
 
 def format_time(time: int) -> str:
-    """As messages show a time."""
+    """Format a time for messages."""
     return _format(time) + "+00:00"
 
 

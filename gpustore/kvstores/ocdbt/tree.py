@@ -1,8 +1,8 @@
-"""Finding keys in the B+tree of one version of an OCDBT database.
+"""Search for keys in the B+tree of one version of an OCDBT database.
 
-The tree is walked level by level, so that a batch of keys costs one request to the base for each
-level. What a parent says of a child is checked: its height, and that its keys are at least the
-key of its entry and less than that of the next.
+The search goes level by level, so that a batch of keys costs one request to the base for each
+level. The child must agree with its parent: in its height, and in keys that are at least the key of
+its entry and less than that of the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LEAVES_AT_ONCE: Final = 64
 
 Value: TypeAlias = bytes | Location | GpustoreError | None
-"""What is known of a key: the value, where it lies, that there is none, or why not."""
+"""Result for a key: the value, its location, None for a missing key, or an error."""
 
 
 class Subtree(NamedTuple):
@@ -39,11 +39,11 @@ class Subtree(NamedTuple):
     location : Location
     height : int
     prefix : bytes
-        What precedes its stored keys.
+        Prefix of its stored keys.
     minimum : bytes
-        Its stored keys are not less.
+        Lower bound of its stored keys, inclusive.
     limit : bytes or None
-        Its stored keys are less.
+        Upper bound of its stored keys, exclusive.
     """
 
     location: Location
@@ -54,7 +54,7 @@ class Subtree(NamedTuple):
 
 
 def generation_of(value: bytes | Location | None) -> bytes:
-    """What stands for a value, or for none."""
+    """Return the generation of a value, or of a missing one."""
     if value is None:
         return ABSENT
     digest = hashlib.blake2b(digest_size=20)
@@ -68,12 +68,12 @@ def generation_of(value: bytes | Location | None) -> bytes:
 
 
 def root_of(version: Version) -> Subtree:
-    """The whole tree of a version that has keys."""
+    """Return the whole tree of a version that has keys."""
     return Subtree(version.root, version.root_height, b"", b"", None)
 
 
 def child(node: Interior, row: int, subtree: Subtree) -> Subtree:
-    """A child of a node, which is at `subtree`."""
+    """Return a child of a node at `subtree`."""
     key = node.keys[row]
     shared = key[: int(node.prefix_nbytes[row])]
     limit = node.keys[row + 1] if row + 1 < len(node.keys) else subtree.limit
@@ -88,7 +88,7 @@ def child(node: Interior, row: int, subtree: Subtree) -> Subtree:
 def load(
     database: Database, subtrees: Sequence[Subtree]
 ) -> Iterator[Leaf | Interior | GpustoreError]:
-    """Read nodes together and check them, each in its turn; errors stand for themselves."""
+    """Yield checked nodes, read together; errors take their place."""
     nodes = database.nodes([(subtree.location, subtree.height) for subtree in subtrees])
     for subtree, node in zip(subtrees, nodes, strict=True):
         if isinstance(node, GpustoreError):
@@ -114,7 +114,7 @@ def _text(key: bytes) -> str:
 
 
 def find(database: Database, version: Version, keys: Sequence[bytes]) -> list[Value]:
-    """Look keys up.
+    """Look up keys.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def find(database: Database, version: Version, keys: Sequence[bytes]) -> list[Va
     Returns
     -------
     list of Value
-        One for each key.
+        Result for each key.
     """
     found: list[Value] = [None] * len(keys)
     if version.is_empty:
@@ -161,13 +161,13 @@ def find(database: Database, version: Version, keys: Sequence[bytes]) -> list[Va
 
 
 class LeafRows(NamedTuple):
-    """Some entries of a leaf.
+    """A range of entries of a leaf.
 
     Attributes
     ----------
     leaf : Leaf
     prefix : bytes
-        What precedes the stored keys.
+        Prefix of the stored keys.
     low, high : int
         The rows from `low` to before `high`.
     """
@@ -179,25 +179,25 @@ class LeafRows(NamedTuple):
 
     @property
     def is_ascii(self) -> bool:
-        """Whether all keys of the leaf are."""
+        """Whether all keys of the leaf are ASCII."""
         return self.prefix.isascii() and self.leaf.keys.data.isascii()
 
     def row_of(self, key: bytes) -> int:
-        """The first row whose key is not less; one behind the last if all are."""
+        """Return the first row with a key that is not less than `key`; the end if all are less."""
         return child_rows(self.leaf, self.prefix, key, None).start
 
 
 def child_rows(node: Leaf | Interior, prefix: bytes, low: bytes, high: bytes | None) -> range:
-    """The entries of a node in which keys from `low` to before `high` can be.
+    """Return the rows of a node that can contain keys from `low` to before `high`.
 
     Parameters
     ----------
     node : Leaf or Interior
     prefix : bytes
-        What precedes its stored keys.
+        Prefix of its stored keys.
     low : bytes
     high : bytes or None
-        None for no bound.
+        Upper bound; None for none.
     """
     first, stop = 0, len(node.keys)
     if low > prefix:
@@ -219,7 +219,7 @@ def child_rows(node: Leaf | Interior, prefix: bytes, low: bytes, high: bytes | N
 def leaves(
     database: Database, version: Version, low: bytes, high: bytes | None
 ) -> Iterator[LeafRows]:
-    """The entries from `low` to before `high`, in the order of their keys.
+    """Yield the entries from `low` to before `high`, in the order of their keys.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def _leaves(
     seen: set[Location],
     above_nbytes: int,
 ) -> Iterator[LeafRows]:
-    """The same of some subtrees, below nodes that take `above_nbytes` of memory."""
+    """Yield the entries of some subtrees, below nodes that take `above_nbytes` of memory."""
     while some := list(islice(subtrees, _LEAVES_AT_ONCE)):
         for location in (subtree.location for subtree in some):
             if location in seen:

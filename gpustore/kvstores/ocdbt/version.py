@@ -1,4 +1,4 @@
-"""Which version of an OCDBT database a spec or URL means: a generation or a commit time."""
+"""Versions in specs and URLs of an OCDBT database: a generation or a commit time."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ class Generation:
     number: int
 
     def to_json(self) -> JsonValue:
-        """The number."""
+        """Return the number."""
         return self.number
 
     def __str__(self) -> str:
         return f"v{self.number}"
 
     def choose(self, entries: Sequence[Entry]) -> Entry | None:
-        """The entry that is the version or holds it; `entries` in ascending order."""
+        """Return the entry that is the version or holds it; `entries` in ascending order."""
         return next((entry for entry in entries if entry.generation >= self.number), None)
 
     def is_met(self, version: Version) -> bool:
-        """Whether a version that was chosen is the right one."""
+        """Return whether a chosen version is the right one."""
         return version.generation == self.number
 
     def missing(self) -> NotFoundError:
-        """The error that there is no such version."""
+        """Return the error for a missing version."""
         return NotFoundError(f"Version where generation_number={self.number} not present")
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTime:
-    """The last version that was committed not later than a time.
+    """The last version that was committed at or before a time.
 
     Attributes
     ----------
@@ -66,14 +66,14 @@ class CommitTime:
     time: int
 
     def to_json(self) -> JsonValue:
-        """The time as ISO 8601 has it."""
+        """Return the time in the format of ISO 8601."""
         return str(self)
 
     def __str__(self) -> str:
         return format_version_time(self.time)
 
     def choose(self, entries: Sequence[Entry]) -> Entry | None:
-        """The entry that is the version or holds it; `entries` in ascending order."""
+        """Return the entry that is the version or holds it; `entries` in ascending order."""
         found = None
         for entry in entries:
             if entry.commit_time > self.time:
@@ -82,11 +82,11 @@ class CommitTime:
         return found
 
     def is_met(self, version: Version) -> bool:
-        """Whether a version that was chosen is the right one."""
+        """Return whether a chosen version is the right one."""
         return version.commit_time <= self.time
 
     def missing(self) -> NotFoundError:
-        """The error that there is no such version."""
+        """Return the error for a missing version."""
         return NotFoundError(f"Version where commit_time<={format_time(self.time)} not present")
 
 
@@ -101,7 +101,7 @@ def version_from_json(json: JsonValue) -> VersionSpec:
 
 
 def version_from_url(text: str) -> VersionSpec:
-    """Parse what follows ``@`` in a URL, ``v5`` or ``2024-01-02T03:04:05Z``."""
+    """Parse the text after ``@`` in a URL, ``v5`` or ``2024-01-02T03:04:05Z``."""
     with prefixing(f"Invalid OCDBT version: {quote(text)}"):
         return _generation_of(text) if text.startswith("v") else CommitTime(parse_time(text))
 

@@ -1,4 +1,4 @@
-"""Versions of an OCDBT database and the tree that keeps the older ones.
+"""Versions of an OCDBT database and the tree that holds the older ones.
 
 With arity 2**a, the manifest holds the latest versions, those in the same block of 2**a
 generations; older ones lie in version nodes. A node of height 0 is such a block, a node of height
@@ -60,7 +60,7 @@ class Version:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no keys."""
+        """Whether the version has no keys."""
         return self.root[1:] == ABSENT_ROOT[1:]
 
 
@@ -71,11 +71,11 @@ class VersionSubtree:
     Attributes
     ----------
     generation : int
-        The last in it.
+        Generation of its last version.
     location : Location
     num_generations : int
     commit_time : int
-        Of the first version in it.
+        Commit time of its first version, in nanoseconds since the epoch.
     height : int
     """
 
@@ -107,11 +107,11 @@ class VersionNode:
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory of the node, in bytes."""
         return 600 * len(self.entries)
 
     def encode(self, level: int | None) -> bytes:
-        """The bytes of the node, compressed with this level."""
+        """Return the bytes of the node, compressed with this level."""
         table = FileTable(_files(self.entries))
         encoded = _encode_entries(self.entries, table)
         body = bytes((self.arity_log2, self.height)) + table.encoded + encoded
@@ -119,12 +119,12 @@ class VersionNode:
 
 
 def max_height(arity_log2: int) -> int:
-    """Largest height of a version node."""
+    """Return the largest height of a version node."""
     return (_GENERATION_BITS - 1) // arity_log2 - 1
 
 
 def max_generation(arity_log2: int) -> int:
-    """Largest generation: all nodes that a manifest can refer to are full, and itself.
+    """Return the largest generation, for which all version nodes and the manifest are full.
 
     >>> max_generation(16) == 2**48 + 2**16
     True
@@ -133,18 +133,18 @@ def max_generation(arity_log2: int) -> int:
 
 
 def subtree_ranges(generation: int, arity_log2: int) -> Iterator[tuple[int, int, int]]:
-    """Which older generations a manifest refers to by which nodes.
+    """Yield the older generations in each version node that a manifest refers to.
 
     Parameters
     ----------
     generation : int
-        The latest.
+        Latest generation.
     arity_log2 : int
 
     Yields
     ------
     height, first, last : int
-        A node of this height may hold these generations.
+        Height of a node, and the first and last generation that it can hold.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def read_subtrees(
     files : sequence of DataFile
     arity_log2 : int
     height : int or None
-        Of the nodes referred to; None in a manifest, which tells it.
+        Height of the nodes; None in a manifest, which contains it.
     """
     in_manifest = height is None
     highest = max_height(arity_log2)
@@ -356,9 +356,9 @@ def read_version_node(data: Buffer, transitive: bytes, *, max_nbytes: int) -> Ve
     ----------
     data : Buffer
     transitive : bytes
-        Base path of the data file it lies in.
+        Base path of the node's data file.
     max_nbytes : int
-        The most a decoded node may have.
+        Largest decoded node, in bytes.
 
     Raises
     ------
@@ -396,17 +396,17 @@ def advance(
     read: Callable[[VersionSubtree], VersionNode],
     write: Callable[[VersionNode], Location],
 ) -> tuple[tuple[Version, ...], tuple[VersionSubtree, ...]]:
-    """What a manifest holds once a version is added to it.
+    """Return the contents of a manifest after a version is added to it.
 
     Parameters
     ----------
     versions, subtrees : sequence of Version, VersionSubtree
-        What it holds now; no versions in a new database.
+        Current contents; no versions in a new database.
     new : Version
-        Its generation is greater than all.
+        New version, with a greater generation than all others.
     arity_log2 : int
     read, write : callable
-        For version nodes that change.
+        Functions that read and write changed version nodes.
     """
     if not versions:
         return (new,), ()

@@ -6,14 +6,14 @@ the archive, straight to a device too; members compressed by deflate, bzip2, zst
 on the host. Whole members are compared with their checksums, on the device if their bytes go
 straight there; parts of members are not.
 
-Writing makes the archive anew, beside the old one, and then puts it in its place: every batch of
-changes is one such rewrite, and writers that wait for one another share it. Other writers, in other
-processes too, are kept apart as well as the base can do that.
+A write makes a new archive beside the old one and then replaces it: every batch of changes is one
+such rewrite, and writers that wait for one another share it. The base's conditional writes exclude
+other writers, also in other processes.
 
-Members in the spec: `compression` of new members ("store", "deflate", "zstd", "xz"; what it does
-not shrink is stored), and `duplicates`: an archive with two members of one name is an error, or
-("last") the one written last counts. ``cache_pool`` keeps decoded members; ``limits`` has
-``zip_entry_nbytes`` and ``zip_directory_nbytes``.
+Members of the spec: `compression` of new members ("store", "deflate", "zstd", "xz"; data that do
+not shrink are stored), and `duplicates`: two members of one name are an error, or ("last") the last
+one counts. ``cache_pool`` keeps decoded members; ``limits`` has ``zip_entry_nbytes`` and
+``zip_directory_nbytes``.
 
 Source: TensorStore ``kvstore/zip``, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
@@ -76,7 +76,7 @@ _ATTEMPTS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A part of a member that a row of a request asks for."""
+    """Requested part of a member, for a row of a request."""
 
     row: int
     member: int
@@ -179,7 +179,7 @@ class ZipKvStore(AdapterKvStore):
         request: ReadRequest,
         result: ReadColumns,
     ) -> _Wanted | None:
-        """What is to be read for a row; None if its result is known."""
+        """Return the part to read for a row; None if its result is known."""
         member = directory.rows.get(key)
         if member is None:
             self.check_key(key)
@@ -302,7 +302,7 @@ class ZipKvStore(AdapterKvStore):
         encoded: Buffer,
         request: ReadRequest,
     ) -> bytes:
-        """As much of a member as its rows want; all of it if there is a cache to keep it."""
+        """Decode as much of a member as its rows need; all of it if a cache can keep it."""
         nbytes = int(directory.decoded_nbytes[member])
         cache, key = self._cache, ""
         stop = max(wanted.stop for wanted in rows)
@@ -323,7 +323,7 @@ class ZipKvStore(AdapterKvStore):
     def _read_cached(
         self, directory: Directory, wanted: _Wanted, request: ReadRequest, result: ReadColumns
     ) -> bool:
-        """Take a part of a member from the cache, if it is there."""
+        """Take a part of a member from the cache, if present."""
         if self._cache is None:
             return False
         (entry, _), *_ = self._cache.find(self._space, [request.keys[wanted.row]], [None])
@@ -358,7 +358,7 @@ class ZipKvStore(AdapterKvStore):
         return wanted.stop - wanted.start == nbytes
 
     def _check_crc32(self, directory: Directory, wanted: _Wanted, value: Buffer) -> None:
-        """Compare a member with its checksum, if it is there whole."""
+        """Compare a whole member with its checksum."""
         if self._is_whole(directory, wanted):
             check_crc32(value, int(directory.record["crc32"][wanted.member]))
 
@@ -370,7 +370,7 @@ class ZipKvStore(AdapterKvStore):
         direct: DirectReads,
         key: str,
     ) -> None:
-        """Have a member that is only on a device compared with its checksum there."""
+        """Have the device compare a member that is only there with its checksum."""
         expected = int(directory.record["crc32"][wanted.member])
 
         def error(found: int) -> GpustoreError:
@@ -380,7 +380,7 @@ class ZipKvStore(AdapterKvStore):
 
     @staticmethod
     def _deliver(value: Buffer, row: int, request: ReadRequest, result: ReadColumns) -> None:
-        """Put bytes where the request wants them."""
+        """Put bytes into the memory of the request."""
         if request.into is None:
             result.value[row] = bytes(value)
         else:
@@ -397,7 +397,7 @@ class ZipKvStore(AdapterKvStore):
         result.error[row] = self._explained(error, request.keys[row])
 
     def _explained(self, error: GpustoreError, key: str) -> GpustoreError:
-        """An error of a member that says which."""
+        """Return an error about a member with the member's name."""
         if error.key == key:
             return error
         explained = error.prefixed(f"Error reading {self.describe(key)}")
@@ -406,7 +406,7 @@ class ZipKvStore(AdapterKvStore):
         return explained
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
-        """Where stored members lie; compressed ones have a size, but no place."""
+        """Return the places of stored members; compressed ones have a length, but no place."""
         for _ in range(_ATTEMPTS):
             directory = self._archive.current()
             try:
@@ -482,14 +482,14 @@ class ZipKvStore(AdapterKvStore):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipSpec(AdapterSpec):
-    """What a spec says about a zip kvstore.
+    """Spec of a zip kvstore.
 
     Attributes
     ----------
     compression : str
-        How new members are compressed.
+        Compression of new members.
     duplicates : str
-        ``"error"`` or ``"last"``: what becomes of several members with one name.
+        Treatment of several members with one name: ``"error"``, or ``"last"`` to use the last one.
     """
 
     compression: str = "deflate"

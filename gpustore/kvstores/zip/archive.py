@@ -1,8 +1,8 @@
-"""The archive in which a zip kvstore lies: its directory, and what lies where in it.
+"""The archive of a zip kvstore: its directory, and the places of members in it.
 
-The directory is read once and then belongs to one generation of the archive. Whatever is read of
-the archive later is read on condition that it still has that generation, so a directory may be used
-before anybody has asked whether it is the current one: where something is read, that tells.
+The directory is read once and belongs to one generation of the archive. Every later read of the
+archive is conditional on that generation. A directory may therefore be used without asking whether
+it is current: the next read shows it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOCAL_EXTRA_NBYTES: Final = 64
 
 
 class Changed(Exception):
-    """The archive is no longer the one whose directory was read."""
+    """Error: the archive is no longer the one whose directory was read."""
 
 
 class Archive:
@@ -46,10 +46,10 @@ class Archive:
     Parameters
     ----------
     base : Base
-        The key that holds it.
+        Key of the base that holds the archive.
     limits : Limits
     last : bool
-        Whether of several members with one name the last counts.
+        Whether the last of several members with one name counts; otherwise they are an error.
     """
 
     def __init__(self, base: Base, *, limits: Limits, last: bool) -> None:
@@ -60,24 +60,24 @@ class Archive:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Start anew: a thread of the parent may have been in the middle of a change."""
+        """Reset the state: a thread of the parent may have been changing it."""
         self._lock = threading.Lock()
         self._known: tuple[Directory, float] | None = None
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """Name of the archive for messages."""
         return self._base.driver.describe(self._base.path)
 
     @property
     def is_local(self) -> bool:
-        """Whether a request to the base costs next to nothing."""
+        """Whether a request to the base has next to no cost."""
         return self._base.driver.is_local
 
     def recent(self, bound: float | None) -> tuple[Directory, bool]:
-        """A directory, and whether it was the current one at `bound` or later; None is now.
+        """Return a directory, and whether it was current at `bound` or later; None means now.
 
-        If not, whoever uses it finds that out by reading something of the archive, or asks for
+        The caller checks a possibly outdated directory by reading a part of the archive, or calls
         :meth:`current`.
         """
         known = self._known
@@ -86,14 +86,14 @@ class Archive:
         return known[0], bound is not None and known[1] >= bound
 
     def current(self) -> Directory:
-        """The directory as it is now.
+        """Return the current directory.
 
         Raises
         ------
         CorruptChunkError, LimitError, UnsupportedError, StoreIOError
             If the archive cannot be read.
         ConflictError
-            If it is always replaced before its directory has been read.
+            If the archive is replaced during every attempt to read its directory.
         """
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -110,7 +110,7 @@ class Archive:
         )
 
     def remember(self, directory: Directory, began: float) -> None:
-        """Take note of a directory that was the current one at some time after `began`."""
+        """Store a directory that was current at some time after `began`."""
         with self._lock:
             if self._known is None or self._known[1] <= began:
                 self._known = directory, began
@@ -152,14 +152,14 @@ class Archive:
         return directory, began
 
     def read(self, ranges: Sequence[tuple[int, int]], generation: bytes) -> list[Buffer]:
-        """Read parts of the archive.
+        """Read byte ranges of the archive.
 
         Raises
         ------
         Changed
-            If it has another generation.
+            If the archive has another generation.
         StoreIOError
-            If it cannot be read.
+            If the archive cannot be read.
         """
         count = len(ranges)
         columns = self._base.driver.read_many(
@@ -182,7 +182,7 @@ class Archive:
         return found
 
     def check_received(self, value: Buffer, start: int, stop: int) -> None:
-        """Raise StoreIOError unless a read has brought what was asked for."""
+        """Raise StoreIOError unless a read returned the requested range."""
         if len(value) != stop - start:
             raise StoreIOError(
                 f"Error reading {self.where}: received {len(value)} bytes of [{start}, {stop})",
@@ -193,7 +193,7 @@ class Archive:
     def locate(
         self, directory: Directory, rows: Sequence[int], whole: Container[int] = ()
     ) -> _Located:
-        """Find out where the data of members begin.
+        """Find the beginnings of the data of members.
 
         Parameters
         ----------
@@ -201,12 +201,12 @@ class Archive:
         rows : sequence of int
             The members.
         whole : container of int
-            Those of which all data will be wanted; if they are few they are read at once.
+            Members whose data will be read whole; small ones are read at the same time.
 
         Returns
         -------
         _Located
-            What went wrong with some of them, and the data that were read on the way.
+            Errors of members, and data that were read on the way.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class Archive:
 
 
 class _Located:
-    """What looking at local headers has shown, by row.
+    """Results of reading local headers, by row.
 
     Attributes
     ----------

@@ -2,19 +2,19 @@
 
 1. The records of the directory have different lengths, so their starts are found one after
    another; everything else is gathered by NumPy.
-2. Where a member lies, and how long it is, is compared with the archive and with its neighbours:
+2. Place and length of a member are compared with the archive and with its neighbours:
    members that overlap, or that reach into the directory, are faulty.
 3. Names become keys. A name that is no legal key (absolute, with ``..``, a backslash or an empty
-   part) is never a key; what a careless reader would take it for is remembered, so that it is
-   refused and not missing. Directories, whose names end with a slash, are not values.
+   part) is never a key. The key that a lenient reader would derive from it is recorded, so that it
+   is refused and not missing. Directories, whose names end with a slash, are not values.
 
-A fault of one member is an error when that member is read, and leaves the others alone. Two
-members with the same name are a fault of the archive, unless the last of them shall count.
+A fault of one member is an error when that member is read, and does not affect the others. Two
+members with the same name are a fault of the archive, unless the spec selects the last.
 
-A *stamp* is the last extra field of a member that gpustore wrote: 12 bytes which no other version
-of any member has. Members written by others have the stamp that follows from the generation of the
-archive and from where they lie in it, and are given it as extra field when the archive is
-rewritten, so that their generation stays what it was.
+A *stamp* is the last extra field of a member that gpustore wrote: 12 bytes, unique for each version
+of each member. A member of another program has a stamp derived from the generation of the archive
+and its place; a rewrite of the archive stores it as an extra field, which keeps the member's
+generation.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ RECORD: Final = np.dtype(
 """A record of the directory, before name, extra fields and comment."""
 
 METHODS: Final = {0: "store", 8: "deflate", 12: "bzip2", 93: "zstd", 95: "xz"}
-"""Compression methods that are decoded."""
+"""Compression methods that can be decoded."""
 
 STAMP_NBYTES: Final = 12
 STAMP_ID: Final = int.from_bytes(b"gs", "little")
 STAMP_HEADER: Final = struct.pack("<2H", STAMP_ID, STAMP_NBYTES)
-"""What precedes the stamp in an extra field."""
+"""Header of the extra field that holds a stamp."""
 
 _OTHER_METHODS: Final = {
     **{1: "shrink", 6: "implode", 9: "deflate64", 14: "lzma", 98: "ppmd"},
@@ -96,35 +96,35 @@ class Directory:
     Parameters
     ----------
     blob : bytes
-        The directory as it is stored.
+        The stored bytes of the directory.
     end : End
     generation : bytes
-        Of the archive; ``b""`` if unknown.
+        Generation of the archive; ``b""`` if unknown.
     last : bool
-        Whether of several members with one name the last counts.
+        Whether the last of several members with one name counts; otherwise they are an error.
 
     Attributes
     ----------
     record : numpy.ndarray, length n, dtype RECORD
         The records without what follows each; zip64 numbers are not in it.
     start : numpy.ndarray, length n, int64
-        Where each record begins in `blob`.
+        Beginning of each record in `blob`.
     offset, encoded_nbytes, decoded_nbytes : numpy.ndarray, length n, int64
-        Where the local header of a member begins in the archive, and the sizes of its data.
+        Beginning of the local header of a member in the archive, and lengths of its data, in bytes.
     bound : numpy.ndarray, length n, int64
-        What the data of a member must not reach beyond: the next member, or the directory.
+        Upper end for the data of a member: the next member, or the directory.
     rows : dict of str to int
-        The member of each key.
+        Row of the member of each key.
     superseded : list of int
         Members with a name that a later one has.
     data_start : numpy.ndarray, length n, int64
-        Where the data of a member begin, -1 until its local header has been read.
+        Beginning of the data of a member, -1 until its local header has been read.
     looked_at : set of int
-        All members whose names have so many bytes were looked at, because a key was missing.
+        Lengths of names, all members of which were searched for a missing key.
     renamed : dict of bytes to int
-        Members by names that they only have in their local headers, as far as they were looked at.
+        Members by the names in their local headers that differ from those of the directory.
     compared : int
-        How many names were compared with those of missing keys.
+        Number of names that were compared with missing keys.
 
     Raises
     ------
@@ -156,11 +156,11 @@ class Directory:
 
     @cached_property
     def keys(self) -> list[str]:
-        """All keys, in ascending order of their code points."""
+        """Return all keys, in ascending order of their code points."""
         return sorted(self.rows)
 
     def between(self, inclusive_min: str, exclusive_max: str | None) -> list[str]:
-        """The keys of a range, in ascending order."""
+        """Return the keys of a range, in ascending order."""
         first = bisect_left(self.keys, inclusive_min)
         last = len(self.keys)
         if exclusive_max is not None:
@@ -168,38 +168,39 @@ class Directory:
         return self.keys[first:last]
 
     def name(self, row: int) -> bytes:
-        """The name of a member as it is stored."""
+        """Return the stored name of a member."""
         start = int(self.start[row]) + RECORD.itemsize
         return self.blob[start : start + int(self.record["name_nbytes"][row])]
 
     def extra(self, row: int) -> bytes:
-        """The extra fields of a member."""
+        """Return the extra fields of a member."""
         record = self.record[row]
         start = int(self.start[row]) + RECORD.itemsize + int(record["name_nbytes"])
         return self.blob[start : start + int(record["extra_nbytes"])]
 
     def member_comment(self, row: int) -> bytes:
-        """The comment of a member."""
+        """Return the comment of a member."""
         record = self.record[row]
         lengths = int(record["name_nbytes"]) + int(record["extra_nbytes"])
         start = int(self.start[row]) + RECORD.itemsize + lengths
         return self.blob[start : start + int(record["comment_nbytes"])]
 
     def stamp(self, row: int) -> bytes:
-        """What tells this version of a member from all others; ``b""`` if that is not known."""
+        """Return the stamp of a member, unique for its version; ``b""`` if unknown."""
         extra = self.extra(row)
         if extra[-STAMP_NBYTES - len(STAMP_HEADER) : -STAMP_NBYTES] == STAMP_HEADER:
             return extra[-STAMP_NBYTES:]
         return self.foreign_stamp(int(self.offset[row])) if self.generation else b""
 
     def foreign_stamp(self, offset: int) -> bytes:
-        """The stamp of a member at `offset` that does not have one."""
+        """Return the derived stamp of a member at `offset` without a stored one."""
         return blake2b(b"%d %s" % (offset, self.generation), digest_size=STAMP_NBYTES).digest()
 
     def generation_of(self, row: int) -> bytes:
-        """The generation of the value of a member, ``b""`` if unknown.
+        """Return the generation of the value of a member, ``b""`` if unknown.
 
-        Sizes and checksum are part of it: a program may copy extra fields to another value.
+        The generation includes lengths and checksum, because a program may copy extra fields to
+        another value.
         """
         stamp = self.stamp(row)
         if not stamp:
@@ -209,7 +210,7 @@ class Directory:
 
     @cached_property
     def is_stamped(self) -> NDArray[np.bool_]:
-        """Of each member, whether its stamp is stored."""
+        """Whether the stamp of each member is stored, a bool array of length n."""
         nbytes = len(STAMP_HEADER) + STAMP_NBYTES
         lengths = self.record["extra_nbytes"].astype(np.int64)
         stop = self.start + RECORD.itemsize + self.record["name_nbytes"] + lengths
@@ -221,18 +222,18 @@ class Directory:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all members lie where they may, apart from each other."""
+        """Whether all members lie inside the archive and apart from each other."""
         return not self._fault.any()
 
     def check(self, row: int) -> None:
-        """Raise the error of a member that cannot be decoded.
+        """Raise the error for a member that cannot be decoded.
 
         Raises
         ------
         CorruptChunkError
-            If it does not lie where it may.
+            If it lies outside of the archive or overlaps another member.
         UnsupportedError
-            If it is encrypted, or encoded by a method that is not known.
+            If it is encrypted, or compressed by an unknown method.
         """
         fault = int(self._fault[row])
         if fault == _DISK:
@@ -262,7 +263,7 @@ class Directory:
             )
 
     def check_missing(self, key: str) -> None:
-        """Raise InvalidKeyError if a missing key is one that is written in another way here."""
+        """Raise InvalidKeyError if a missing key has another spelling in the archive."""
         row = self._refused.get(key)
         if row is not None:
             name = self._decode(row)
@@ -275,7 +276,7 @@ class Directory:
     # ------------------------------------------------------------------ columns
 
     def _read_zip64(self) -> None:
-        """Put the numbers in that are too large for a record."""
+        """Insert the numbers that are too large for a record."""
         record = self.record
         large = (self.encoded_nbytes == _UINT32_MAX) | (self.decoded_nbytes == _UINT32_MAX)
         large |= (self.offset == _UINT32_MAX) | (record["disk"] == _UINT16_MAX)
@@ -296,7 +297,7 @@ class Directory:
         self._fault[(self._fault == 0) & (disk != 0)] = _DISK
 
     def _check_places(self) -> NDArray[np.int64]:
-        """Mark members that lie outside or overlap; return where the next begins after each."""
+        """Mark members that lie outside or overlap; return the beginning of the next after each."""
         limit = self.end.start
         # No sum may overflow before it is compared.
         header = self.record["name_nbytes"].astype(np.int64) + _LOCAL_NBYTES
@@ -340,7 +341,7 @@ class Directory:
         return rows
 
     def _names(self) -> tuple[list[str], str]:
-        """The names as text, and all of them with a line feed before and behind each."""
+        """Return the names as text, and all names with a line feed around each."""
         if not len(self):
             return [], ""
         start = self.start + RECORD.itemsize
@@ -371,7 +372,7 @@ class Directory:
             return name.decode("cp437")
 
     def _refuse(self, row: int, name: str) -> None:
-        """Remember which key a name that is none would be taken for."""
+        """Record the key that a lenient reader would derive from an illegal name."""
         if name.endswith("/"):
             return  # A directory.
         parts = [
@@ -398,14 +399,14 @@ def read_directory(
     read : callable
         Returns the bytes of the archive from one position to another.
     nbytes : int
-        Of the archive.
+        Length of the archive.
     generation : bytes
-        Of the archive.
+        Generation of the archive.
     limits : Limits
     where, key : str
-        What errors call the archive, and its key.
+        Name of the archive in messages, and its key.
     last : bool
-        Whether of several members with one name the last counts.
+        Whether the last of several members with one name counts; otherwise they are an error.
 
     Raises
     ------
@@ -425,7 +426,7 @@ def read_directory(
 
 
 def pack_generation(stamp: bytes, crc32: int, encoded_nbytes: int, decoded_nbytes: int) -> bytes:
-    """The generation of a member with a stamp."""
+    """Return the generation of a member with a stamp."""
     return struct.pack(f"<x{STAMP_NBYTES}sIQQ", stamp, crc32, encoded_nbytes, decoded_nbytes)
 
 
@@ -452,7 +453,7 @@ def check_name(name: str) -> None:
 
 
 def illegal_reason(name: str) -> str:
-    """Why a name is no legal key."""
+    """Return the reason why a name is an illegal key, None if it is legal."""
     if "\0" in name:
         return "contains a null byte"
     if "\\" in name:
@@ -467,7 +468,7 @@ def illegal_reason(name: str) -> str:
 
 
 def extra_field(extra: bytes, wanted: int) -> bytes | None:
-    """The contents of the first extra field with an identifier, None if there is none."""
+    """Return the contents of the first extra field with an identifier, None if there is none."""
     position = 0
     while position + 4 <= len(extra):
         id, nbytes = struct.unpack_from("<2H", extra, position)
@@ -478,7 +479,7 @@ def extra_field(extra: bytes, wanted: int) -> bytes | None:
 
 
 def _records(blob: bytes, count: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Where each of `count` records begins, and the records without what follows each."""
+    """Return the beginning of each of `count` records, and the fixed parts of the records."""
     # A record may begin at every byte, so one lies at each byte of this view.
     places = max(0, len(blob) - RECORD.itemsize + 1)
     view: NDArray[np.void] = np.ndarray((places,), RECORD, blob, strides=(1,))
@@ -496,7 +497,7 @@ def _records(blob: bytes, count: int) -> tuple[NDArray[np.int64], NDArray[np.voi
 
 
 def _walk(blob: bytes, count: int) -> NDArray[np.int64]:
-    """Where each of `count` records begins, found one after the other."""
+    """Return the beginning of each of `count` records, found one after the other."""
     starts = []
     position = 0
     for _ in range(count):
@@ -524,9 +525,9 @@ def _walk(blob: bytes, count: int) -> NDArray[np.int64]:
 
 
 def corrupt(reason: str) -> CorruptChunkError:
-    """The error for a damaged archive."""
+    """Return the error for a damaged archive."""
     return CorruptChunkError(reason, codec=CODEC)
 
 
 EMPTY: Final = Directory(b"", End(0, 0, 0), b"\x02")
-"""The directory of an archive that does not exist."""
+"""Directory of an archive that does not exist."""

@@ -1,11 +1,11 @@
-"""The end of a zip archive, which says where its directory is (APPNOTE 4.3.14 to 4.3.16).
+"""The end of a zip archive, which contains the place of its directory (APPNOTE 4.3.14 to 4.3.16).
 
-An archive is read from its end. The end record is followed by a comment of up to 64 KiB, in which
-anything may stand, other end records too; archives of more than 65534 members or 4 GiB have the
-numbers in a second, larger record in front of it (zip64). So every place that looks like an end
-record is tried, and only one is accepted whose numbers add up: its comment reaches the end of the
-archive, and the directory ends where the end records begin. Two such places are refused: readers
-would disagree about what the archive contains.
+An archive is read from its end. The end record is followed by a comment of up to 64 KiB with any
+contents, including other end records; archives of more than 65534 members or 4 GiB have the numbers
+in a second, larger record in front of it (zip64). Every place with the signature of an end record
+is tried. A record is accepted if its comment reaches the end of the archive and the directory ends
+where the end records begin. Two such places are an error, because readers would disagree about the
+contents of the archive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from gpustore.errors import CorruptChunkError, GpustoreError, UnsupportedError
 
 CODEC: Final = "zip"
-"""What errors call the codec."""
+"""Name of the codec in errors."""
 
 _END: Final = struct.Struct("<4s4H2LH")
 _END_SIGNATURE: Final = b"PK\5\6"
@@ -36,21 +36,21 @@ _UINT16_MAX: Final = 0xFFFF
 _UINT32_MAX: Final = 0xFFFFFFFF
 
 TAIL_NBYTES: Final = _END.size + _UINT16_MAX + _LOCATOR.size + _END64.size
-"""The longest end without undefined data."""
+"""Length of the longest end without undefined data, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What the end of an archive says.
+    """Contents of the end records of an archive.
 
     Attributes
     ----------
     count : int
-        Members.
+        Number of members.
     start, stop : int
-        The directory, in bytes from the beginning of the archive.
+        Byte range of the directory, from the beginning of the archive.
     comment : bytes
-        Of the archive.
+        Comment of the archive.
     """
 
     count: int
@@ -102,7 +102,7 @@ def find_end(read: Callable[[int, int], bytes], nbytes: int) -> End:
 
 
 def pack_end(end: End) -> bytes:
-    """The end of an archive, with a zip64 record if the numbers need one."""
+    """Return the bytes of the end of an archive, with a zip64 record if the numbers need one."""
     nbytes = end.stop - end.start
     large = end.count >= _UINT16_MAX or max(end.start, nbytes) >= _UINT32_MAX
     packed = b""
@@ -127,7 +127,7 @@ def _comment_nbytes(tail: bytes, at: int) -> int:
 
 
 def _interpret(read: Callable[[int, int], bytes], tail: bytes, at: int, first: int) -> End:
-    """The end record at byte `at` of `tail`, which begins at byte `first` of the archive."""
+    """Return the end record at byte `at` of `tail`, which begins at byte `first` of the archive."""
     _, disk, first_disk, here, count, nbytes, start, _ = _END.unpack_from(tail, at)
     position = first + at
     comment = tail[at + _END.size :]

@@ -1,10 +1,11 @@
-"""Members of a zip archive that are lost because its directory, which has no checksum, is damaged.
+"""Search for members of a zip archive whose names in its directory, without checksum, are damaged.
 
-A key that the directory does not have may be that of a member with a damaged name there, and must
-not be taken for missing. The right name stands in the local header of the member. So before a key
-is missing, the local headers of those that could be the one are looked at, once: a damaged name
-has the same length, or the directory could not be read. Of very many, only those are looked at
-whose names differ in one or two bytes, and not for ever: chunks nobody wrote are missing, too.
+A key that is absent from the directory can be that of a member with a damaged name there, and must
+not be reported as missing. The local header of the member has the right name. Before a key is
+reported as missing, the local headers of possible members are read once: a damaged name has the
+same length, or the directory could not be read. In a large archive only members whose names differ
+in one or two bytes are possible, and the number of comparisons is bounded, because chunks that were
+never written are missing too.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from gpustore.strict_json.parsing import quote
 
 _MOST_HERE: Final = 1 << 12
 _MOST_ELSEWHERE: Final = 1 << 6
-"""So many local headers are looked at together, of archives on this machine and on others."""
+"""Number of local headers read together, of archives on this machine and on others."""
 
 _COMPARED: Final = 1 << 21
-"""So many names are compared with those of missing keys, while one directory is the current one."""
+"""Largest number of names compared with those of missing keys, for one directory."""
 
 
 def find_lost(
     archive: Archive, directory: Directory, keys: Sequence[str], generations: Sequence[bytes]
 ) -> dict[int, GpustoreError]:
-    """What is wrong with keys that `directory` does not have, but the archive.
+    """Return errors for keys that are absent from `directory` and present in the archive.
 
     Parameters
     ----------
     archive : Archive
     directory : Directory
     keys, generations : sequence
-        Those with the generation ABSENT are looked for.
+        Keys and their generations; keys with the generation ABSENT are searched.
 
     Returns
     -------
     dict of int to GpustoreError
-        By position in `keys`.
+        Errors by position in `keys`.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def find_lost(
 
 
 def _look_at(archive: Archive, directory: Directory, names: Sequence[bytes]) -> None:
-    """Note which members could have these names, all of one length."""
+    """Record the members that could have these names, all of one length."""
     nbytes = len(names[0])
     most = _MOST_HERE if archive.is_local else _MOST_ELSEWHERE
     last = directory.end.start - LOCAL_HEADER.size - nbytes
@@ -102,7 +103,7 @@ def _look_at(archive: Archive, directory: Directory, names: Sequence[bytes]) -> 
 def _alike(
     directory: Directory, rows: NDArray[np.int64], names: Sequence[bytes]
 ) -> NDArray[np.bool_]:
-    """Which members have a name that differs from one of `names` in one or two bytes."""
+    """Return the members whose names differ from one of `names` in one or two bytes."""
     places = directory.start[rows][:, None] + (RECORD.itemsize + np.arange(len(names[0])))
     found = np.frombuffer(directory.blob, np.uint8)[places]
     alike = np.zeros(len(rows), bool)

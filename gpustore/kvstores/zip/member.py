@@ -1,11 +1,11 @@
-"""One member of a zip archive: its local header, and how its data are decoded and encoded.
+"""One member of a zip archive: its local header, and the coding of its data (APPNOTE 4.3.7).
 
 The local header repeats the record of the directory; it is needed because its extra fields may
 have another length, so only it tells where the data begin. Name, method and flags must be the same
 in both. Sizes and checksum may be missing there, if they follow the data.
 
-Decoders make at most one byte more than is expected, and refuse data that hold more, less, or
-anything behind their end. Whoever wants the beginning of a member gets no more than that.
+Decoders make at most one byte more than expected, and refuse data that are longer, shorter, or
+followed by other bytes. A request for the beginning of a member decodes no more than that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gpustore.kvstores.zip.directory import METHODS, Directory, corrupt
 from gpustore.runtime.buffer import Buffer
 
 LOCAL_HEADER: Final = struct.Struct("<4s5H3L2H")
-"""Signature, version, flags, method, time, date, CRC-32, sizes, lengths of name and extra."""
+"""Signature, version, flags, method, time, date, CRC-32, lengths, lengths of name and extra."""
 
 LOCAL_SIGNATURE: Final = b"PK\3\4"
 
 ENCODE_METHODS: Final = {"store": 0, "deflate": 8, "zstd": 93, "xz": 95}
-"""Methods that members are written with, by the name a spec gives them."""
+"""Methods for writing members, by their names in specs."""
 
 # Flags that change how data are read: encrypted (three of them), patched.
 _MEANINGFUL_FLAGS: Final = 1 | 1 << 5 | 1 << 6 | 1 << 13
@@ -58,20 +58,20 @@ _ERRORS: Final[tuple[type[Exception], ...]] = (
 
 
 def read_local_header(directory: Directory, row: int, header: Buffer) -> int:
-    """Where the data of a member begin, in bytes from the beginning of the archive.
+    """Return the beginning of the data of a member, in bytes from the beginning of the archive.
 
     Parameters
     ----------
     directory : Directory
     row : int
-        The member.
+        Row of the member.
     header : Buffer
-        At least the fixed part of the local header, and the name.
+        Bytes of at least the fixed part of the local header, and the name.
 
     Raises
     ------
     CorruptChunkError
-        If it is another member's, or its data reach into the next one.
+        If the header is that of another member, or the data reach into the next one.
     """
     name = directory.name(row)
     offset = int(directory.offset[row])
@@ -104,7 +104,7 @@ def read_local_header(directory: Directory, row: int, header: Buffer) -> int:
 
 
 def check_encoded_nbytes(method: int, encoded_nbytes: int, decoded_nbytes: int) -> None:
-    """Raise CorruptChunkError if the sizes of a member cannot both be right."""
+    """Raise CorruptChunkError if the two lengths of a member are incompatible."""
     if method == 0:
         is_possible = encoded_nbytes == decoded_nbytes
     else:
@@ -120,14 +120,14 @@ def check_encoded_nbytes(method: int, encoded_nbytes: int, decoded_nbytes: int) 
 
 
 def check_crc32(data: Buffer, expected: int) -> None:
-    """Raise CorruptChunkError unless `data`, a whole member, have the checksum of its record."""
+    """Raise CorruptChunkError unless `data`, a whole member, match the checksum of its record."""
     found = isal_zlib.crc32(data)
     if found != expected:
         raise wrong_crc32(found, expected)
 
 
 def wrong_crc32(found: int, expected: int) -> CorruptChunkError:
-    """The error for a member with another checksum than its record says."""
+    """Return the error for a member with another checksum than that of its record."""
     return corrupt(f"CRC-32 of the data is {found:08x}, expected {expected:08x}")
 
 
@@ -137,7 +137,8 @@ def decode(method: int, encoded: Buffer, decoded_nbytes: int, wanted: int) -> by
     Raises
     ------
     CorruptChunkError
-        If the data do not decode, or, where all of them are wanted, to another number of bytes.
+        If the data do not decode, or decode to another number of bytes where all of them are
+        wanted.
     """
     if wanted == 0 < decoded_nbytes:
         return b""
@@ -173,11 +174,11 @@ def decode(method: int, encoded: Buffer, decoded_nbytes: int, wanted: int) -> by
 
 
 def encode(compression: str, data: Buffer) -> tuple[int, Buffer]:
-    """The method that a new member is written with, and its data.
+    """Return the method for a new member, and its encoded data.
 
-    What a method does not shrink is stored as it is: then it can be read in parts, and by a device.
-    What would look like a bomb to TensorStore is deflated at zlib's lowest level, which expands at
-    most 250 times.
+    Data that do not shrink are stored as they are, so that they can be read in parts, and by a
+    device. Data that TensorStore would take for a decompression bomb are deflated at zlib's lowest
+    level, which expands at most 250 times.
     """
     method = ENCODE_METHODS[compression]
     nbytes = len(data)
@@ -218,9 +219,9 @@ def _decode_zstd(encoded: Buffer, wanted: int, *, is_whole: bool) -> bytes:
 
 
 def _decode_xz(encoded: memoryview, wanted: int, *, is_whole: bool) -> bytes:
-    """Streams that follow each other, with zero bytes in fours between them, as the format allows.
+    """Decode xz streams in a row, with zero bytes in fours between them, as the format allows.
 
-    One byte more than is wanted if there is more, and all is wanted.
+    The result has one byte more than wanted if there are more.
     """
     decoded = bytearray()
     most = wanted + is_whole
@@ -241,7 +242,7 @@ def _decode_xz(encoded: memoryview, wanted: int, *, is_whole: bool) -> bytes:
 
 
 def _padding_nbytes(encoded: memoryview, start: int) -> int:
-    """How many zero bytes there are from `start`, in fours."""
+    """Return the number of zero bytes from `start`, in fours."""
     position = start
     while piece := bytes(encoded[position : position + _PIECE_NBYTES]):
         zeros = len(piece) - len(piece.lstrip(b"\0"))

@@ -1,4 +1,4 @@
-"""A zip archive written anew with some members changed.
+"""Rewrite of a zip archive with some members changed.
 
 1. Members that stay are copied as they are stored, with all that lies between them and the next
    member, also if they cannot be decoded; so is what lies before the first one. Only the directory
@@ -62,11 +62,11 @@ class NewMember:
     is_ascii : bool
     method : int
     crc32 : int
-        Of the decoded data.
+        CRC-32 of the decoded data.
     encoded : Buffer
     decoded_nbytes : int
     stamp : bytes
-        Unlike that of any other version of any member.
+        Stamp, unique for each version of each member.
     """
 
     name: bytes
@@ -79,7 +79,7 @@ class NewMember:
 
     @classmethod
     def of(cls, key: str, value: Buffer, compression: str) -> NewMember:
-        """The member that holds a value."""
+        """Make the member that holds a value."""
         data = memoryview(value).cast("B")
         method, encoded = encode(compression, data)
         name = key.encode("utf-8", "surrogateescape")
@@ -89,29 +89,29 @@ class NewMember:
 
     @property
     def generation(self) -> bytes:
-        """The generation of the value."""
+        """Generation of the value."""
         return pack_generation(self.stamp, self.crc32, len(self.encoded), self.decoded_nbytes)
 
 
 class Rewrite:
-    """The archive that comes out.
+    """The new archive.
 
     Parameters
     ----------
     directory : Directory
-        Of the archive there is.
+        Directory of the old archive.
     changes : mapping of str to NewMember or None
-        What becomes of each key; None deletes it.
+        New member of each changed key; None deletes it.
 
     Attributes
     ----------
     nbytes : int
-        Of the new archive.
+        Length of the new archive, in bytes.
 
     Raises
     ------
     CorruptChunkError
-        If members of the archive overlap or lie outside of it, so that they cannot be kept.
+        If members of the old archive overlap or lie outside of it, and cannot be kept.
     """
 
     def __init__(self, directory: Directory, changes: Mapping[str, NewMember | None]) -> None:
@@ -142,7 +142,7 @@ class Rewrite:
         self.nbytes = stop + len(self._tail)
 
     def directory(self, generation: bytes, *, last: bool) -> Directory:
-        """The directory of the new archive, once that has a generation."""
+        """Return the directory of the new archive with its generation."""
         made = Directory(self._blob, self._end, generation, last=last)
         count = len(self._kept)
         known = self._old.data_start[self._kept]
@@ -152,7 +152,7 @@ class Rewrite:
         return made
 
     def pieces(self, read: Callable[[int, int], Buffer]) -> Iterator[Buffer]:
-        """The new archive; `read` returns bytes of the old one."""
+        """Yield the bytes of the new archive; `read` returns byte ranges of the old one."""
         for start, stop in self._runs():
             for low in range(start, stop, _PIECE_NBYTES):
                 yield read(low, min(stop, low + _PIECE_NBYTES))
@@ -163,7 +163,7 @@ class Rewrite:
         yield self._tail
 
     def _runs(self) -> list[tuple[int, int]]:
-        """What is copied of the old archive, as few runs as possible."""
+        """Yield the byte ranges to copy from the old archive, as few as possible."""
         start = np.append(0, self._old.offset[self._kept])
         stop = np.append(self._prefix, self._old.bound[self._kept])
         first = np.append(True, start[1:] != stop[:-1])
@@ -174,7 +174,7 @@ class Rewrite:
 def _places(
     directory: Directory, changes: Mapping[str, NewMember | None]
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes before the first member, the members that stay in order, and where they go."""
+    """Return the bytes before the first member, the kept members in order, and their new places."""
     keep = np.ones(len(directory), bool)
     keep[directory.superseded] = False
     keep[[directory.rows[key] for key in changes if key in directory.rows]] = False
@@ -188,7 +188,7 @@ def _places(
 def _kept_records(
     directory: Directory, kept: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> list[bytes]:
-    """The records of members that stay, with new offsets, and with a stamp."""
+    """Return the records of kept members, with new offsets and stamps."""
     record = directory.record[kept]
     needs_stamp = ~directory.is_stamped[kept] & bool(directory.generation)
     is_simple = offset < _UINT32_MAX
@@ -222,7 +222,7 @@ def _kept_records(
 
 
 def _record_of(directory: Directory, row: int, offset: int) -> bytes:
-    """The record of a member that stays, made anew."""
+    """Return the new record of a kept member."""
     record = directory.record[row : row + 1].copy()
     numbers = int(directory.decoded_nbytes[row]), int(directory.encoded_nbytes[row]), offset
     zip64 = _zip64(numbers)
@@ -240,7 +240,7 @@ def _record_of(directory: Directory, row: int, offset: int) -> bytes:
 
 
 def _new_headers(member: NewMember, offset: int, date: tuple[int, int]) -> tuple[bytes, bytes]:
-    """The local header and the record of a new member at `offset`; `date` is DOS time and date."""
+    """Return local header and record of a new member at `offset`; `date` is DOS time and date."""
     sizes = member.decoded_nbytes, len(member.encoded)
     # A local header has both sizes or none in zip64.
     large = max(sizes) >= _UINT32_MAX
@@ -268,13 +268,13 @@ def _new_headers(member: NewMember, offset: int, date: tuple[int, int]) -> tuple
 
 
 def _zip64(numbers: tuple[int, int, int]) -> bytes:
-    """The extra field for those of decoded size, encoded size and offset that are too large."""
+    """Return the extra field for those of two lengths and an offset that are too large."""
     large = [number for number in numbers if number >= _UINT32_MAX]
     return struct.pack(f"<2H{len(large)}Q", ZIP64_ID, 8 * len(large), *large) if large else b""
 
 
 def _without(extra: bytes, ids: tuple[int, ...]) -> bytes:
-    """Extra fields other than some; what is not well-formed at the end stays."""
+    """Return extra fields without some identifiers; malformed bytes at the end stay."""
     kept = b""
     position = 0
     while position + 4 <= len(extra):
@@ -288,7 +288,7 @@ def _without(extra: bytes, ids: tuple[int, ...]) -> bytes:
 
 
 def _now() -> tuple[int, int]:
-    """DOS time and date."""
+    """Return DOS time and date."""
     now = time.localtime()
     year = min(max(now.tm_year, 1980), 2107)
     # There are no leap seconds, and only even ones.

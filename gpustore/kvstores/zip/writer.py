@@ -1,10 +1,10 @@
 """Changes of a zip archive: threads that write at the same time share one rewrite.
 
-A rewrite costs as much as the whole archive. So a thread that wants to change something first waits
-until no other thread of the process rewrites the archive, and then writes what all others want to
-have written meanwhile, too. Conditions are looked at when the archive is rewritten, in the order in
-which the changes came; the base sees to it that no other process changes the archive in between, or
-it is all done again (:meth:`gpustore.kvstores.base.KvStoreDriver.replace`).
+A rewrite costs as much as the whole archive. A thread with a change therefore waits until no other
+thread of the process rewrites the archive, and then writes the changes of all waiting threads.
+Conditions are checked during the rewrite, in the order of the changes. The base's conditional write
+detects changes by other processes, after which the rewrite is repeated
+(:meth:`gpustore.kvstores.base.KvStoreDriver.replace`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpustore.runtime.limits import Limits
 
 @dataclass(slots=True, kw_only=True)
 class _Change:
-    """What one caller wants: values of keys, or the deletion of a range.
+    """Change of one caller: values of keys, or the deletion of a range.
 
     Attributes
     ----------
@@ -37,10 +37,10 @@ class _Change:
         The range to delete.
     result : WriteColumns
     count : int
-        Keys that were deleted of the range.
+        Number of deleted keys of the range.
     is_done : bool
     error : GpustoreError, optional
-        Why nothing of it was written.
+        Reason why none of it was written.
     """
 
     result: WriteColumns
@@ -51,7 +51,7 @@ class _Change:
     error: GpustoreError | None = None
 
     def apply(self, directory: Directory, changes: dict[str, NewMember | None]) -> None:
-        """Add to `changes` what is to be done, as the conditions say."""
+        """Add the changes to `changes` whose conditions hold."""
         if self.keys is not None:
             low, high = self.keys
             found = directory.between(low, high)
@@ -83,22 +83,23 @@ class _Change:
 
     @property
     def only_deletes(self) -> bool:
-        """Whether nothing needs to be written if nothing is there."""
+        """Whether the change writes no value."""
         return all(member is None for _, _, member, _ in self.rows)
 
 
 class Writer:
-    """Changes one archive; any number of threads may use it.
+    """Writes changes of one archive. Thread-safe.
 
     Parameters
     ----------
     archive : Archive
     base : Base
-        The key that holds it.
+        Key of the base that holds the archive.
     compression : str
-        Of new members.
+        Compression of new members.
     limits : Limits
-        ``host_in_flight_nbytes`` bounds an archive that has to be in memory to be written.
+        The limit ``host_in_flight_nbytes`` applies to archives that must be in memory to be
+        written.
     """
 
     def __init__(self, archive: Archive, base: Base, compression: str, limits: Limits) -> None:
@@ -110,13 +111,13 @@ class Writer:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Make locks that no thread of the parent process holds; its changes are its own."""
+        """Replace the locks of the parent process, and drop the changes of its threads."""
         self._lock = threading.Lock()
         self._waiting_lock = threading.Lock()
         self._waiting: list[_Change] = []
 
     def write(self, request: WriteRequest, rows: Sequence[int], result: WriteColumns) -> None:
-        """Write some rows of a request, whose keys are legal."""
+        """Write the given rows of a request, whose keys are legal."""
         if not rows:
             return
         change = _Change(result=result)
@@ -141,7 +142,7 @@ class Writer:
         return change.count
 
     def _do(self, change: _Change) -> None:
-        """Have a change made, by this thread or by another one."""
+        """Make a change, in this thread or in another one."""
         with self._waiting_lock:
             self._waiting.append(change)
         with self._lock:
@@ -182,7 +183,7 @@ class Writer:
             self._archive.remember(directory, began)
 
     def _plan(self, together: Sequence[_Change]) -> tuple[Directory, Rewrite | None]:
-        """The directory as it is now, and what becomes of it; None if nothing changes."""
+        """Return the current directory and its changes; None if there are none."""
         directory = self._archive.current()
         changes: dict[str, NewMember | None] = {}
         for one in together:
@@ -205,7 +206,7 @@ class Writer:
         return directory, rewrite
 
     def _pieces(self, directory: Directory, rewrite: Rewrite) -> Iterator[Buffer]:
-        """The new archive; ConflictError if the old one is no longer there."""
+        """Yield the new archive; ConflictError if the old one no longer exists."""
 
         def read(start: int, stop: int) -> Buffer:
             try:
