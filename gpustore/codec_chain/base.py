@@ -161,11 +161,6 @@ class BytesCodec(abc.ABC):
         return False
 
     @property
-    def leaves_odd_elements(self) -> bool:
-        """Whether a device leaves right values to the host, for what is in them."""
-        return False
-
-    @property
     def device_codec(self) -> str | None:
         """Name of the device codec of the streams in a value, or None."""
         return None

@@ -283,11 +283,6 @@ class ValueStage(BytesCodec):
         return alike and self.conversions() in ([], ())
 
     @property
-    def leaves_odd_elements(self) -> bool:
-        """Whether a device may meet a float, of which some are the host's."""
-        return not self.is_identity and self.encoded.itemsize > 1 and self.encoded.kind not in "iu"
-
-    @property
     def parts(self) -> Types:
         """The types of numbers that are decoded one by one."""
         if self.decoded.kind == self.encoded.kind == "c":
