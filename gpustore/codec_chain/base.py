@@ -1,16 +1,16 @@
-"""What a codec is: named options, and the bytes -> bytes stage they prepare.
+"""Codecs: registered algorithms with options, and the bytes -> bytes stages they prepare.
 
-Three things carry the word:
+Three kinds of objects are called codecs:
 
 :class:`Codec`, :class:`LayoutCodec` and :class:`ArrayCodec`
-    What a module of this folder registers as ``CODEC``: an algorithm's options in Zarr v3 and in
-    Zarr v2 (a :class:`CodecVariant` each), their defaults, and how to prepare it.
+    Objects that modules of ``gpustore/codecs`` register as ``CODEC``: the options of an algorithm
+    in Zarr v3 and in Zarr v2 (a :class:`CodecVariant` each), their defaults, and its preparation.
 :class:`BytesCodec`
-    One prepared bytes -> bytes stage of a chain.
+    Prepared bytes -> bytes stages of a chain.
 :class:`ChunkBytes`
-    What everything before those stages comes to. The codecs ``transpose`` and ``bytes``, Zarr v2's
-    ``order`` and its byte order do no work per chunk: they only say where the bytes of which
-    element are, and the copy between chunk and array does the rest.
+    Layouts of decoded bytes, the result of all codecs before those stages. The codecs
+    ``transpose`` and ``bytes``, Zarr v2's ``order`` and its byte order do no work per chunk: they
+    tell where the bytes of each element are, and the copy between chunk and array does the rest.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from gpustore.strict_json.parsing import (
 )
 
 Options = Mapping[str, JsonValue]
-"""Validated options of one codec, by name; those not given are not in it."""
+"""Validated options of one codec, by name, without those that were not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
-    """Where the elements of a decoded chunk are in its bytes.
+    """Layout of the elements of a decoded chunk in its bytes.
 
     Attributes
     ----------
     dtype : numpy.dtype
-        Of the stored elements, with the stored byte order.
+        Type of the stored elements, with the stored byte order.
     shape : tuple of int
         Elements of a whole chunk along each array dimension.
     strides : tuple of int
@@ -63,8 +63,8 @@ class ChunkBytes:
     offset : int
         First byte of the first element.
     record : int
-        Bytes of a stored element, if that is a record, a string or raw bytes of which `dtype` is
-        a part; 0 if it is what `dtype` says.
+        Bytes of a stored element that is a record, a string or raw bytes of which `dtype` is a
+        part; 0 if `dtype` is the whole element.
     """
 
     dtype: np.dtype[Any]
@@ -78,7 +78,7 @@ class ChunkBytes:
     def contiguous(
         cls, dtype: np.dtype[Any], shape: tuple[int, ...], *, order: str = "C"
     ) -> ChunkBytes:
-        """Elements without gaps, the last dimension innermost, or the first if `order` is F.
+        """Return the layout of elements without gaps in C order, or F order (first one innermost).
 
         >>> ChunkBytes.contiguous(np.dtype("<u2"), (3, 4)).strides
         (8, 2)
@@ -96,7 +96,10 @@ class ChunkBytes:
     def of_component(
         cls, component: Component, shape: tuple[int, ...], *, order: str = "C"
     ) -> ChunkBytes:
-        """A component of contiguous stored elements; `shape` is without its inner dimensions."""
+        """Return the layout of a component of contiguous stored elements.
+
+        `shape` is that of the chunk without the inner dimensions of the component.
+        """
         if component.is_element:
             return cls.contiguous(component.stored, shape, order=order)
         outer = cls.contiguous(np.dtype(f"V{component.nbytes}"), shape, order=order)
@@ -116,7 +119,7 @@ class ChunkBytes:
         return math.prod(self.shape) * self.dtype.itemsize == self.nbytes
 
     def transposed(self, order: Sequence[int]) -> ChunkBytes:
-        """The same bytes with dimension i as dimension ``order[i]``.
+        """Return the layout of the same bytes with dimension i as dimension ``order[i]``.
 
         >>> stored = ChunkBytes.contiguous(np.dtype("<u2"), (4, 3))
         >>> found = stored.transposed((1, 0))
@@ -130,12 +133,12 @@ class ChunkBytes:
 
 
 class BytesCodec(abc.ABC):
-    """One prepared bytes -> bytes stage. Any number of threads may use it at once."""
+    """Prepared bytes -> bytes stage of a chain. Any number of threads may use it at once."""
 
     __slots__ = ()
 
     name: str
-    """What errors call it: the registered name."""
+    """Registered name of the codec, for messages."""
 
     is_exact: ClassVar[bool] = False
     """Whether every encoding has exactly :meth:`encoded_bound` bytes."""
@@ -144,7 +147,7 @@ class BytesCodec(abc.ABC):
     """Whether :meth:`decode` without `out` copies nothing."""
 
     decode_ns: ClassVar[float] = 1.0
-    """About how long one thread takes for a decoded byte: decides how work is split, no more."""
+    """Estimate of the nanoseconds one thread takes for a decoded byte, for the division of work."""
 
     decodes_parts: ClassVar[bool] = False
     """Whether :meth:`decode_part` takes less time than :meth:`decode`."""
@@ -153,47 +156,55 @@ class BytesCodec(abc.ABC):
     """Whether :meth:`decode_device` can compare a checksum before later stages decode."""
 
     needs_bytes: ClassVar[bool] = True
-    """Whether :meth:`decode_device` looks at encoded bytes, so that the host must have them."""
+    """Whether :meth:`decode_device` needs the encoded bytes in host memory, to read headers."""
 
     @property
     def is_identity(self) -> bool:
-        """Whether decoding changes no byte, and refuses none."""
+        """Whether decoding returns all bytes unchanged."""
         return False
 
     @property
     def device_codec(self) -> str | None:
-        """Name of the device codec of the streams in a value, or None."""
+        """Name of the device codec of the streams in a value, None without one."""
         return None
 
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Most bytes that an honest encoding of `decoded_nbytes` bytes has, by any encoder."""
+        """Return the most bytes that any encoder makes of `decoded_nbytes` bytes."""
 
     @abc.abstractmethod
     def encode(self, decoded: Buffer) -> Buffer:
-        """Encode one chunk. `decoded` must be contiguous; it is not kept."""
+        """Encode one chunk in host memory.
+
+        `decoded` must be contiguous; it may be changed once the method has returned.
+        """
 
     @abc.abstractmethod
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """Decode one chunk in memory bounded by `decoded_max`, whatever `encoded` claims.
+        """Decode one chunk in host memory bounded by `decoded_max`, whatever its header claims.
 
         Parameters
         ----------
         encoded : bytes-like
-            The whole stored value: nothing may be missing from it, nothing may follow.
+            The whole stored value: no byte may be missing, none may follow.
         decoded_max : int
-            Most bytes the result may have.
+            Most bytes of the result.
         exact : bool
-            Whether it must have exactly that many.
+            Whether the result must have exactly `decoded_max` bytes.
         out : memoryview, optional
             Writable host memory of `decoded_max` bytes. If given, the result is a view of it.
+
+        Returns
+        -------
+        bytes-like
+            The decoded bytes.
 
         Raises
         ------
         CorruptChunkError
-            If `encoded` is no complete encoding of an acceptable size.
+            If `encoded` is damaged, or does not decode to an allowed number of bytes.
         """
 
     def decode_part(
@@ -206,22 +217,21 @@ class BytesCodec(abc.ABC):
         encoded : bytes-like
             The whole stored value.
         nbytes : int
-            How many bytes it must decode to.
+            Bytes that the whole value must decode to.
         start, stop : int
-            The range; not empty, inside [0, nbytes).
+            Range of decoded bytes; not empty, inside [0, nbytes).
         out : memoryview
             Writable host memory of `nbytes` bytes; the result may be a view of it.
 
         Returns
         -------
         bytes-like, int
-            The decoded bytes, and where the first of them stands in the whole.
+            The decoded bytes, and the offset of the first one in the whole value.
 
         Raises
         ------
         CorruptChunkError
-            If that part is damaged, or the whole has another size. What the part does not need is
-            not looked at.
+            If that part is damaged, or the whole has another size. Other parts are not checked.
         """
         del start, stop
         return self.decode(encoded, nbytes, exact=True, out=out), 0
@@ -237,7 +247,7 @@ class BytesCodec(abc.ABC):
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Record the steps that decode each value of `commands`, and refuse those that cannot be.
+        """Record the steps that decode each value of `commands` on a device; refuse the others.
 
         Parameters
         ----------
@@ -245,14 +255,14 @@ class BytesCodec(abc.ABC):
             Encoded values. Afterwards ``commands.values`` are the decoded ones, and
             ``commands.encoded`` is None, unless these bytes are in host memory too.
         device : Device
-            One that :meth:`unsupported_reason` has nothing against.
+            Device for which :meth:`unsupported_reason` is None.
         decoded_max, exact
-            As for :meth:`decode`. A value whose decoded size cannot be told is refused.
+            As for :meth:`decode`. A value whose decoded size is not known is refused.
 
         Raises
         ------
         MemoryError
-            If scratch memory cannot be had; the list is given up then.
+            If there is no scratch memory; the list cannot be used any more.
         """
         del decoded_max, exact
         reason = self.unsupported_reason(device) or f"{self.name} is not decoded on a device"
@@ -262,14 +272,14 @@ class BytesCodec(abc.ABC):
         commands.refuse(dict.fromkeys(range(len(commands)), reason))
 
     def _columns(self, commands: CommandList) -> EncodedColumns | None:
-        """Return the encoded bytes; None, all values refused, if the host has none to see."""
+        """Return the encoded bytes; None, all values refused, if the host does not have them."""
         if commands.encoded is None:
             self._refuse_all(commands, f"{self.name}: its headers are not in host memory")
         return EncodedColumns(commands.encoded) if commands.encoded else None
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:
-    """The error for a value that has `found` instead of `expected` bytes."""
+    """Return the error for a value that has `found` instead of `expected` bytes."""
     return CorruptChunkError(
         f"Not enough data: expected at least {expected} or {expected - found} more; "
         f"at byte {found}",
@@ -278,15 +288,15 @@ def too_short(expected: int, found: int, *, codec: str | None = None) -> Corrupt
 
 
 def too_long(expected: int, found: int | None = None, *, codec: str) -> CorruptChunkError:
-    """The error for a value of more than `expected` bytes; `found` is None if nobody counted."""
+    """Return the error for a value of more than `expected` bytes; `found` is None if unknown."""
     remaining = "" if found is None else f"; remaining length: {found - expected}"
     return CorruptChunkError(f"End of data expected{remaining}; at byte {expected}", codec=codec)
 
 
 def deliver(decoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None) -> Buffer:
-    """Bring what a library returned to where :meth:`BytesCodec.decode` promises it.
+    """Return bytes that a library decoded as :meth:`BytesCodec.decode` does, in `out` if given.
 
-    `decoded` is known to be no longer than `decoded_max`, and exactly that long if `exact`.
+    `decoded` must have at most `decoded_max` bytes, and exactly that many if `exact`.
     """
     if out is None:
         return decoded
@@ -298,13 +308,13 @@ def deliver(decoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview |
 # --------------------------------------------------------------------------- options
 
 ABSENT: Final = object()
-"""Default of an option that stays away if nobody gives it."""
+"""Default of an option that is left out if it is not given."""
 
 Convert = Callable[[JsonValue], JsonValue]
 
 
 def integer(minimum: int, maximum: int) -> Convert:
-    """Options that are integers; ``3.0`` is one, as in TensorStore."""
+    """Return the conversion of options that are integers; ``3.0`` is one, as in TensorStore."""
 
     def convert(value: JsonValue) -> int:
         return expect_int(value, minimum, maximum, integral_floats=True)
@@ -313,12 +323,12 @@ def integer(minimum: int, maximum: int) -> Convert:
 
 
 def boolean(value: JsonValue) -> bool:
-    """Options that are true or false."""
+    """Convert an option that is true or false."""
     return expect_bool(value)
 
 
 def choice(*choices: str) -> Convert:
-    """Options that are one of some words."""
+    """Return the conversion of options that are one of `choices`."""
 
     def convert(value: JsonValue) -> str:
         return expect_str(value, choices=choices)
@@ -327,7 +337,7 @@ def choice(*choices: str) -> Convert:
 
 
 def merge_equal(a: JsonValue, b: JsonValue) -> JsonValue:
-    """`a` if `b` is the same JSON, else None."""
+    """Return `a` if `b` is the same JSON, None otherwise."""
     return a if json_equal(a, b) else None
 
 
@@ -338,20 +348,20 @@ class Option:
     Attributes
     ----------
     name : str
-        The member of the codec's JSON object.
+        Name of the member in the codec's JSON object.
     convert : callable
-        Validates a value, returns it normalised or raises MetadataError.
+        ``convert(value)`` is the normalised value; it raises MetadataError for a wrong one.
     default : JsonValue
-        What a new array gets; :data:`ABSENT` for nothing.
+        Value in a new array; :data:`ABSENT` to leave the member out.
     stored_default : JsonValue
-        What stored metadata mean that lack it; ``REQUIRED`` if that is an error, `ABSENT` if
-        they mean nothing.
+        Value of stored metadata without the member; ``REQUIRED`` if that is an error, `ABSENT` if
+        it has no meaning.
     constraint_default : JsonValue
-        What constraints mean that lack it: by default nothing; ``REQUIRED`` if that is an error.
+        Value of constraints without the member: by default none; ``REQUIRED`` if that is an error.
     convert_stored : callable, optional
-        A more lenient `convert` for stored metadata: what other libraries write is read.
+        A more lenient `convert` for stored metadata, which other libraries may have written.
     merge : callable, optional
-        ``merge(a, b)`` is the value that is both, None if they contradict each other.
+        ``merge(a, b)`` is the value that satisfies both, None if they contradict each other.
     """
 
     name: str
@@ -366,7 +376,7 @@ class Option:
 def fill_defaults(
     variant: CodecVariant, options: Options, itemsize: int | None
 ) -> dict[str, JsonValue]:
-    """Give every option that has a fixed default its value."""
+    """Return `options` with the default of every option that has a fixed one."""
     del itemsize
     defaults = {o.name: o.default for o in variant.options if o.default is not ABSENT}
     return {**defaults, **options}
@@ -380,10 +390,10 @@ class CodecVariant:
     ----------
     options : tuple of Option
     prepare : callable
-        ``prepare(options, itemsize)`` makes the stage from complete options. `itemsize`, in
-        bytes, is that of the elements the stage is given, None if those are no longer elements.
+        ``prepare(options, itemsize)`` is the stage for complete options. `itemsize` is the size
+        of the elements before the stage in bytes, None if it is given bytes without elements.
     complete : callable
-        ``complete(variant, options, itemsize)`` fills in the defaults of a new array.
+        ``complete(variant, options, itemsize)`` are the options of a new array with defaults.
     check_stored : callable, optional
         Raises MetadataError if stored options, each valid, do not go together.
     """
@@ -394,7 +404,7 @@ class CodecVariant:
     check_stored: Callable[[Options], None] | None = None
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options: those of stored metadata (strict), or constraints (all optional)."""
+        """Validate options of stored metadata (strict) or of constraints (all optional)."""
         options = parse_options(self.options, members, stored=stored)
         if stored and self.check_stored is not None:
             self.check_stored(options)
@@ -404,7 +414,7 @@ class CodecVariant:
 def parse_options(
     options: tuple[Option, ...], members: Members, *, stored: bool
 ) -> dict[str, JsonValue]:
-    """Take each of `options` from `members` and refuse what is left."""
+    """Take the values of `options` from `members`; MetadataError if other members are left."""
     parsed = {}
     for option in options:
         convert = (stored and option.convert_stored) or option.convert
@@ -418,14 +428,14 @@ def parse_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """A registered codec of bytes, or of elements: one algorithm under all its names.
+    """Registered codec of bytes or of elements: one algorithm under all its names.
 
     Attributes
     ----------
     name : str
         Name in Zarr v3 and id in Zarr v2.
     v3, v2 : CodecVariant, ValueVariant or None
-        None where that version does not have the codec; in Zarr v2, as a compressor.
+        Variant for Zarr v3, and as a compressor of Zarr v2; None if that version lacks the codec.
     filter : CodecVariant, ValueVariant or None
         Variant as a filter of Zarr v2, if it differs from `v2`. Zarr v3 also has the filters of
         Zarr v2, under the name ``numcodecs.<id>``.
@@ -440,7 +450,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutCodec:
-    """A registered array -> bytes codec that only says where the bytes are.
+    """Registered array -> bytes codec that does no work per chunk: it determines a layout.
 
     Attributes
     ----------
@@ -448,10 +458,10 @@ class LayoutCodec:
         Name in Zarr v3. Zarr v2 has no such codecs.
     options : tuple of Option
     layout : callable
-        ``layout(options, component, shape)`` from complete options; the shape is without the
-        inner dimensions of the component.
+        ``layout(options, component, shape)`` is the :class:`ChunkBytes` for complete options;
+        `shape` is that of the chunk without the inner dimensions of the component.
     complete : callable
-        ``complete(options, itemsize)`` fills in the defaults of a new array.
+        ``complete(options, itemsize)`` are the options of a new array with defaults.
     """
 
     kind: ClassVar[str] = "array -> bytes"
@@ -461,13 +471,13 @@ class LayoutCodec:
     complete: Callable[[Options, int], dict[str, JsonValue]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options: those of stored metadata (strict), or constraints (all optional)."""
+        """Validate options of stored metadata (strict) or of constraints (all optional)."""
         return parse_options(self.options, members, stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayCodec:
-    """A registered array -> array codec that only rearranges dimensions.
+    """Registered array -> array codec that permutes dimensions.
 
     Attributes
     ----------
@@ -478,7 +488,7 @@ class ArrayCodec:
         ``order(options, rank)`` is a permutation: dimension ``order[i]`` of the decoded array is
         dimension i of the encoded one. Raises MetadataError for another rank.
     complete : callable
-        ``complete(options, rank)`` makes options those that a new array stores.
+        ``complete(options, rank)`` are the options that a new array stores.
     """
 
     kind: ClassVar[str] = "array -> array"
@@ -488,13 +498,13 @@ class ArrayCodec:
     complete: Callable[[Options, int], dict[str, JsonValue]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options: those of stored metadata (strict), or constraints."""
+        """Validate options of stored metadata (strict) or of constraints (all optional)."""
         return parse_options(self.options, members, stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCodec:
-    """The registered array -> bytes codec that stores a chunk as many inner chunks.
+    """Registered array -> bytes codec that stores a chunk as many inner chunks.
 
     Attributes
     ----------
@@ -503,8 +513,8 @@ class ShardCodec:
     options : tuple of Option
         ``chunk_shape``, ``codecs``, ``index_codecs`` and ``index_location``.
     complete : callable
-        ``complete(options, dtype, rank, inner_order)`` fills in what a new array is left free to
-        choose, except the shape of the inner chunks.
+        ``complete(options, dtype, rank, inner_order)`` are the options of a new array with
+        defaults, except the shape of the inner chunks.
     """
 
     kind: ClassVar[str] = "array -> bytes"
@@ -513,5 +523,5 @@ class ShardCodec:
     complete: Callable[[Options, V3DataType, int, tuple[int, ...] | None], dict[str, JsonValue]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options: those of stored metadata (strict), or constraints."""
+        """Validate options of stored metadata (strict) or of constraints (all optional)."""
         return parse_options(self.options, members, stored=stored)

@@ -1,14 +1,13 @@
-"""The codecs of an array, resolved: how chunks become bytes and bytes chunks.
+"""Resolved codecs of an array: encoding and decoding of chunks.
 
 A :class:`CodecChain` is a byte layout, which costs nothing per chunk, plus stages: first those that
-change elements, then bytes -> bytes. Transposes are part of the layout, but those that follow a
-stage which needs the elements in order. :mod:`gpustore.codec_chain.resolve` makes one from
-metadata.
+change elements, then bytes -> bytes. Transposes are part of the layout, but those behind a stage
+that needs the elements in order. :mod:`gpustore.codec_chain.resolve` makes a chain from metadata.
 
-Decoding knows how many bytes must come out, so no stage is ever asked to allocate what a chunk
-merely claims. Strings and bytes of any length are the exception: a chain of those decodes to a
-stream of at most so many bytes as the limit of a chunk, and its layout is that of references to
-the elements that are made of the stream (:mod:`gpustore.codec_chain.vlen`).
+The number of decoded bytes is known before, so no stage allocates memory by the size that a chunk
+claims. Strings and bytes of any length are the exception: a chain of those decodes to a stream of
+at most as many bytes as the limit of a chunk, and its layout is that of references to the elements
+made of the stream (:mod:`gpustore.codec_chain.vlen`).
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, text
 
 _PARTED_NBYTES = 96 << 10
-"""Chunks below are one block for most encoders."""
+"""Decoded bytes below which a chunk is one block for most encoders, and parts save nothing."""
 
 _COPY_NS = 0.12
-"""About how long one thread takes to place one decoded byte."""
+"""Estimate of the nanoseconds one thread takes to place a decoded byte."""
 
 _OBJECT_NS = 12
-"""About how long it takes to make an element of any length, for each byte of its reference."""
+"""Estimate of the nanoseconds to make an element of any length, per byte of its reference."""
 
 _REFERENCE_NBYTES = np.dtype(object).itemsize
 
 _OBJECTS_NBYTES = 64 << 10
-"""Chunks of those elements count as so large at least: a short one may stand for a lot."""
+"""Least bytes that a chunk of such elements counts as: few references may be long strings."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One stage, and how many bytes it must or may decode to."""
+    """Stage of a chain, with the number of bytes that it must or may decode to."""
 
     stage: BytesCodec
     decoded_max: int
@@ -68,7 +67,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceStep:
-    """What a device does at once: a stage, or some codecs of elements."""
+    """Step that a device does at once: a stage, or several codecs of elements."""
 
     stage: BytesCodec | ElementStages
     decoded_max: int
@@ -76,7 +75,7 @@ class _DeviceStep:
 
 
 def _together(steps: Sequence[_Step]) -> tuple[_DeviceStep, ...]:
-    """Steps in the order of decoding, those of elements that follow each other as one."""
+    """Return the steps in the order of decoding, consecutive ones of elements joined."""
     found: list[_DeviceStep] = []
     for step in steps:
         stage: BytesCodec | ElementStages = step.stage
@@ -92,22 +91,22 @@ def _together(steps: Sequence[_Step]) -> tuple[_DeviceStep, ...]:
 
 
 class CodecChain:
-    """How one chunk is encoded. Immutable; any number of threads may use it at once.
+    """Chain of the codecs of one array. Immutable; any number of threads may use it at once.
 
     Parameters
     ----------
     layout : ChunkBytes
-        Where the elements are in the decoded bytes.
+        Layout of the elements in the decoded bytes.
     stages : sequence of BytesCodec
-        In the order of encoding.
+        Stages in the order of encoding.
     json : JsonValue
-        What :meth:`to_json` returns.
+        Result of :meth:`to_json`.
     inner_order : tuple of int, optional
-        By default that of C order.
+        Dimensions from the slowest to the fastest in the decoded bytes; by default C order.
     objects : VlenCodec, optional
-        Makes strings or bytes of any length from decoded bytes; `layout` is that of references.
+        Codec of strings or bytes of any length; `layout` is that of references to them.
     objects_max : int, optional
-        Most bytes that those may decode to.
+        Most decoded bytes of a chunk of such elements.
 
     Attributes
     ----------
@@ -115,14 +114,14 @@ class CodecChain:
     objects : VlenCodec or None
     objects_max : int
     batch_nbytes : int
-        Bytes that a decoded chunk counts as where some are fetched or cached together.
+        Bytes that a decoded chunk counts as where several are fetched or cached together.
     inner_order : tuple of int
         Dimensions from the slowest to the fastest in the decoded bytes. Strides do not tell it
         where a dimension has one element.
     stages : tuple of BytesCodec
-        In the order of encoding.
+        Stages in the order of encoding.
     encoded_bound : int
-        Most bytes a stored chunk may have; longer ones are refused unseen.
+        Most bytes that a stored chunk may have; longer ones are an error before they are read.
     is_raw : bool
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
@@ -130,11 +129,11 @@ class CodecChain:
     reads_parts : bool
         Whether a part of the decoded bytes can be checked by itself.
     needs_bytes : bool
-        Whether the host must see encoded bytes that a device decodes.
+        Whether encoded bytes that a device decodes must be in host memory, too.
     decodes_parts : bool
         Whether decoding a part of a chunk takes less time than all of it.
     decode_s : float
-        About how long one thread takes to decode a chunk and to place its elements, in seconds.
+        Estimate of the seconds one thread takes to decode a chunk and to place its elements.
     """
 
     __slots__ = (
@@ -207,7 +206,7 @@ class CodecChain:
         )
 
     def decode(self, encoded: Buffer, out: memoryview | None = None) -> Buffer:
-        """Decode one whole chunk.
+        """Decode one whole chunk in host memory.
 
         Parameters
         ----------
@@ -215,7 +214,7 @@ class CodecChain:
             The stored value.
         out : memoryview, optional
             Writable host memory, 1-D uint8, of ``layout.nbytes`` bytes to decode into. A raw
-            chain leaves it alone and returns `encoded`.
+            chain does not write there and returns `encoded`.
 
         Returns
         -------
@@ -228,7 +227,7 @@ class CodecChain:
         CorruptChunkError
             If `encoded` is not a complete encoding of exactly one chunk of legal elements.
         UnsupportedError
-            If it is encoded in a way that cannot be decoded here.
+            If gpustore cannot decode this form of encoding.
         """
         if not self._steps:
             found, nbytes = len(encoded), self.layout.nbytes
@@ -251,16 +250,16 @@ class CodecChain:
         Parameters
         ----------
         encoded : bytes-like
-            The stored value, whole.
+            The whole stored value.
         start, stop : int
-            Of whole elements; not empty.
+            Range of decoded bytes of whole elements; not empty.
         out : memoryview
-            As for :meth:`decode`.
+            Writable host memory, 1-D uint8, of ``layout.nbytes`` bytes; the result may be a view.
 
         Returns
         -------
         bytes-like, int
-            The decoded bytes, and where the first of them stands in the chunk.
+            The decoded bytes, and the offset of the first one in the chunk.
 
         Raises
         ------
@@ -273,7 +272,7 @@ class CodecChain:
         return decoded if self._check is None else self._check(decoded), begin
 
     def _before_last(self, encoded: Buffer) -> Buffer:
-        """The bytes that the last stage is to decode."""
+        """Decode all stages but the last one."""
         if len(encoded) > self.encoded_bound:
             of = self.objects_max or self.layout.nbytes
             raise CorruptChunkError(
@@ -287,7 +286,7 @@ class CodecChain:
         return decoded
 
     def distrusted(self, distrust: Distrust | None) -> CodecChain:
-        """The same chain, whose values a device decodes only as far as `distrust` lets it."""
+        """Return the chain with `distrust` as the rule for decoders of a device."""
         if distrust == self._distrust:
             return self
         chain = copy(self)
@@ -295,7 +294,7 @@ class CodecChain:
         return chain
 
     def trusted_as(self, other: CodecChain) -> CodecChain:
-        """The same chain, whose values a device decodes as far as those of `other`."""
+        """Return the chain with the rule of `other` for decoders of a device."""
         return self.distrusted(other._distrust)
 
     def unsupported_reason(self, device: Decoders) -> str | None:
@@ -314,15 +313,15 @@ class CodecChain:
         return None
 
     def decode_device(self, commands: CommandList, device: Device) -> None:
-        """Record the steps that decode each value of `commands` to a whole chunk.
+        """Record the steps that decode each value of `commands` to a chunk in device memory.
 
-        What the device cannot do, and what is damaged as far as its structure tells, is refused:
-        the host decodes it, or says what is wrong.
+        Values that the device cannot decode, and those whose structure is damaged, are refused: the
+        host decodes them, or raises the error.
 
         Raises
         ------
         MemoryError
-            If there is not enough device memory; the list is given up then.
+            If there is not enough device memory; the list cannot be used any more.
         """
         reason = self.unsupported_reason(device)
         if reason is not None:
@@ -339,7 +338,7 @@ class CodecChain:
         self.check_device(commands)
 
     def check_device(self, commands: CommandList) -> None:
-        """Record what :meth:`check` does, for decoded values or whole elements of them."""
+        """Record the checks of :meth:`check` for decoded values or whole elements of them."""
         if self._check is None:
             return
         errors, cleared = illegal_bits(self.layout)
@@ -349,17 +348,17 @@ class CodecChain:
             commands.clear_bits(cleared)
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """Encode one whole chunk.
+        """Encode one whole chunk in host memory.
 
         Parameters
         ----------
         decoded : bytes-like, contiguous
-            ``layout.nbytes`` bytes laid out as `layout` says. A raw chain may return it.
+            ``layout.nbytes`` bytes in the layout of the chain. A raw chain may return them.
 
         Raises
         ------
         UnsupportedError, LimitError
-            If the codec or its format cannot encode it.
+            If a codec or its format cannot encode the chunk.
         """
         if self._normalize is not None:
             decoded = self._normalize(decoded)
@@ -368,7 +367,7 @@ class CodecChain:
         return decoded
 
     def decode_objects(self, encoded: Buffer) -> NDArray[Any]:
-        """The elements of a chunk of objects, 1-D, as they follow each other in its layout."""
+        """Decode a chunk of objects to its elements, a 1-D array in the order of its layout."""
         assert self.objects is not None
         return self.objects.decode(self.decode(encoded), self.layout.nbytes // _REFERENCE_NBYTES)
 
@@ -378,7 +377,7 @@ class CodecChain:
         Raises
         ------
         LimitError
-            If nobody could read them with these limits.
+            If a reader with these limits could not decode them.
         """
         assert self.objects is not None
         stream = self.objects.encode(elements)
@@ -390,7 +389,7 @@ class CodecChain:
         return self.encode(stream)
 
     def check(self, decoded: Buffer) -> Buffer:
-        """Check any whole elements of decoded bytes, for readers of parts of raw chunks.
+        """Check whole elements of decoded bytes, for readers of parts of raw chunks.
 
         Returns
         -------
@@ -400,12 +399,12 @@ class CodecChain:
         Raises
         ------
         CorruptChunkError
-            For bytes that are no elements: bools other than 0 and 1.
+            If bytes are no elements: bools other than 0 and 1.
         """
         return decoded if self._check is None else self._check(decoded)
 
     def check_fill(self, fill_value: NDArray[Any]) -> None:
-        """Raise MetadataError if codecs that must keep the fill value change it."""
+        """Raise MetadataError if a codec that must preserve the fill value changes it."""
         value = fill_value.astype(self.layout.dtype).tobytes()
         last = max(
             (i for i, s in enumerate(self.stages) if getattr(s, "keeps_fill", False)), default=-1
@@ -424,9 +423,9 @@ class CodecChain:
             value = encoded
 
     def to_json(self) -> JsonValue:
-        """The members that a CodecSpec of the same driver has: codecs, or compressor and filters.
+        """Return the members of a CodecSpec of the same driver, with every option.
 
-        Every option has its value.
+        For Zarr v3 they are the codecs, for Zarr v2 compressor and filters.
         """
         return self._json
 

@@ -1,6 +1,6 @@
-"""Chains of codecs as they are written down: names and options, parsed and sorted by kind.
+"""Chains of codecs as names and options, parsed and sorted by kind.
 
-They arrive from stored metadata, which must say everything, or as constraints in a spec, which may
+Chains come from stored metadata, which must be complete, or from constraints in a spec, which may
 leave options, and the array -> bytes codec, to be chosen. The order of the kinds is array -> array,
 array -> bytes, bytes -> bytes.
 
@@ -36,46 +36,46 @@ from gpustore.strict_json.parsing import Members, at_position, in_member, text
 
 _V3_SHARDING: Final = "sharding_indexed"
 _NUMCODECS: Final = "numcodecs."
-"""What zarr-python puts before the ids of Zarr v2 for which Zarr v3 has no name."""
+"""Prefix of zarr-python for the ids of Zarr v2 codecs that have no name in Zarr v3."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfCodec:
-    """A codec that is written in one way, and the options chosen for it."""
+    """Codec with options of its own, and the options chosen for it."""
 
     codec: ArrayCodec | LayoutCodec | ShardCodec | VlenCodec
     options: Options
 
     @property
     def known(self) -> tuple[Option, ...]:
-        """The options it has."""
+        """Options that the codec has."""
         return self.codec.options
 
     @property
     def named(self) -> NamedConfiguration:
-        """As it stands in Zarr v3 metadata."""
+        """Name and options as in Zarr v3 metadata."""
         return NamedConfiguration(self.codec.name, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayChoice(_OfCodec):
-    """An array -> array codec and the options chosen for it."""
+    """Array -> array codec that permutes dimensions, and the options chosen for it."""
 
     codec: ArrayCodec
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice(_OfCodec):
-    """An array -> bytes codec and the options chosen for it."""
+    """Array -> bytes codec that determines a layout, and the options chosen for it."""
 
     codec: LayoutCodec | ShardCodec | VlenCodec
 
 
 @dataclass(frozen=True, slots=True)
 class _VariantChoice:
-    """A codec, its variant for one version of the format, and the options chosen.
+    """Codec, its variant for one version of the format, and the options chosen for it.
 
-    `name` is the one it has in that version.
+    `name` is the name of the codec in that version.
     """
 
     name: str
@@ -85,34 +85,34 @@ class _VariantChoice:
 
     @property
     def known(self) -> tuple[Option, ...]:
-        """The options it has."""
+        """Options that the codec has."""
         return self.variant.options
 
     @property
     def named(self) -> NamedConfiguration:
-        """As it stands in Zarr v3 metadata."""
+        """Name and options as in Zarr v3 metadata."""
         return NamedConfiguration(self.name, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class StageChoice(_VariantChoice):
-    """A bytes -> bytes codec, and the options chosen."""
+    """Bytes -> bytes codec, and the options chosen for it."""
 
     variant: CodecVariant
 
     def completed(self, itemsize: int | None) -> StageChoice:
-        """With every option chosen, for elements of `itemsize` bytes (None: no elements)."""
+        """Return the choice with every option, for elements of `itemsize` bytes (None: bytes)."""
         return replace(self, options=self.variant.complete(self.variant, self.options, itemsize))
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChoice(_VariantChoice):
-    """A codec of elements, and the options chosen."""
+    """Codec of elements, and the options chosen for it."""
 
     variant: ValueVariant
 
     def completed(self, dtype: np.dtype[Any] | None) -> ValueChoice:
-        """With every option chosen, for elements of `dtype` if that is known."""
+        """Return the choice with every option, for elements of `dtype` if that is known."""
         return replace(self, options=self.variant.complete(self.options, dtype))
 
 
@@ -121,16 +121,16 @@ Choice: TypeAlias = ArrayChoice | LayoutChoice | StageChoice | ValueChoice
 
 @dataclass(frozen=True, slots=True)
 class ChainSpec:
-    """The codecs of a Zarr v3 chain by kind.
+    """Codecs of a Zarr v3 chain by kind; immutable.
 
     Attributes
     ----------
     arrays : tuple of ArrayChoice or ValueChoice
-        The array -> array codecs in the order of encoding.
+        Array -> array codecs in the order of encoding.
     layout : LayoutChoice, ValueChoice or None
-        The array -> bytes codec, None if that is left to be chosen.
+        Array -> bytes codec, None if it is left to be chosen.
     stages : tuple of StageChoice
-        The bytes -> bytes codecs in the order of encoding.
+        Bytes -> bytes codecs in the order of encoding.
     """
 
     arrays: tuple[ArrayChoice | ValueChoice, ...]
@@ -144,28 +144,28 @@ class ChainSpec:
 
     @property
     def named(self) -> tuple[NamedConfiguration, ...]:
-        """As it stands in metadata."""
+        """Names and options of all codecs, as in metadata."""
         first: tuple[Choice, ...] = () if self.layout is None else (self.layout,)
         return tuple(choice.named for choice in (*self.arrays, *first, *self.stages))
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether its codecs take chunks of any shape."""
+        """Whether no codec changes the shape of chunks."""
         return all(one.variant.keeps_shape for one in self.arrays if isinstance(one, ValueChoice))
 
 
 def resolving(named: NamedConfiguration, *, what: str = "resolving codec spec") -> prefixing:
-    """Prefix errors of the block with the codec they are about."""
+    """Return a context manager that puts ``Error <what> through codec <named>: `` before errors."""
     return prefixing(lambda: f"Error {what} through codec {named}")
 
 
 def of_codec(name: str) -> prefixing:
-    """Prefix errors of the block with the codec of Zarr v2 they are about."""
+    """Return a context manager that puts ``Codec <name>: `` before errors."""
     return prefixing(lambda: f"Codec {text(name)}")
 
 
 def unknown_codec(name: str, version: str) -> MetadataError:
-    """The error for a name without a codec in that version of the format; lists those there are."""
+    """Return the error for a name without a codec in that version; it lists the known names."""
     known: list[str] = []
     prefixed: list[str] = []
     for candidate in registry.ids("codecs"):
@@ -185,7 +185,7 @@ def unknown_codec(name: str, version: str) -> MetadataError:
 
 
 def variant_v2(codec: Codec, *, first: bool = False) -> CodecVariant | ValueVariant | None:
-    """How a codec is written in Zarr v2, None if not at all; `first` prefers that of filters."""
+    """Return the Zarr v2 variant of a codec, None without one; `first` prefers its filter."""
     variant: CodecVariant | ValueVariant | None = codec.filter if first else codec.v2
     return variant or codec.v2 or codec.filter
 
@@ -202,27 +202,35 @@ def parse_v3(
     ----------
     codecs : sequence of NamedConfiguration
     stored : bool
-        Whether they are stored metadata, which must be whole, or constraints. Options that may
-        be missing from stored metadata get the value that means.
+        Whether they are stored metadata, which must be complete, or constraints. Options that may
+        be missing from stored metadata get their default.
+
+    Returns
+    -------
+    tuple of NamedConfiguration
+        The codecs with validated options, under their registered names.
 
     Raises
     ------
     MetadataError
-        ``Error parsing object member "codecs": ...``.
+        If a codec or option is not known: ``Error parsing object member "codecs": ...``.
     UnsupportedError
-        For codecs of the format that are not built yet.
+        If gpustore has no implementation of a codec of the format.
     """
     return parse_chain(codecs, stored=stored).named
 
 
 def parse_chain(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
-    """Validate codecs as :func:`parse_v3` does, and sort them by kind."""
+    """Validate the member ``codecs`` of metadata as :func:`parse_v3` does, and sort it by kind."""
     with in_member("codecs"):
         return parse_codecs(codecs, stored=stored)
 
 
 def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> ChainSpec:
-    """As :func:`parse_chain`, for codecs that are not the member ``codecs`` of metadata."""
+    """Validate codecs that are not the member ``codecs`` of metadata, and sort them by kind.
+
+    Errors are those of :func:`parse_v3` without the name of that member.
+    """
     choices = []
     for index, named in enumerate(codecs):
         if stored and _is_passed_over(named):
@@ -233,16 +241,16 @@ def parse_codecs(codecs: Sequence[NamedConfiguration], *, stored: bool) -> Chain
 
 
 def _is_passed_over(named: NamedConfiguration) -> bool:
-    """Whether a stored codec is not known, and need not be."""
+    """Whether a stored codec is unknown and may be ignored."""
     return not named.must_understand and _find_v3(named.name) == (None, None)
 
 
 def passed_over(codecs: Sequence[NamedConfiguration]) -> tuple[str, ...]:
-    """Names of the stored codecs that are not known and need not be, also inside shards.
+    """Return the names of stored codecs that are unknown and may be ignored, also inside shards.
 
-    Specification 3.1 lets a reader ignore the presence of such a codec, so values are decoded as if
-    it were not listed. What those make of values written without it who know it is not said:
-    such arrays are not written.
+    Specification 3.1 lets a reader ignore such a codec (``must_understand`` false), so values are
+    decoded as if it were not listed. It does not say how readers that know the codec decode values
+    written without it: such arrays are not written.
 
     >>> passed_over([NamedConfiguration("bytes"), NamedConfiguration("new", must_understand=False)])
     ('new',)
@@ -299,7 +307,7 @@ def _choose_v3(named: NamedConfiguration, *, stored: bool) -> Choice:
 
 
 def _find_v3(name: str) -> tuple[Any, CodecVariant | ValueVariant | None]:
-    """The codec of that name, and how it is written there if it may be written in several ways."""
+    """Return the codec of a Zarr v3 name, and its variant if it has variants."""
     codec = registry.find("codecs", name)
     if isinstance(codec, (ArrayCodec, LayoutCodec, ShardCodec, VlenCodec)):
         return codec, None
@@ -307,15 +315,15 @@ def _find_v3(name: str) -> tuple[Any, CodecVariant | ValueVariant | None]:
     if name.startswith(_NUMCODECS):
         codec = registry.find("codecs", name.removeprefix(_NUMCODECS))
         if isinstance(codec, VlenCodec):
-            return codec, None  # Read like the others; written under the registered name.
+            return codec, None  # An alias: it is read, and the registered name is written.
         variant = variant_v2(codec, first=True) if isinstance(codec, Codec) else None
     return (None, None) if variant is None else (codec, variant)
 
 
 def composed_order(arrays: Sequence[ArrayChoice | ValueChoice], rank: int) -> tuple[int, ...]:
-    """The one permutation that array -> array codecs come to, and so the inner order.
+    """Return the permutation that array -> array codecs compose to, which is the inner order.
 
-    What follows a codec that needs the elements in order does not count: it moves what that made.
+    Transposes behind a codec that needs the elements in order do not count: they move its output.
 
     >>> transpose = registry.find("codecs", "transpose")
     >>> composed_order([ArrayChoice(transpose, {"order": o}) for o in ([2, 0, 1], [1, 0, 2])], 3)

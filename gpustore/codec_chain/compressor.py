@@ -1,7 +1,7 @@
-"""The compressor of a Zarr v2 array before it is resolved: parsing, merging, completing.
+"""Parsing, merging and completion of the compressor of a Zarr v2 array.
 
-Stored metadata must say everything, constraints may leave options to be chosen. Two constraints
-agree only if they are the same once defaults are filled in.
+Stored metadata must be complete, constraints may leave options to be chosen. Two constraints agree
+only if they are the same once defaults are filled in.
 
 Source: TensorStore ``driver/zarr/metadata.cc``.
 """
@@ -32,13 +32,13 @@ _V2_DEFAULT: Final = "blosc"
 
 
 def parse_v2(compressor: Compressor | None, *, stored: bool) -> dict[str, JsonValue] | None:
-    """Validate the compressor of an array or of a spec, and fill in its defaults.
+    """Return the validated compressor of an array or a spec, with its defaults.
 
     Raises
     ------
     MetadataError
-        ``Error parsing object member "compressor": ...``. No code is ever looked up by an id
-        that is not one of this library's own.
+        If the id or an option is not known: ``Error parsing object member "compressor": ...``. No
+        code is looked up by an id that is not registered in this package.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def parse_v2(compressor: Compressor | None, *, stored: bool) -> dict[str, JsonVa
 
 
 def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | ValueChoice | None:
-    """The codec that a compressor names and its options, validated as by :func:`parse_v2`."""
+    """Return the codec of a compressor and its options, validated as by :func:`parse_v2`."""
     if compressor is None:
         return None
     with in_member("compressor"):
@@ -75,12 +75,14 @@ def choose_v2(compressor: Compressor | None, *, stored: bool) -> StageChoice | V
 def merge_v2(
     a: Compressor | Unset | None, b: Compressor | Unset | None
 ) -> dict[str, JsonValue] | Unset | None:
-    """The compressor that both `a` and `b` ask for; None is no compression, UNSET no constraint.
+    """Return the compressor that satisfies `a` and `b`.
+
+    None is no compression, UNSET no constraint.
 
     Raises
     ------
     MismatchError
-        ``"compressor" does not match`` unless they are the same, defaults filled in.
+        If they differ once defaults are filled in: ``"compressor" does not match``.
     """
     left = UNSET if a is UNSET else parse_v2(a, stored=False)
     right = UNSET if b is UNSET else parse_v2(b, stored=False)
@@ -94,7 +96,7 @@ def merge_v2(
 
 
 def complete_v2(compressor: Compressor | Unset | None) -> dict[str, JsonValue] | None:
-    """The compressor of a new array: UNSET is Blosc with LZ4, as in TensorStore.
+    """Return the compressor of a new array; UNSET stands for Blosc with LZ4, as in TensorStore.
 
     >>> complete_v2(UNSET)
     {'id': 'blosc', 'cname': 'lz4', 'clevel': 5, 'shuffle': -1, 'blocksize': 0}

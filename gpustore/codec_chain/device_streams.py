@@ -1,6 +1,6 @@
-"""Steps that all codecs record on a device: streams to their places, aligned where need be.
+"""Steps on a device that codecs share: destinations, alignment, decompression of streams.
 
-:func:`prefers_host` is the one place that says where few large streams are decoded.
+:func:`prefers_host` alone decides where few large streams are decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpustore.device.protocol import Decoders, Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
 _ALIGNMENT: Final = 16
-# Bytes before, between and behind outputs, at the least.
+# Least bytes of the guards before, between and behind outputs.
 _PADDING: Final = 32
 
 _FEW_AND_LARGE: Final = {
@@ -28,12 +28,15 @@ _FEW_AND_LARGE: Final = {
     "deflate": (64, 512 << 10),
     "gzip": (64, 512 << 10),
 }
-"""Streams fewer than the first number, one of which decodes to more bytes than the second, keep a
-device waiting for one warp, and a host with several threads is sooner done. Unmeasured."""
+"""Number of streams, and decoded bytes of the longest, by codec.
+
+Fewer streams, of which one is longer, keep a device waiting for one warp: a host with several
+threads is faster. Not measured.
+"""
 
 
 def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
-    """Whether the host should decode streams, because they are few and large.
+    """Whether the host decodes streams faster than a device, because they are few and large.
 
     Parameters
     ----------
@@ -42,7 +45,7 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
     count : int
         Number of streams that are decoded together.
     max_nbytes : int
-        Decoded bytes of the longest.
+        Decoded bytes of the longest stream.
 
     >>> prefers_host("zstd", 4, 16 << 20), prefers_host("zstd", 4000, 16 << 20)
     (True, False)
@@ -52,7 +55,7 @@ def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
 
 
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
-    """Why a device does not decode streams of a codec at all, None if it does."""
+    """Return why a device decodes no streams of a codec, None if it decodes them."""
     if not can_decompress(device, codec):
         return f"{codec}: the device has no library that decodes it (a GPU has nvcomp for that)"
     if distrust is not None and (distrust.of_all or not checks_bounds(device, codec)):
@@ -63,11 +66,11 @@ def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | Non
 def unfit(
     device: Device, codec: str, dst_nbytes: Integers, distrust: Distrust | None
 ) -> str | None:
-    """Why streams of one codec are not decoded on this device, None if they are.
+    """Return why a device does not decode these streams of a codec, None if it does.
 
     Parameters
     ----------
-    dst_nbytes : ndarray of int64
+    dst_nbytes : ndarray of int64, shape (n,)
         Decoded bytes of each stream.
     """
     reason = cannot(device, codec, distrust)
@@ -85,18 +88,21 @@ def unfit(
 
 
 def refuse_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
-    """Refuse some values; returns which of them are kept."""
+    """Refuse values where `wrong` is true; return a mask of those that are kept."""
     commands.refuse(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
     return ~wrong
 
 
 def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
-    """Device memory for ranges of so many bytes, at multiples of 16 and with room around them.
+    """Allocate device memory for outputs, at multiples of 16 and with room around them.
 
     Parameters
     ----------
-    rows : ndarray of int64, optional
-        Row each range is part of: these have failed if anything is written around the range.
+    nbytes : ndarray of int64, shape (n,)
+        Bytes of each output.
+    rows : ndarray of int64, shape (n,), optional
+        Row of each output. If given, the room around outputs is guarded: a row fails if a guard
+        beside its output is overwritten.
     """
     if not len(nbytes):
         return Spans.contiguous(0, [])
@@ -113,7 +119,7 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
 
 
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
-    """Streams at multiples of `alignment`, and the copies (from, to) that bring them there."""
+    """Return streams at multiples of `alignment`, and the copies (from, to) that align them."""
     wrong = src.address % np.uint64(alignment) != 0
     begin = src.take(wrong)
     end = destinations(commands, begin.nbytes.astype(np.int64))
@@ -125,14 +131,14 @@ def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, t
 def decompress_values(
     commands: CommandList, device: Device, codec: str, src: Spans, nbytes: Integers
 ) -> None:
-    """Record that each value is one stream, and leave the list with what they decode to.
+    """Record that each value, one stream, is decompressed; the outputs become the list's values.
 
     Parameters
     ----------
     src : Spans, length of the list
-        The streams.
-    nbytes : ndarray of int64
-        Decoded bytes of each.
+        Streams in device memory.
+    nbytes : ndarray of int64, length of the list
+        Decoded bytes of each stream.
     """
     if not len(commands):
         return

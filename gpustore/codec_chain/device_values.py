@@ -1,7 +1,7 @@
-"""Steps that codecs of values record on a device: conversions of numbers, one by one.
+"""Steps of codecs of values on a device: conversion of each number by itself.
 
-What a kernel must not decode it reports, chunk by chunk: the host decodes those chunks, or says
-what is wrong with them. So no kernel need know what an error is called.
+Kernels report chunks with values that they must not decode: the host decodes those chunks, or
+raises the error, so that kernels need no error messages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gpustore.device.kernels.value import (
 )
 
 Table = tuple[NDArray[Any], NDArray[np.bool_]]
-"""What each byte becomes, and which bytes are legal."""
+"""Value of each byte, shape (256,), and whether the byte is legal, bool of shape (256,)."""
 
 
 def component(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of the parts of complex numbers; of others itself.
+    """Return the type of the parts of complex numbers, other types unchanged.
 
     >>> component(np.dtype(">c8"))
     dtype('>f4')
@@ -38,10 +38,10 @@ def component(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def cast_conversions(source: np.dtype[Any], target: np.dtype[Any]) -> list[Conversion] | str:
-    """What NumPy's rule "unsafe" does to each number, or why no kernel does it.
+    """Return the conversions of NumPy's "unsafe" cast, or why no kernel does it.
 
-    Of complex numbers it is the real part, or each part by itself. Integers of 4 and 8 bytes become
-    float16 by way of float32, as NumPy's do.
+    Complex numbers lose their imaginary part, or each part is cast by itself. Integers of 4 and 8
+    bytes become float16 by way of float32, as in NumPy.
     """
     if source.kind == "c" and target.kind == "b":
         return "complex numbers are converted to bool by the host"
@@ -58,7 +58,7 @@ def cast_conversions(source: np.dtype[Any], target: np.dtype[Any]) -> list[Conve
         ]
     beyond = "infinity"
     if target.kind in "iu":
-        # C says nothing of floats that do not fit; integers wrap around.
+        # C leaves floats that do not fit undefined; integers wrap around.
         beyond = "wrap" if source.kind in "iub" else "error"
     rounding = "towards-zero" if target.kind in "iu" else "nearest-even"
     return [Conversion(source, target, rounding, beyond)]
@@ -73,7 +73,7 @@ def convert(
     table: Table | None,
     name: str,
 ) -> None:
-    """Record that all values become others of `count` elements; one launch."""
+    """Record the conversion of all values, to `count` elements each, by one launch."""
     if not len(commands):
         return
     into = destinations(commands, np.full(len(commands), count * dst.stride, np.int64))
@@ -102,9 +102,9 @@ def convert(
 def sum_values(
     commands: CommandList, dtype: np.dtype[Any], count: int, components: int, name: str
 ) -> None:
-    """Record that each of `count` numbers becomes the sum of those up to it; one launch.
+    """Record that `count` numbers of each value become their running sums, by one launch.
 
-    `components` interleaved numbers of each element are summed by themselves.
+    Each of the `components` interleaved numbers of an element is summed by itself.
     """
     into = destinations(commands, commands.values.nbytes.astype(np.int64))
     runs, each, blocks = value_runs(

@@ -1,8 +1,7 @@
-"""The encoded bytes of many values as one array, so that NumPy looks at all of them at once.
+"""Encoded bytes of many values as one array, whose headers NumPy reads all at once.
 
-What is read on the host before a device decodes (headers, lengths, offsets) is a few bytes of
-each stream, and there may be thousands of streams. Values that lie in one buffer of pinned memory
-are not copied.
+Headers, lengths and offsets, which the host reads before a device decodes, are a few bytes of each
+stream, and there may be thousands of streams. Values in one staging buffer are not copied.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 
 class EncodedColumns:
-    """Bytes of n values in host memory.
+    """Encoded bytes of n values in host memory.
 
     Parameters
     ----------
@@ -30,7 +29,7 @@ class EncodedColumns:
     Attributes
     ----------
     start, nbytes : ndarray of int64, shape (n,)
-        Where each value begins for :meth:`uint`, and its length.
+        Position of each value for :meth:`uint`, and its length.
     """
 
     __slots__ = ("_data", "nbytes", "start")
@@ -50,16 +49,17 @@ class EncodedColumns:
             self._data = shared
 
     def take(self, left_out: Collection[int]) -> EncodedColumns:
-        """The same without some of the values."""
+        """Return the columns without the values of the indices `left_out`."""
         taken = copy(self)
         taken.start = np.delete(self.start, list(left_out))
         taken.nbytes = np.delete(self.nbytes, list(left_out))
         return taken
 
     def uint(self, position: Integers, nbytes: int, ok: Mask) -> Integers:
-        """Little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.
+        """Read little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.
 
-        `position` counts as :attr:`start` does, and must lie in a value where `ok` is true.
+        `position` is relative to the same origin as :attr:`start`; the integer must lie in a value
+        where `ok` is true.
         """
         place = position[ok]
         found = np.zeros(len(place), np.int64)
@@ -70,7 +70,7 @@ class EncodedColumns:
         return column
 
     def uint_before(self, end: Integers, position: Integers, nbytes: int) -> Integers:
-        """The same, where bytes from `end` on count as 0; `end` lies in the value."""
+        """Read integers as :meth:`uint` does; bytes from `end` on, in the value, count as 0."""
         column = np.zeros(len(position), np.int64)
         for k in range(nbytes):
             column |= self.uint(position + k, 1, position + k < end) << (8 * k)
@@ -78,7 +78,7 @@ class EncodedColumns:
 
 
 def _shared_memory(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
-    """The memory that all values are views of, None if there is no such."""
+    """Return the memory that all values are views of, None if they share none."""
     first = values[0] if values else None
     if not isinstance(first, memoryview):
         return None

@@ -1,9 +1,9 @@
-"""The filters of a Zarr v2 array before they are resolved: parsing, merging.
+"""Parsing and merging of the filters of a Zarr v2 array.
 
-Filters come before the compressor, the first one first to encode. Only those of which gpustore
-has a codec are known, any compressor too; no code is ever looked up by an id.
+Filters encode before the compressor, in their order. Filters are codecs that gpustore has,
+compressors too; no code is looked up by an id that is not registered.
 
-TensorStore has none: it refuses arrays with filters, and keeps those of a CodecSpec unread.
+TensorStore supports no filters: it refuses arrays with filters, and ignores those of a CodecSpec.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Filters: TypeAlias = Sequence[Mapping[str, JsonValue]]
 
 
 def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
-    """Validate the filters of an array or of a spec, and fill in their defaults.
+    """Return the validated filters of an array or a spec, with their defaults.
 
     Raises
     ------
     UnsupportedError
-        ``Error parsing object member "filters": filters are not supported, ...``
+        If a filter is not known: ``Error parsing object member "filters": ...``.
     MetadataError
-        If options are not as they must be.
+        If an option is not as expected.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def parse_filters(filters: Filters | None, *, stored: bool) -> list[JsonValue]:
 def choose_filters(
     filters: Filters | None, *, stored: bool
 ) -> list[StageChoice | ValueChoice | LayoutChoice]:
-    """The codecs that filters name and their options, validated as by :func:`parse_filters`.
+    """Return the codecs of filters and their options, validated as by :func:`parse_filters`.
 
     The first one may be the array -> bytes codec of strings or bytes of any length.
     """
@@ -94,7 +94,7 @@ def _choose(
 
 
 _OBJECTS: Final = ("pickle", "json2", "json", "msgpack2", "msgpack")
-"""numcodecs' codecs of Python objects."""
+"""Ids of numcodecs' codecs of Python objects, which are not supported."""
 
 
 def _known() -> list[str]:
@@ -103,12 +103,12 @@ def _known() -> list[str]:
 
 
 def merge_filters(a: Filters | Unset, b: Filters | Unset) -> Filters | Unset:
-    """The filters that both `a` and `b` ask for; UNSET is no constraint.
+    """Return the filters that satisfy `a` and `b`; UNSET is no constraint.
 
     Raises
     ------
     MismatchError
-        ``"filters" does not match`` unless they are the same, defaults filled in.
+        If they differ once defaults are filled in: ``"filters" does not match``.
     """
     left = UNSET if isinstance(a, Unset) else parse_filters(a, stored=False)
     right = UNSET if isinstance(b, Unset) else parse_filters(b, stored=False)

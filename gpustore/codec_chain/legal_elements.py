@@ -1,4 +1,4 @@
-"""Which bytes are legal elements: bools are 0 or 1, unused bits of narrow types are 0."""
+"""Checks that bytes are legal elements: bools are 0 or 1, unused bits of narrow types are 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpustore.data_types.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-# The bits that count. ml_dtypes holds the value there and zeros above, also for negative ones.
+# Bits that hold the value. ml_dtypes has zeros above them, also for negative values.
 _MASKS: Final = {
     int2.numpy_dtype: 0x03,
     int4.numpy_dtype: 0x0F,
@@ -28,11 +28,11 @@ _MASKS: Final = {
 
 
 def checker(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
-    r"""What decoded bytes of elements of `dtype` have to go through, None if all are legal.
+    r"""Return the check of decoded bytes of elements of `dtype`, None if all bytes are legal.
 
-    The callable raises CorruptChunkError for bools other than 0 and 1, and clears what other
-    writers left in the unused bits of types narrower than a byte: in place if it may, else in a
-    copy, which it returns.
+    The check raises CorruptChunkError for bools other than 0 and 1. It clears the unused bits of
+    types narrower than a byte, which other writers may set: in place if the bytes are writable,
+    else in a copy, which it returns.
 
     >>> checker(int4.numpy_dtype)(b"\xff\x71")
     b'\x0f\x01'
@@ -43,7 +43,7 @@ def checker(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
 
 
 def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
-    """The part of :func:`checker` that encoding needs too: unused bits are stored as zeros."""
+    """Return the function that clears unused bits before encoding, None if there are none."""
     if dtype.names is not None:
         return _of_parts(dtype, normalizer)
     mask = _MASKS.get(dtype)
@@ -53,7 +53,7 @@ def normalizer(dtype: np.dtype[Any]) -> Callable[[Buffer], Buffer] | None:
 def _of_parts(
     record: np.dtype[Any], check_of: Callable[[np.dtype[Any]], Callable[[Buffer], Buffer] | None]
 ) -> Callable[[Buffer], Buffer] | None:
-    """The checks of all parts of a record that need one, one after the other."""
+    """Return a check of all parts of a record that need one, None if none does."""
     checks = [
         (layout, check)
         for layout in _parts(record, 0)
@@ -72,7 +72,7 @@ def _of_parts(
 
 
 def _parts(record: np.dtype[Any], offset: int) -> Iterator[ChunkBytes]:
-    """Where the elements of one record are that are no records."""
+    """Yield the layouts of the elements of one record that are no records themselves."""
     fields: Mapping[str, Any] = record.fields or {}
     for part, start in (fields[name][:2] for name in record.names or ()):
         whole = ChunkBytes.contiguous(part.base, part.shape)
@@ -86,12 +86,12 @@ def _parts(record: np.dtype[Any], offset: int) -> Iterator[ChunkBytes]:
 
 
 def illegal_bits(layout: ChunkBytes) -> tuple[bytes, bytes]:
-    r"""Bits that legal elements do not have, for each byte of a stored one in turn.
+    r"""Return the bits that legal elements do not have, as masks of a stored element's bytes.
 
     Returns
     -------
     bytes, bytes
-        Those that are an error, and those that are cleared; empty if there are none.
+        Bits that are an error, and bits that are cleared; empty if there are none.
 
     >>> illegal_bits(ChunkBytes.contiguous(int4.numpy_dtype, (5,)))
     (b'', b'\xf0')
@@ -115,7 +115,7 @@ def illegal_bits(layout: ChunkBytes) -> tuple[bytes, bytes]:
 
 
 def _parts_of(dtype: np.dtype[Any]) -> Iterator[ChunkBytes]:
-    """Where the elements of `dtype` are that are no records: one, or those of a record."""
+    """Yield the layouts of the elements of `dtype` that are no records: one, or its fields."""
     if dtype.names is None:
         yield ChunkBytes.contiguous(dtype, ())
     else:
@@ -125,7 +125,7 @@ def _parts_of(dtype: np.dtype[Any]) -> Iterator[ChunkBytes]:
 def in_records(
     layout: ChunkBytes, check: Callable[[Buffer], Buffer] | None
 ) -> Callable[[Buffer], Buffer] | None:
-    """A check of elements, for whole chunks of records that those are a part of."""
+    """Return a check of elements as one of whole chunks of records that contain them."""
     if check is None or not layout.record:
         return check
 

@@ -1,11 +1,11 @@
-"""Constraints on the codecs of Zarr v3: merged, completed, and what they come to.
+"""Constraints on the codecs of Zarr v3: merging and completion.
 
 :func:`merge_v3`
-    The constraints of both of two, option by option, or MismatchError.
+    Merges two constraints, option by option, or raises MismatchError.
 :func:`complete_v3`, :func:`shard_v3`
-    Choose what a new array is left free to choose, as TensorStore does.
+    Choose the options that constraints leave open for a new array, as TensorStore does.
 :func:`inner_order_v3`, :func:`read_chunk_shape_v3`
-    Tell which order of the dimensions in a chunk, and which innermost chunks, codecs come to.
+    Return the order of the dimensions in a chunk, and the innermost chunks, that codecs lead to.
 
 Source: TensorStore ``driver/zarr3/codec/codec_chain_spec.cc``.
 """
@@ -55,7 +55,7 @@ def merge_v3(
     *,
     strict: bool = False,
 ) -> tuple[NamedConfiguration, ...] | None:
-    """The codec constraints of both `a` and `b`; None is no constraint.
+    """Return the codec constraints that satisfy `a` and `b`; None is no constraint.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def merge_v3(
     Raises
     ------
     MismatchError
-        ``Cannot merge zarr codec constraints ... and ...``.
+        If they contradict: ``Cannot merge zarr codec constraints ... and ...``.
     MetadataError, UnsupportedError
-        As :func:`parse_v3`.
+        If codecs are not valid, as :func:`parse_v3`.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def merge_v3(
 
 
 def _levels(spec: ChainSpec) -> int:
-    """How many levels of shards lie in each other."""
+    """Return the number of nested levels of shards."""
     if spec.layout is None or not spec.is_sharded:
         return 0
     inner = NamedConfiguration.list_from_json(spec.layout.options.get("codecs", []))
@@ -120,7 +120,7 @@ def _levels(spec: ChainSpec) -> int:
 
 
 def _with_inner(shard: ChainSpec, inner: ChainSpec) -> ChainSpec:
-    """A chain that ends in shards, with the codecs of its inner chunks constrained further."""
+    """Return a chain of shards with `inner` merged into the codecs of its inner chunks."""
     assert shard.layout is not None
     options = dict(shard.layout.options)
     own = NamedConfiguration.list_from_json(options.get("codecs", [])) or None
@@ -130,7 +130,7 @@ def _with_inner(shard: ChainSpec, inner: ChainSpec) -> ChainSpec:
 
 
 def _with_last_transpose(spec: ChainSpec, other: ChainSpec) -> ChainSpec:
-    """`spec` with the last codec of `other` if that is the one transpose it has more."""
+    """Return `spec` with the last codec of `other` if that is one more transpose."""
     arrays = other.arrays
     if len(arrays) == len(spec.arrays) + 1 and arrays[-1].named.name == _V3_TRANSPOSE:
         return ChainSpec((*spec.arrays, arrays[-1]), spec.layout, spec.stages)
@@ -160,7 +160,7 @@ def _merge_options(a: Choice, b: Choice, *, strict: bool = False) -> Options:
             continue
         mine, other = a.options[name], b.options[name]
         if mine is None and other is None:
-            continue  # Which an option may be.
+            continue  # None is a value that some options may have.
         merged[name] = option.merge(mine, other)
         if merged[name] is None:
             reason = f': Incompatible "{name}": {text(mine)} vs {text(other)}'
@@ -179,24 +179,24 @@ def complete_v3(
     *,
     inner_order: Sequence[int] | None = None,
 ) -> tuple[NamedConfiguration, ...]:
-    """The codecs of a new array under the constraints `codecs`.
+    """Return the codecs of a new array under the constraints `codecs`.
 
     Parameters
     ----------
     codecs : sequence of NamedConfiguration or None
         None is no constraint: the array is not compressed, as in TensorStore.
     dtype : dtype
-        Of the elements.
+        Data type of the elements.
     rank : int
-        Of the array.
+        Number of dimensions of the array.
     inner_order : sequence of int, optional
-        Dimensions of a chunk from the slowest to the fastest, as they shall be. If `codecs` come
-        to another order, a ``transpose`` is put before the array -> bytes codec.
+        Required order of the dimensions of a chunk, from the slowest to the fastest. If `codecs`
+        lead to another order, a ``transpose`` is put before the array -> bytes codec.
 
     Returns
     -------
     tuple of NamedConfiguration
-        With every option, as it is stored.
+        Codecs with every option, as they are stored.
 
     Examples
     --------
@@ -236,7 +236,7 @@ def complete_v3(
 def _complete_arrays(
     given: Sequence[ArrayChoice | ValueChoice], element: np.dtype[Any], rank: int
 ) -> tuple[list[ArrayChoice | ValueChoice], np.dtype[Any]]:
-    """The array -> array codecs with every option, and the elements that come out of them."""
+    """Return the array -> array codecs with every option, and the type of encoded elements."""
     arrays: list[ArrayChoice | ValueChoice] = []
     for array in given:
         with resolving(array.named):
@@ -251,7 +251,7 @@ def _complete_arrays(
 
 
 def _refuse_stages_after_shards(spec: ChainSpec) -> None:
-    """Raise UnsupportedError for a new array that TensorStore could not read; they are read."""
+    """Raise UnsupportedError for codecs after shards in a new array: TensorStore reads none."""
     if spec.stages and spec.layout is not None:
         stages = [stage.named.to_json() for stage in spec.stages]
         raise UnsupportedError(
@@ -265,7 +265,7 @@ def _refuse_stages_after_shards(spec: ChainSpec) -> None:
 def _complete_layout(
     given: LayoutChoice | ValueChoice | None, dtype: V3DataType, element: np.dtype[Any]
 ) -> tuple[LayoutChoice | ValueChoice, int | None]:
-    """The array -> bytes codec with every option, and the itemsize that the first stage sees."""
+    """Return the array -> bytes codec with every option, and the itemsize for the first stage."""
     itemsize = 1 if _is_bytes(dtype) else element.itemsize
     layout: LayoutChoice | ValueChoice
     if isinstance(given, ValueChoice):
@@ -283,31 +283,31 @@ def _complete_layout(
 
 
 def _is_reordered(arrays: Sequence[ArrayChoice | ValueChoice]) -> bool:
-    """Whether a transpose after these is one of the whole array's dimensions."""
+    """Whether a transpose behind these codecs permutes the dimensions of the array."""
     return all(isinstance(a, ArrayChoice) or a.variant.is_elementwise for a in arrays)
 
 
 def _is_bytes(dtype: V3DataType) -> bool:
-    """Whether elements are made of parts of one byte each, which have no byte order."""
+    """Whether elements consist of single bytes, which have no byte order."""
     if not isinstance(dtype, np.dtype) or dtype.names is None:
         return isinstance(dtype, np.dtype) and (is_opaque(dtype) or dtype.base.itemsize == 1)
     return all(_is_bytes(dtype[name]) for name in dtype.names)
 
 
 def inner_order_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int, ...] | None:
-    """The order of the dimensions in a chunk that constraints come to.
+    """Return the order of the dimensions in a chunk that constraints lead to.
 
     Parameters
     ----------
     codecs : sequence of NamedConfiguration
     rank : int
-        Of the array.
+        Number of dimensions of the array.
 
     Returns
     -------
     tuple of int or None
-        Dimensions from the slowest to the fastest; None if no array -> bytes codec is named, so
-        that the order may still be chosen.
+        Dimensions from the slowest to the fastest; None if the constraints have no array -> bytes
+        codec, so that the order may still be chosen.
 
     Raises
     ------
@@ -326,13 +326,13 @@ def inner_order_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int
 
 
 def read_chunk_shape_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tuple[int, ...] | None:
-    """The shape of the innermost chunks that constraints name, None if they leave it open.
+    """Return the shape of the innermost chunks in constraints, None if they leave it open.
 
     Parameters
     ----------
     codecs : sequence of NamedConfiguration
     rank : int
-        Of the array.
+        Number of dimensions of the array.
     """
     spec = parse_codecs(codecs, stored=False)
     if not spec.is_sharded or spec.layout is None or spec.stages:
@@ -340,7 +340,7 @@ def read_chunk_shape_v3(codecs: Sequence[NamedConfiguration], rank: int) -> tupl
     order = composed_order(spec.arrays, rank)
     options = spec.layout.options
     if "codecs" not in options:
-        return None  # They may turn out to be shards again. So TensorStore.
+        return None  # The inner codecs may still become shards. TensorStore does so.
     inner = NamedConfiguration.list_from_json(options["codecs"])
     nested = parse_codecs(inner, stored=False).is_sharded
     shape = read_chunk_shape_v3(inner, rank) if nested else options.get("chunk_shape")
@@ -357,10 +357,11 @@ def shard_v3(
     read_shape: tuple[int, ...],
     write_shape: tuple[int, ...],
 ) -> tuple[NamedConfiguration, ...] | None:
-    """Constraints under which chunks of `write_shape` hold inner chunks of `read_shape`.
+    """Return constraints by which chunks of `write_shape` hold inner chunks of `read_shape`.
 
-    ``sharding_indexed`` is put around the codecs if the shapes differ and they have none; where
-    the shape of inner chunks is open, at any level, it becomes `read_shape`.
+    ``sharding_indexed`` is put around the codecs if the shapes differ and the codecs have no
+    shards; an open shape of inner chunks, at any level, becomes `read_shape`. Shapes are in
+    elements.
     """
     rank = len(read_shape)
     spec = parse_codecs(codecs or (), stored=False)

@@ -1,7 +1,7 @@
-"""The order of elements, and of the bytes of each, behind codecs that change elements.
+"""Stages for the order of elements, and of their bytes, behind codecs that change elements.
 
-Before such codecs both are part of the layout of a chunk, and cost nothing. Behind one that needs
-the order it is given, a ``transpose`` is a stage, and so is the byte order that ``bytes`` says.
+Before such codecs both orders are part of the layout of a chunk, and cost nothing. Behind a codec
+that needs the elements in order, a ``transpose`` is a stage, and so is the byte order of ``bytes``.
 """
 
 from __future__ import annotations
@@ -28,42 +28,43 @@ from gpustore.runtime.buffer import Buffer
 
 @dataclass(frozen=True, slots=True)
 class SwapStage(ValueStage):
-    """Elements in the other byte order, for the codec ``bytes`` after codecs of elements."""
+    """Stage that swaps the bytes of elements, for the codec ``bytes`` after codecs of elements."""
 
     name = "bytes"
     decode_ns = 0.3
 
     @classmethod
     def of(cls, dtype: np.dtype[Any]) -> SwapStage:
-        """From elements of `dtype` in the order of this machine to the other one."""
+        """Return the stage from elements of `dtype` in native byte order to the other one."""
         part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
         native = np.dtype(f"u{part}")
         return cls(native, native.newbyteorder("S"))
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """Swapped."""
+        """Encode into `encoded`, in the other byte order; both are 1-D."""
         encoded[:] = decoded
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """Swapped back."""
+        """Decode into `decoded`, in the byte order it had; both are 1-D."""
         decoded[:] = encoded
 
     def conversions(self) -> Sequence[Conversion]:
-        """None: how a kernel reads them is enough."""
+        """Return no conversions: kernels read elements of either byte order."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class PermuteStage(BytesCodec):
-    """A transpose of what a codec has made that needs the order it was given.
+    """Stage that transposes the output of a codec which needs the elements in order.
 
     Attributes
     ----------
     shape : tuple of int
-        Of what is encoded.
+        Shape of the decoded elements.
     order : tuple of int
-        As the codec ``transpose`` has it.
+        Permutation, as the option of the codec ``transpose``.
     itemsize : int
+        Bytes of an element.
     """
 
     name = "transpose"
@@ -76,18 +77,18 @@ class PermuteStage(BytesCodec):
     itemsize: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """As many bytes."""
+        """Return `decoded_nbytes`: a transpose keeps the number of bytes."""
         return decoded_nbytes
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """The elements in the other order."""
+        """Return the elements in the transposed order."""
         there = np.frombuffer(decoded, f"V{self.itemsize}").reshape(self.shape)
         return as_bytes(np.ascontiguousarray(there.transpose(self.order)).reshape(-1))
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """The elements in the order they had."""
+        """Return the elements in the order before the transpose."""
         nbytes = math.prod(self.shape) * self.itemsize
         if len(encoded) > nbytes:
             raise too_long(nbytes, len(encoded), codec=self.name)
@@ -100,14 +101,14 @@ class PermuteStage(BytesCodec):
         return whole
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None: a copy can do it."""
+        """Return None: a strided copy transposes on every device."""
         del device, distrust
         return None
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has."""
+        """Record a strided copy of all values; it needs no bytes in host memory."""
         del device, exact
         wrong = commands.values.nbytes != decoded_max
         refuse_where(commands, wrong, f"transpose: not {decoded_max} bytes")
@@ -125,5 +126,5 @@ class PermuteStage(BytesCodec):
 
 
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Of contiguous elements."""
+    """Return the strides of contiguous elements in C order, in bytes."""
     return tuple(itemsize * math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,8 +1,8 @@
-"""From the codecs of stored metadata to a chain: :func:`resolve_v3` and :func:`resolve_v2`.
+"""Resolution of stored codecs to a chain: :func:`resolve_v3` and :func:`resolve_v2`.
 
 1. Validate the codecs strictly (:mod:`gpustore.codec_chain.chain_spec`).
 2. Lay out the elements of a chunk, in Python integers, under the limits.
-3. Prepare the stages. The chain works out how many bytes each may see.
+3. Prepare the stages. The chain computes how many bytes each may decode to.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ def resolve_v3(
     *,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CodecChain:
-    """The chain of a Zarr v3 array.
+    """Return the codec chain of a Zarr v3 array.
 
     Parameters
     ----------
     codecs : sequence of NamedConfiguration
-        As stored: everything must be said.
+        Stored codecs, complete.
     dtype : dtype or Component
-        Of the stored elements.
+        Data type of the stored elements, or the component of them that is read.
     chunk_shape : sequence of int
         Stored elements of a chunk along each dimension.
     limits : Limits, optional
-        ``codecs`` and ``chunk_nbytes`` count.
+        Limits, of which ``codecs`` and ``chunk_nbytes`` apply.
 
     Raises
     ------
     MetadataError
-        If a codec is not known, or its options are not as they must be.
+        If a codec is not known, or an option is not as expected.
     UnsupportedError
-        If a codec is known but not built yet.
+        If gpustore has no implementation of a codec of the format.
     LimitError
         If there are too many codecs, or a chunk is too large.
     """
@@ -83,14 +83,14 @@ def resolve_v3(
 def resolve_chain(
     spec: ChainSpec, dtype: DataType | Component, chunk_shape: Sequence[int], *, limits: Limits
 ) -> CodecChain:
-    """As :func:`resolve_v3`, for codecs that are parsed already."""
+    """Return the codec chain of parsed codecs, as :func:`resolve_v3` does."""
     component = dtype if isinstance(dtype, Component) else Component.whole(dtype)
     assert spec.layout is not None  # Stored chains have one.
     if isinstance(spec.layout.codec, ShardCodec):
-        # Only the index of a shard comes here so: it must have a fixed size.
+        # Only the codecs of a shard's index get here with shards: an index has a fixed size.
         raise MetadataError(f"Expected no sharding, but received: {spec.layout.named}")
     if any(isinstance(array, ValueChoice) for array in (*spec.arrays, spec.layout)):
-        # The byte order is that of what the codecs make of the elements.
+        # The byte order is that of the elements behind the array -> array codecs.
         component = replace(component, stored=component.stored.newbyteorder("="))
     rank = len(chunk_shape)
     before = _ValueStages(component, chunk_shape)
@@ -138,7 +138,7 @@ def resolve_chain(
 
 
 def _check_elements(choice: LayoutChoice, component: Component) -> None:
-    """Raise MetadataError unless the array -> bytes codec is for such elements."""
+    """Raise MetadataError unless the array -> bytes codec supports the elements."""
     codec = choice.codec
     if isinstance(codec, VlenCodec):
         fits, wanted = component.dtype == codec.dtype, codec.dtype.name
@@ -152,15 +152,16 @@ def _check_elements(choice: LayoutChoice, component: Component) -> None:
 
 
 class _ValueStages:
-    """The stages that array -> array codecs come to, added one after the other.
+    """Stages of array -> array codecs, added one after the other.
 
     Attributes
     ----------
     stages : list of BytesCodec
+        Stages added so far, in the order of encoding.
     elements : Elements
-        What the codecs so far have made.
+        Elements behind the codecs added so far.
     typed : bool
-        Whether one of them was a codec of values.
+        Whether a codec of values was added.
     """
 
     def __init__(self, component: Component, shape: Sequence[int]) -> None:
@@ -172,7 +173,7 @@ class _ValueStages:
 
     @property
     def component(self) -> Component:
-        """What the array -> bytes codec sees of each element."""
+        """Component of each element that the array -> bytes codec encodes."""
         if not self.typed:
             return self._component
         return Component.whole(DataType(self.elements.dtype.name))
@@ -216,7 +217,7 @@ class _ValueStages:
 
 
 def v2_inner_order(rank: int, inner_rank: int, order: str) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest: `rank` chunked ones, then the inner ones."""
+    """Return the dimensions from the slowest to the fastest: `rank` chunked, then inner ones."""
     dims = tuple(range(rank))
     return (dims[::-1] if order == "F" else dims) + tuple(range(rank, rank + inner_rank))
 
@@ -230,27 +231,31 @@ def resolve_v2(
     *,
     limits: Limits = DEFAULT_LIMITS,
 ) -> CodecChain:
-    """The chain of a Zarr v2 array.
+    """Return the codec chain of a Zarr v2 array.
 
     Parameters
     ----------
     compressor : mapping or None
-        As stored.
+        Stored compressor.
     filters : sequence of mapping or None
-        As stored, the first one first to encode.
+        Stored filters in the order of encoding.
     component : Component
-        Of the stored elements.
+        Component of the stored elements that is read.
     chunk_shape : sequence of int
         Stored elements of a chunk along each chunked dimension.
     order : str
-        ``"C"``, or ``"F"`` if the first dimension is innermost; not of the inner dimensions.
+        ``"C"``, or ``"F"`` if the first dimension is innermost; inner dimensions are in C order.
     limits : Limits, optional
-        ``chunk_nbytes`` counts.
+        Limits, of which ``chunk_nbytes`` applies.
 
     Raises
     ------
-    MetadataError, UnsupportedError, LimitError
-        As :func:`resolve_v3`.
+    MetadataError
+        If a codec is not known, or an option is not as expected.
+    UnsupportedError
+        If gpustore has no implementation of a codec.
+    LimitError
+        If a chunk is too large.
     """
     layout = ChunkBytes.of_component(component, tuple(chunk_shape), order=order)
     inner_order = v2_inner_order(len(chunk_shape), component.rank, order)
@@ -291,9 +296,9 @@ def resolve_v2(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a codec of Zarr v2 is given: elements, None if not even their number is known.
+    """Input of a codec of Zarr v2: elements, None if their number is not known.
 
-    `itemsize` is None for bytes.
+    `itemsize` is None for bytes without elements.
     """
 
     elements: Elements | None
@@ -301,7 +306,7 @@ class _Given:
 
 
 def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: _Given) -> _Given:
-    """Prepare a filter or a compressor; returns what the next one is given."""
+    """Add the stage of a filter or compressor to `stages`; return the input of the next one."""
     if isinstance(choice, StageChoice):
         stage = choice.variant.prepare(choice.options, given.itemsize)
         stages.append(stage)

@@ -1,16 +1,16 @@
-"""Codecs that change the elements of a chunk: their values, their type, how many there are.
+"""Codecs that change the elements of a chunk: their values, their type or their number.
 
-Such a codec is an array -> array codec of Zarr v3 (``packbits``: array -> bytes), and most filters
-of Zarr v2 are. In a chain each is one stage on contiguous elements in the order in which they are
-stored, so that it needs no dimensions: transposes before it are part of the layout, and commute
-with what changes each element by itself.
+Such codecs are array -> array codecs of Zarr v3 (``packbits``: array -> bytes) and most filters of
+Zarr v2. In a chain each is one stage on contiguous elements in stored order, so that it needs no
+dimensions: transposes before it are part of the layout, and commute with a codec that changes each
+element by itself.
 
 :class:`ValueVariant`
     A variant of such a codec for Zarr v2 or v3: its options, and how it changes type and shape.
 :class:`ValueStage`
-    The stage it prepares: elements of one type to elements of another, as bytes.
+    A prepared stage from elements of one type to elements of another, as bytes.
 :class:`ElementStages`
-    Some of these in a row, which a device decodes by one launch.
+    Consecutive stages that a device decodes by one launch.
 """
 
 from __future__ import annotations
@@ -46,20 +46,23 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue, Members, expect_float, expect_str, text
 
 BLOCK: Final = 1 << 16
-"""Elements at a time where a result goes through a temporary: these stay in a CPU's cache, and are
-enough for threads not to wait for each other between calls of NumPy."""
+"""Elements at a time where a result goes through a temporary array.
+
+So many stay in a CPU's cache, and are enough for threads not to wait for each other between calls
+of NumPy.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """What a codec of the chain is given.
+    """Elements before or behind a codec of a chain.
 
     Attributes
     ----------
     dtype : numpy.dtype
-        With its byte order.
+        Type of the elements, with their byte order.
     shape : tuple of int
-        Of a chunk there; in Zarr v2 of one dimension.
+        Shape of a chunk at this place of the chain; in Zarr v2 one dimension.
     """
 
     dtype: np.dtype[Any]
@@ -71,12 +74,12 @@ class Elements:
         return math.prod(self.shape)
 
     def viewed(self, dtype: np.dtype[Any]) -> Elements:
-        """The same bytes as elements of `dtype`, as numcodecs' filters look at them.
+        """Return the same bytes as elements of `dtype`, as numcodecs' filters view them.
 
         Raises
         ------
         MetadataError
-            If they are no whole number.
+            If the bytes are no whole number of elements.
         """
         if dtype == self.dtype:
             return self
@@ -90,7 +93,7 @@ class Elements:
 
 
 Types = tuple[np.dtype[Any], np.dtype[Any]]
-"""Of the decoded and of the encoded elements."""
+"""Type of the decoded elements, and of the encoded ones."""
 
 
 def _same_types(options: Options, dtype: np.dtype[Any]) -> Types:
@@ -116,26 +119,26 @@ class ValueVariant:
     ----------
     options : tuple of Option
     prepare : callable
-        ``prepare(options, decoded, encoded)`` makes the stage from complete options and two
-        :class:`Elements`, or None if nothing is to be done. Raises MetadataError for elements it
-        is not for.
+        ``prepare(options, decoded, encoded)`` is the stage for complete options and two
+        :class:`Elements`, None if it would change nothing. It raises MetadataError for elements
+        that the codec does not support.
     kind : str
-        Of the codec in Zarr v3.
+        Kind of the codec in Zarr v3.
     types : callable
-        ``types(options, dtype)`` are those it decodes to and encodes as; `dtype` is the one of
-        the elements there. MetadataError if it is not for them.
+        ``types(options, dtype)`` are the decoded and the encoded type for elements of `dtype`. It
+        raises MetadataError for elements that the codec does not support.
     shape, rank : callable
-        ``shape(options, shape)`` and ``rank(options, rank)``, what it makes of those.
+        ``shape(options, shape)`` and ``rank(options, rank)`` are shape and rank of the encoding.
     type_option : str
-        The option that names the decoded type; in Zarr v3 it may be left to the array.
+        Name of the option for the decoded type; in Zarr v3 it may be left to the array.
     is_elementwise : bool
-        Whether each element is encoded by itself, so that the order of the others is all one.
+        Whether each element is encoded by itself, so that their order does not matter.
     keeps_fill : bool
-        Whether the fill value must come back as it was.
+        Whether the codec must preserve the fill value.
     in_shards : bool
-        Whether it may stand before ``sharding_indexed``.
+        Whether the codec may precede ``sharding_indexed``.
     has_fixed_size : bool
-        Whether the shape tells how long its encoding is.
+        Whether the size of the encoding depends on the shape alone.
     """
 
     options: tuple[Option, ...]
@@ -152,13 +155,13 @@ class ValueVariant:
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether what it makes has the shape of what it is given, and any shape will do."""
+        """Whether the codec takes elements of any shape and encodes them in the same shape."""
         return self.shape is _same_shape
 
     def parse(self, members: Members, *, stored: bool, typed: bool = True) -> dict[str, JsonValue]:
-        """Validate options: those of stored metadata (strict), or constraints (all optional).
+        """Validate options of stored metadata (strict) or of constraints (all optional).
 
-        `typed` says whether the option that names the decoded type must be there.
+        `typed` is whether the option of the decoded type is required.
         """
         known = self.options
         if not typed:
@@ -171,25 +174,25 @@ class ValueVariant:
         return parse_options(known, members, stored=stored)
 
     def complete(self, options: Options, dtype: np.dtype[Any] | None) -> dict[str, JsonValue]:
-        """Give every option that has a default its value, for elements of `dtype` if known."""
+        """Return `options` with all defaults, for elements of `dtype` if that is known."""
         defaults = {o.name: o.default for o in self.options if o.default is not ABSENT}
         if self.type_option and dtype is not None:
             defaults[self.type_option] = dtype.str
         return {**defaults, **options}
 
     def viewed(self, options: Options, elements: Elements) -> tuple[Elements, Elements]:
-        """What it decodes to and encodes as in Zarr v2, where bytes are looked at as elements."""
+        """Return decoded and encoded elements in Zarr v2, where filters view bytes as elements."""
         decoded, encoded = self.types(options, elements.dtype)
         found = elements.viewed(decoded)
         return found, Elements(encoded, self.shape(options, found.shape))
 
     def given(self, options: Options, elements: Elements) -> tuple[Elements, Elements]:
-        """What it decodes to and encodes as in Zarr v3, where elements have a type.
+        """Return decoded and encoded elements in Zarr v3, where elements have a type.
 
         Raises
         ------
         MetadataError
-            If its options name another type, or one in the byte order of another machine.
+            If the options name another type, or one that is not in native byte order.
         """
         decoded, encoded = self.types(options, elements.dtype)
         if decoded != elements.dtype:
@@ -205,14 +208,14 @@ class ValueVariant:
 
 @dataclass(frozen=True, slots=True)
 class ValueStage(BytesCodec):
-    """Elements of type `decoded` to as many of type `encoded`.
+    """Stage from elements of type `decoded` to as many of type `encoded`.
 
     Attributes
     ----------
     decoded, encoded : numpy.dtype
-        With their byte orders.
+        Types of the elements, with their byte orders.
     keeps_fill : bool
-        Whether the fill value must come back as it was.
+        Whether the codec must preserve the fill value.
     """
 
     is_exact: ClassVar[bool] = True
@@ -233,11 +236,11 @@ class ValueStage(BytesCodec):
         """Decode into `decoded`; both are 1-D and of the types of the stage."""
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Exactly what an encoding has."""
+        """Return the exact number of bytes of an encoding."""
         return decoded_nbytes // self.decoded.itemsize * self.encoded.itemsize
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """Every element."""
+        """Convert every element; parameters and errors as in :class:`BytesCodec`."""
         elements = np.frombuffer(decoded, self.decoded)
         encoded = np.empty(len(elements), self.encoded)
         with np.errstate(all="ignore"):
@@ -248,7 +251,7 @@ class ValueStage(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """Every element."""
+        """Convert every element; parameters and errors as in :class:`BytesCodec`."""
         nbytes = self._decoded_nbytes(len(encoded), decoded_max, exact=exact)
         whole = np.empty(nbytes, np.uint8).data if out is None else out[:nbytes]
         self._decode_into(encoded, whole)
@@ -257,7 +260,7 @@ class ValueStage(BytesCodec):
     def decode_part(
         self, encoded: Buffer, nbytes: int, start: int, stop: int, out: memoryview
     ) -> tuple[Buffer, int]:
-        """The elements that the range touches, or all if they need each other."""
+        """Decode the elements that the range touches, or all if they depend on each other."""
         if not self.decodes_parts:
             return self.decode(encoded, nbytes, exact=True, out=out), 0
         self._decoded_nbytes(len(encoded), nbytes, exact=True)
@@ -268,29 +271,32 @@ class ValueStage(BytesCodec):
         return part, first * self.decoded.itemsize
 
     def conversions(self) -> Sequence[Conversion] | str | None:
-        """What a device does to each number to decode it, or to each part of complex ones.
+        """Return the conversions by which a device decodes each number, or part of a complex one.
 
-        A text says why that is not possible: what is encoded in one byte can be looked up all the
-        same. None if elements are no numbers, or not decoded one by one.
+        A text is the reason why kernels do not; elements encoded in one byte are then looked up in
+        a table. None if elements are no numbers, or are not decoded one by one.
         """
         return None
 
     @property
     def is_identity(self) -> bool:
-        """Whether decoding changes no byte, and refuses none."""
+        """Whether decoding returns all bytes unchanged."""
         decoded, encoded = self.parts
         alike = Side.of(decoded) == Side.of(encoded) and checker(encoded) is None
         return alike and self.conversions() in ([], ())
 
     @property
     def parts(self) -> Types:
-        """The types of numbers that are decoded one by one."""
+        """Types of the numbers that are decoded one by one, those of a complex number's parts."""
         if self.decoded.kind == self.encoded.kind == "c":
             return component(self.decoded), component(self.encoded)
         return self.decoded, self.encoded
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Why a device cannot; no trust is needed, as kernels read what they are told to."""
+        """Return why a device cannot decode, None if it can.
+
+        `distrust` does not matter: the package's kernels check all bounds.
+        """
         del device, distrust
         found = self.conversions()
         if found is None:
@@ -302,7 +308,7 @@ class ValueStage(BytesCodec):
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has."""
+        """Record the conversion of all values; it needs no bytes in host memory."""
         ElementStages((self,)).decode_device(commands, device, decoded_max, exact=exact)
 
     def _decode_into(self, encoded: Buffer, out: memoryview) -> None:
@@ -325,12 +331,12 @@ class ValueStage(BytesCodec):
 
 
 class ElementStages:
-    """Stages of a chain that a device decodes together, each number by itself.
+    """Stages of a chain that a device decodes by one launch, each number by itself.
 
     Parameters
     ----------
     stages : sequence of ValueStage
-        In the order of decoding; what one makes the next one takes.
+        Consecutive stages in the order of decoding.
     """
 
     def __init__(self, stages: Sequence[ValueStage]) -> None:
@@ -341,7 +347,7 @@ class ElementStages:
         self._table: Table | None = None
 
     def takes(self, stage: ValueStage) -> bool:
-        """Whether `stage` can be decoded together with these, after them."""
+        """Whether `stage` can be decoded by the same launch, after these stages."""
         made, taken = Side.of(self._target), Side.of(stage.parts[1])
         return (
             made == taken and made.nbytes == made.stride and (made.nbytes > 1 or self._is_looked_up)
@@ -350,8 +356,8 @@ class ElementStages:
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, by one launch, or none if nothing is to be done."""
-        del device, exact  # A chunk is encoded whole.
+        """Record one launch that decodes all values; none if decoding changes no byte."""
+        del device, exact  # Stages of elements are given whole chunks, so the size is exact.
         src, dst = Side.of(self._source), Side.of(self._target)
         count = decoded_max // dst.stride
         name = self.stages[0].name
@@ -372,11 +378,11 @@ class ElementStages:
 
     @property
     def _changes(self) -> bool:
-        """Whether bytes become something else, or are not all legal."""
+        """Whether decoding changes bytes or checks them."""
         return not all(stage.is_identity for stage in self.stages)
 
     def _looked_up(self) -> Table:
-        """What each byte decodes to by the host, and whether it does."""
+        """Return the value of each byte as the host decodes it, and whether it is legal."""
         every = bytes(range(256))
         legal = np.ones(256, np.bool_)
         try:
@@ -399,17 +405,17 @@ class ElementStages:
 
 
 def as_bytes(elements: NDArray[Any]) -> memoryview:
-    """The bytes of contiguous elements."""
+    """Return the bytes of contiguous elements, as a view."""
     return elements.reshape(-1).view(np.uint8).data
 
 
 def blocks(count: int) -> list[slice]:
-    """Parts of `count` elements that are worked on one after the other."""
+    """Return slices of `count` elements that are converted one after the other."""
     return [slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK)]
 
 
 def cast(source: NDArray[Any], target: NDArray[Any]) -> None:
-    """Copy elements by NumPy's rule "unsafe"; of a complex number the real part, silently."""
+    """Copy elements by NumPy's "unsafe" cast; an imaginary part is dropped without a warning."""
     if source.dtype.kind == "c" and target.dtype.kind not in "cb":
         source = source.real
     np.copyto(target, source, casting="unsafe")
@@ -424,9 +430,9 @@ _NAMES: Final = frozenset(
 
 
 def numpy_type(kinds: str) -> Callable[[JsonValue], JsonValue]:
-    """Options that are a NumPy type of one of some kinds, in any of the ways numcodecs takes.
+    """Return the conversion of options that name a NumPy type of one of `kinds`.
 
-    They are kept as numcodecs writes them.
+    All spellings that numcodecs takes are read, and become the one it writes.
 
     >>> numpy_type("if")("float64"), numpy_type("if")(">i2"), numpy_type("u")("u1")
     ('<f8', '>i2', '|u1')
@@ -451,7 +457,7 @@ def numpy_type(kinds: str) -> Callable[[JsonValue], JsonValue]:
 
 
 def number(value: JsonValue) -> JsonValue:
-    """Options that are finite numbers; an integer stays one."""
+    """Convert an option that is a finite number; an integer stays one."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
     found = expect_float(value)

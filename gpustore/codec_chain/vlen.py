@@ -1,10 +1,12 @@
 """Strings and bytes of any length as one stream of bytes: ``vlen-utf8`` and ``vlen-bytes``.
 
-The stream is the number of elements, then of each element its length in bytes and those bytes;
-numbers are 32 bits, little endian. The elements are in C order of the array that is encoded.
+A stream is the number of elements, then for each element its length in bytes and its bytes;
+numbers are uint32, little endian. The elements are in C order of the array that is encoded.
 
-numcodecs makes and reads streams. What it leaves open is checked here: the number of elements
-before memory is taken for them, and that nothing follows the last one.
+numcodecs writes and reads streams. This module checks what numcodecs does not: the number of
+elements before memory is allocated for them, and the end of the stream.
+
+Source: ``numcodecs/vlen.pyx``.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ from gpustore.strict_json.parsing import Members
 _U32: Final = struct.Struct("<I")
 _MOST_ELEMENTS: Final = 2**32 - 2
 
-# Put behind the last element: found there, it proves that the element ends where the stream does.
-# Nobody who writes files can know it.
+# Random bytes put behind the stream: found behind the last element, they prove that it ends where
+# the stream does. A writer of files cannot know them.
 _END: Final = secrets.token_hex(8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VlenCodec:
-    """A registered array -> bytes codec of strings or bytes of any length.
+    """Registered array -> bytes codec of strings or bytes of any length.
 
     Attributes
     ----------
     name : str
-        Name in Zarr v3, and id among the filters of Zarr v2. There are no options.
+        Name in Zarr v3, and id among the filters of Zarr v2. The codec has no options.
     dtype : dtype
-        Of the elements, ``ustring`` or ``string``.
+        Data type of the elements, ``ustring`` or ``string``.
     encode_library, decode_library : callable
-        From an array of objects to a stream, and back.
+        Functions of numcodecs from an array of objects to a stream, and back.
     """
 
     kind: ClassVar[str] = "array -> bytes"
@@ -54,18 +56,18 @@ class VlenCodec:
     decode_library: Callable[[Buffer], NDArray[Any]]
 
     def parse(self, members: Members, *, stored: bool) -> dict[str, Any]:
-        """Refuse options."""
+        """Return no options; MetadataError if there are any."""
         del stored
         members.finish()
         return {}
 
     def layout(self, shape: tuple[int, ...], *, order: str = "C") -> ChunkBytes:
-        """Where the references to the elements of a decoded chunk are.
+        """Return the layout of the references to the elements of a decoded chunk.
 
         Raises
         ------
         UnsupportedError
-            If there are more elements than the stream can say.
+            If a chunk has more elements than a uint32 can count.
         """
         layout = ChunkBytes.contiguous(np.dtype(object), shape, order=order)
         if layout.nbytes // layout.dtype.itemsize > _MOST_ELEMENTS:
@@ -76,12 +78,12 @@ class VlenCodec:
         return layout
 
     def encode(self, elements: NDArray[Any]) -> Buffer:
-        """The stream of a 1-D array of objects.
+        """Encode a 1-D host array of objects as a stream.
 
         Raises
         ------
         MismatchError
-            If a string has no UTF-8, since it has surrogates.
+            If a string has surrogates, and so no UTF-8.
         """
         try:
             return self.encode_library(elements)
@@ -91,15 +93,15 @@ class VlenCodec:
             ) from error
 
     def decode(self, encoded: Buffer, count: int) -> NDArray[Any]:
-        """The elements of a stream: a 1-D array of `count` objects.
+        """Decode a stream to a 1-D host array of `count` objects.
 
-        Memory is taken for what `encoded` has, whatever it claims.
+        Memory is allocated for the bytes in `encoded`, not for the lengths it claims.
 
         Raises
         ------
         CorruptChunkError
-            If there is another number of elements, one of them is cut off or not UTF-8, or
-            something follows the last one.
+            If the stream has another number of elements, an element is cut off or not UTF-8, or
+            bytes follow the last one.
         """
         nbytes = len(encoded)
         if nbytes < _U32.size:
@@ -123,7 +125,7 @@ class VlenCodec:
         return elements[:count]
 
     def _wrong(self, encoded: Buffer) -> CorruptChunkError:
-        """What is wrong with a stream of the right number of elements."""
+        """Return the error for a damaged stream with the right number of elements."""
         try:
             elements = self.decode_library(encoded)
         except UnicodeDecodeError as error:
