@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,8 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 
 pytest_plugins = ["tests.matrix"]
+
+OURS = ("gpustore", "tests", "benchmarks", "docs")
 
 # The same examples on every machine; a failure is repeated by running the test again.
 settings.register_profile("gpustore", derandomize=True, deadline=None, database=None)
@@ -27,10 +30,37 @@ def _own_environment():
         yield
 
 
-def pytest_xdist_auto_num_workers(config):
-    """All cores for the whole suite; what is chosen by path runs in this process."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """All cores for the whole suite, while what is chosen by path runs in this process; limits.
+
+    Both are here and not in pyproject.toml: a machine that only runs the tests of a GPU need have
+    neither pytest-xdist nor pytest-timeout.
+    """
+    plugins, option = config.pluginmanager, config.option
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return None if whole else 0
+    is_worker = hasattr(config, "workerinput")
+    if plugins.hasplugin("xdist") and option.numprocesses is None and whole and not is_worker:
+        option.numprocesses = os.cpu_count()
+    if plugins.hasplugin("timeout") and option.timeout is None:
+        option.timeout = 120
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """``pytest -m gpu`` passes over files that import what is not installed, and names it."""
+    report = yield
+    call = getattr(report, "call", None)
+    if collector.config.option.markexpr == "gpu" and report.failed and call is not None:
+        missing = call.excinfo.value.__cause__ or call.excinfo.value
+        name = getattr(missing, "name", None) or "gpustore"
+        if isinstance(missing, ModuleNotFoundError) and name.split(".")[0] not in OURS:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+            for half, module in list(sys.modules.items()):  # pytest leaves it to other importers.
+                if getattr(module, "__file__", None) == str(collector.path):
+                    del sys.modules[half]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,8 +103,8 @@ def pytest_runtest_logreport(report):
 
 def pytest_sessionfinish(session):
     """``pytest -m gpu`` that ran nothing has shown nothing."""
-    if hasattr(session.config, "workerinput"):
-        return  # One of several processes: the first one knows what all of them ran.
+    if hasattr(session.config, "workerinput") or session.config.option.collectonly:
+        return  # Of several processes the first one knows what all of them ran.
     if session.config.option.markexpr == "gpu" and not _passed_on_gpu and not session.exitstatus:
         print("\nno test ran on a GPU")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -5,7 +5,7 @@ fixtures are made once and one result is reported. It is for cases that are chea
 
 ``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
 or else of ``parametrize``. A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats
-a choice, ``--matrix whole`` goes through all cells, and so does ``-m long``.
+a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
 """
 
 import functools
@@ -146,7 +146,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    return config.option.matrix == "whole" or "long" in config.option.markexpr
+    asked_for = config.option.matrix == "whole"
+    return asked_for or any(mark in config.option.markexpr for mark in ("long", "gpu"))
 
 
 def chosen(cells: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:
