@@ -1,1 +1,1 @@
-"""What gpustore needs of a device with memory of its own: protocol, command lists, kernels."""
+"""Interface to devices with memory of their own: protocol, command lists, guards, kernels."""

@@ -1,4 +1,4 @@
-"""Checksums that a device computes: which kernel does, and what its results say.
+"""Checksums that a device computes: their kernels, and the evaluation of the results.
 
 Source: RFC 1950 8.2 (Adler-32), RFC 1952 8 (CRC-32), RFC 3720 B.4 (CRC-32C).
 """
@@ -16,7 +16,17 @@ from gpustore.device.table import Result
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A checksum of each of some rows, and what it must be."""
+    """Computed and expected checksums of rows.
+
+    Attributes
+    ----------
+    result : Result
+        Device memory of the computed checksums, one uint32 for each row.
+    rows : ndarray of int64, shape (n,)
+        Row of each checksum.
+    expected : ndarray of uint32, shape (n,)
+        Checksum stored for each row.
+    """
 
     result: Result
     rows: NDArray[np.int64]
@@ -29,7 +39,7 @@ def differing(
     rows: NDArray[np.int64],
     expected: NDArray[np.uint32],
 ) -> Iterator[tuple[int, str]]:
-    """Rows whose checksum is not the expected one, and what it is."""
+    """Yield each row whose checksum is not the expected one, and the text of the error."""
     for i in np.flatnonzero(computed != expected):
         yield (
             int(rows[i]),
@@ -43,7 +53,15 @@ def _crc(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def adler32(found: NDArray[np.uint32], nbytes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """From the two sums of each range, which began at -1 (RFC 1950 8.2)."""
+    """Return the Adler-32 checksums of ranges from the sums of the kernel (RFC 1950 8.2).
+
+    Parameters
+    ----------
+    found : ndarray of uint32, shape (2 n,)
+        Two sums of each range; the kernel adds to -1, all bits set.
+    nbytes : ndarray of uint64, shape (n,)
+        Bytes of each range.
+    """
     sums = (found + np.uint32(1)).reshape(-1, 2).astype(np.uint64)
     low = (1 + sums[:, 0]) % 65521
     high = (nbytes + sums[:, 1]) % 65521
@@ -55,4 +73,4 @@ CHECKSUMS = {
     "crc32": ("crc32c", 1, _crc),
     "adler32": ("adler32", 2, adler32),
 }
-"""Family of the kernel, words of a result, and what makes checksums of them."""
+"""Kernel family, words of a result, and function from words to checksums, by checksum."""

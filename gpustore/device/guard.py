@@ -1,15 +1,15 @@
 """Guards around outputs of decoders, and the streams decoders get instead of damaged ones.
 
-nvcomp promises nothing of damaged streams, not even that nothing is written behind an output. The
-bytes around outputs, which nobody may write, are the *guards*. They have a known value before the
-decoders run, and are looked at behind all steps.
+nvcomp does not say what it does with damaged streams; it may write behind an output. The bytes
+around outputs, which no decoder may write, are the *guards*. They are filled with a known value
+before the decoders run, and checked behind all steps.
 
-Who writes beyond its output writes them on the way, so where one has changed, the outputs on both
-sides of it are taken for damaged: whose decoder it was, and how far it went. One that writes across
-several outputs changes all the guards between them.
+A decoder that writes beyond its output overwrites a guard first, so the outputs on both sides of a
+changed guard are taken as damaged: either may be the one whose decoder did it. A decoder that
+writes across several outputs changes all the guards between them.
 
-A value behind a checksum is compared with it first, by a kernel; nobody waits for the outcome, but
-where it is wrong another kernel puts an empty stream in the place of the value's.
+A kernel compares a value with its checksum before it is decoded. The host does not wait for the
+outcome: another kernel puts an empty stream in the place of the value's if the checksum is wrong.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from gpustore.device.protocol import Spans
 
 GUARD: Final = 0xC3
-"""Every byte of a guard."""
+"""Value of every byte of a guard."""
 
 NO_ROW: Final = -1
-"""On a side of a guard where there is no output."""
+"""Row number for a side of a guard without an output."""
 
 NO_CHECKSUM: Final = 0xFFFFFFFF
-"""Number of the checksum of a stream that has none."""
+"""Number in place of a checksum's for a stream without a checksum."""
 
 EMPTY_STREAMS: Final = {
     "lz4": b"\0",
@@ -59,25 +59,36 @@ class Guards:
         return sum(map(len, self._spans))
 
     def add(self, spans: Spans, before: Integers, after: Integers) -> None:
-        """Guards, and the row whose output is before and after each; :data:`NO_ROW` if none is."""
+        """Add guards.
+
+        Parameters
+        ----------
+        spans : Spans, length n
+            Device memory of the guards.
+        before, after : ndarray of int64, shape (n,)
+            Row whose output is before and after each guard, :data:`NO_ROW` without one.
+        """
         self._spans.append(spans)
         self._before.append(before)
         self._after.append(after)
 
     @property
     def columns(self) -> NDArray[np.uint64]:
-        """Their addresses and sizes in bytes, shape (2, n)."""
+        """Addresses and sizes in bytes of all guards, shape (2, n)."""
         if not self._spans:
             return np.zeros((2, 0), np.uint64)
         return np.concatenate([np.stack((one.address, one.nbytes)) for one in self._spans], axis=1)
 
     @property
     def blocks(self) -> int:
-        """Of a launch over all of them."""
+        """Number of thread blocks for all guards, one warp for each."""
         return -(-len(self) // _WARPS_PER_BLOCK)
 
     def overwritten(self, found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
-        """Rows beside guards that have changed, from the words that the kernel has written."""
+        """Yield each row beside a changed guard, and the text of the error.
+
+        `found` are the bytes of one uint32 for each guard, written by the kernel: not 0 if changed.
+        """
         changed = np.flatnonzero(found.view(np.uint32))
         if not len(changed):
             return

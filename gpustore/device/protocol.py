@@ -1,21 +1,21 @@
-"""What gpustore needs of a device that has its own memory, and nothing more.
+"""Protocol of a device with memory of its own: the operations that gpustore needs.
 
-:class:`Device` is the only way to device memory: the backend, the codecs and the tests know no
-other. One implementation drives a GPU (``backends/cuda``), one emulates a device so that all of
-this can be tested without a GPU (``tests/emulator``). Its operations come in five groups:
+:class:`Device` is the only interface to device memory, for the backend, the codecs and the tests.
+One implementation drives a GPU (``backends/cuda``), one emulates a device so that all code can be
+tested without a GPU (``tests/emulator``). The operations come in five groups:
 
-1. memory and budget: how much there is, allocating and freeing in stream order, pinned memory,
-   the arrays a user holds
+1. memory and budget: free memory, allocation and release in stream order, pinned memory, arrays
+   of the user
 2. queue: streams, events, copies between pinned and device memory
 3. kernels: load one by name, launch it
-4. codecs: what the device decodes and encodes, how it wants its input, batches of it
+4. codecs: the streams that the device decodes and encodes, their alignment, batches of them
 5. files: read into device memory
 
-An *address* is an ``int``: where a byte lies in device memory. The host never reads or writes
+An *address* is an ``int``, the position of a byte in device memory. The host never reads or writes
 there; it asks for copies. Operations that take a :class:`Stream` return at once and run later,
-after everything asked of that stream before, and in no order to what is asked of other streams
-unless an :class:`Event` says so. Whatever they use (addresses, pinned memory, tables) must stay
-as it is until an event recorded behind them has passed.
+after all operations queued on that stream before, and in no order to those of other streams unless
+an :class:`Event` makes one wait. Memory that they use (addresses, pinned memory, tables) must not
+change until an event recorded behind them has passed.
 
 Every operation may raise :class:`~gpustore.errors.DeviceError`. Once a device has failed so
 that its memory is lost, all of them do, with the first message.
@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 256
-"""Every allocation begins at a multiple of this many bytes."""
+"""Alignment of every allocation in device memory, in bytes."""
 
 STATUSES = {
     0: "decoded",
@@ -49,22 +49,22 @@ STATUSES = {
     1000: "CUDA error",
     10000: "internal error",
 }
-"""Status of one stream of a :class:`CodecBatch`, in nvcomp's numbers."""
+"""Meaning of the status of one stream of a :class:`CodecBatch`, by nvcomp's number."""
 
 Argument = np.generic | NDArray[np.uint8]
-"""Argument of a kernel, passed by value: a NumPy scalar, or the bytes of an item."""
+"""Argument of a kernel, passed by value: a NumPy scalar, or the bytes of one item."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Sizes in bytes.
+    """Sizes of a device's memory in bytes.
 
     Attributes
     ----------
     total_nbytes, free_nbytes : int
-        Device memory; what is free includes what this process has kept for reuse.
+        Device memory; free memory includes memory that this process has kept for reuse.
     l2_nbytes : int
-        Second-level cache: what is written and soon read again should fit.
+        Second-level cache; data that is written and soon read again should fit in it.
     """
 
     total_nbytes: int
@@ -73,11 +73,11 @@ class MemoryInfo:
 
 
 class Allocation(Protocol):
-    """Device memory. Its owner frees it, once; dropping the object does not."""
+    """Allocated device memory. The owner frees it once; dropping the object does not."""
 
     @property
     def address(self) -> int:
-        """First byte, at a multiple of :data:`ALIGNMENT`."""
+        """Address of the first byte, a multiple of :data:`ALIGNMENT`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -88,24 +88,26 @@ class Pinned(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """All of it, writable, 1-D uint8. Valid until it is freed."""
+        """View of all bytes, writable, 1-D uint8, valid until the memory is freed."""
 
 
 class DeviceArray(Protocol):
-    """An array as the user holds it, and where it lies.
+    """Array of the user in device memory, and its layout.
 
     Attributes
     ----------
     array : object
-        The array; it keeps its memory alive.
+        The array object, which keeps its memory alive.
     address : int
-        Of the element of index zero.
+        Address of the element of index zero.
     strides : tuple of int
-        Bytes between neighbours; one a dimension, of any sign.
+        Bytes between neighbours along each dimension, of any sign.
     shape : tuple of int
+        Elements along each dimension.
     dtype : numpy.dtype
+        Type of the elements.
     is_read_only : bool
-        Whether its owner forbids to write there.
+        Whether the owner of the memory forbids to write there.
     """
 
     @property
@@ -128,20 +130,20 @@ class DeviceArray(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of the device: what is asked of it runs one after the other."""
+    """Queue of a device, whose operations run one after the other."""
 
 
 class Event(Protocol):
-    """A point in a stream: it has passed when all that was asked of the stream before has run."""
+    """Point in a stream; it has passed when all operations queued before it have run."""
 
 
 class Kernel(Protocol):
-    """One compiled instance of a kernel.
+    """Compiled instance of a kernel.
 
     Attributes
     ----------
     expression : str
-        Its C++ name, for messages.
+        C++ name of the instance, for messages.
     """
 
     @property
@@ -149,13 +151,13 @@ class Kernel(Protocol):
 
 
 class DeviceFile(Protocol):
-    """A file opened for reading into device memory.
+    """File opened for reading into device memory.
 
     Attributes
     ----------
     alignment : int
-        Offset, length and destination of a read must be multiples of this, in bytes. What is read
-        beyond the bytes wanted must have room in the destination.
+        Alignment in bytes of offset, length and destination of a read. The destination needs room
+        for all bytes that are read, also those beyond the wanted ones.
     is_direct : bool
         Whether bytes go from the disk to the device without passing host memory.
     """
@@ -168,10 +170,10 @@ class DeviceFile(Protocol):
 
 
 class FileRead(Protocol):
-    """A read into device memory on its way."""
+    """Read of a file into device memory under way."""
 
     def result(self) -> int:
-        """Wait for it and return the bytes read: fewer than asked only at the end of the file.
+        """Wait for the read and return the bytes read: fewer than asked only at the file's end.
 
         Raises
         ------
@@ -182,7 +184,7 @@ class FileRead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCodec:
-    """What the device can do with one kind of stream, and how it wants it.
+    """Abilities of a device for one kind of compressed stream.
 
     Attributes
     ----------
@@ -190,13 +192,13 @@ class DeviceCodec:
         ``"lz4"`` and ``"snappy"`` (raw blocks), ``"zstd"`` (one frame), ``"deflate"`` (raw),
         ``"gzip"`` (one member).
     src_alignment, dst_alignment, temp_alignment : int
-        Addresses of encoded bytes, of decoded bytes and of scratch memory are multiples of these.
+        Alignment of encoded bytes, of decoded bytes and of scratch memory, in bytes.
     decoded_max_nbytes : int
-        Longest stream it decodes, in decoded bytes.
+        Longest stream that the device decodes, in decoded bytes.
     encodes_max_nbytes : int
-        Longest stream it encodes, in decoded bytes; 0 if it does not encode.
+        Longest stream that the device encodes, in decoded bytes; 0 if it does not encode.
     detects_damage : bool
-        Whether a damaged stream surely gives a status, and never an access outside its bounds.
+        Whether every damaged stream gives a status, and never an access outside its bounds.
     """
 
     name: str
@@ -215,8 +217,9 @@ class Spans:
     Attributes
     ----------
     address : ndarray of uint64, shape (n,)
-        First byte of each.
+        Address of the first byte of each range.
     nbytes : ndarray of uint64, shape (n,)
+        Bytes of each range.
     """
 
     address: NDArray[np.uint64]
@@ -224,7 +227,7 @@ class Spans:
 
     @classmethod
     def contiguous(cls, address: int, nbytes: Sequence[int], alignment: int = 1) -> Spans:
-        """Ranges one behind the other from `address` on, each at a multiple of `alignment`.
+        """Return consecutive ranges from `address` on, each padded to a multiple of `alignment`.
 
         >>> Spans.contiguous(4096, [3, 5], 4).address.tolist()
         [4096, 4100]
@@ -238,37 +241,38 @@ class Spans:
         return len(self.address)
 
     def inside(self, before: int, behind: int) -> Spans:
-        """The same ranges without their first and last bytes."""
+        """Return the ranges without their first `before` and last `behind` bytes."""
         return Spans(
             self.address + np.uint64(before),
             self.nbytes - np.uint64(before + behind),
         )
 
     def take(self, rows: NDArray[Any]) -> Spans:
-        """The ranges with these numbers, or those where a mask is true."""
+        """Return the ranges with the indices `rows`, or those where a mask is true."""
         return Spans(self.address[rows], self.nbytes[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class CodecBatch:
-    """Streams that one call decompresses or compresses, each by itself.
+    """Batch of streams that one call decompresses or compresses, each by itself.
 
     Attributes
     ----------
     codec : str
         Name of a :class:`DeviceCodec`.
     src : Spans, length n
-        The streams: encoded to decompress, decoded to compress.
+        Source streams: encoded ones to decompress, decoded ones to compress.
     dst : Spans, length n
-        Where each result goes and how many bytes it may have. They do not overlap.
+        Destination of each output and its greatest size. Destinations do not overlap.
     table : int
         Address of :meth:`columns`, which the caller has uploaded there: 32 n bytes, at a multiple
         of 8.
     result : int
         Address of 12 n bytes at a multiple of 8 that the call fills: n uint64, the bytes of each
-        result, then n int32, its status (:data:`STATUSES`).
+        output, then n int32, its status (:data:`STATUSES`).
     temp, temp_nbytes : int
-        Scratch memory, as large as the device says; nobody else's until the call has run.
+        Scratch memory of the size that the device asks for; used by this call alone until it has
+        run.
     """
 
     codec: str
@@ -284,91 +288,94 @@ class CodecBatch:
 
     @staticmethod
     def columns(src: Spans, dst: Spans) -> NDArray[np.uint64]:
-        """What the device reads, shape (4, n): addresses and sizes of `src`, then of `dst`."""
+        """Return the table that the device reads, shape (4, n): `src`, then `dst`.
+
+        Of each the addresses and then the sizes.
+        """
         return np.stack((src.address, src.nbytes, dst.address, dst.nbytes))
 
     @staticmethod
     def results(found: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-        """Sizes and statuses in the 12 n bytes at `result`, once these are copied to the host."""
+        """Return sizes and statuses, shape (n,) each, in the downloaded 12 n bytes of `result`."""
         count = len(found) // 12
         return found[: 8 * count].view(np.uint64), found[8 * count :].view(np.int32)
 
 
 class Decoders(Protocol):
-    """What tells which codecs a device decodes: a :class:`Device`, or what is known of one."""
+    """Source of the codecs that a device decodes: a :class:`Device`, or a description of one."""
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """See :meth:`Device.codec`."""
+        """Return the device's abilities for streams of this kind, None if it has none."""
 
 
 class Device(Protocol):
-    """One device. Any number of threads may use it at once, but a stream is one thread's."""
+    """Device with memory of its own. Many threads may use it at once, each with its own streams."""
 
     name: str
-    """As in :class:`~gpustore.resources.device.DeviceName`: ``"cuda:0"``."""
+    """Name of the device, as of :class:`~gpustore.resources.device.DeviceName`: ``"cuda:0"``."""
 
     # ----------------------------------------------------------------- memory and budget
 
     def memory(self) -> MemoryInfo:
-        """How much memory there is now."""
+        """Return the sizes of total and free memory now."""
 
     def allocate(self, nbytes: int, stream: Stream) -> Allocation:
-        """Device memory of undefined contents, for use behind this point of `stream`.
+        """Allocate device memory of undefined contents, for use behind this point of `stream`.
 
         Raises
         ------
         MemoryError
-            If there is not so much. Nothing is lost; smaller allocations may succeed.
+            If there is not enough memory; a smaller allocation may succeed.
         """
 
     def free(self, allocation: Allocation, stream: Stream) -> None:
-        """Give memory back, once everything asked of `stream` before has run.
+        """Free device memory once all operations queued on `stream` before have run.
 
-        What other streams do with it must be ordered before this point by events.
+        Operations of other streams on the memory must be ordered before this point by events.
         """
 
     def allocate_pinned(self, nbytes: int) -> Pinned:
-        """Page-locked host memory of undefined contents; slow, so keep it.
+        """Allocate page-locked host memory of undefined contents; slow, so callers keep it.
 
         Raises
         ------
         MemoryError
-            If it cannot be had.
+            If there is not enough memory.
         """
 
     def free_pinned(self, pinned: Pinned) -> None:
-        """Give it back. No copy to or from it may be on its way."""
+        """Free page-locked host memory. No copy to or from it may be under way."""
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Stream
     ) -> DeviceArray:
-        """A new array for the user, of undefined contents, in `order` ``"C"`` or ``"F"``.
+        """Allocate an array for the user, of undefined contents, in `order` ``"C"`` or ``"F"``.
 
         Raises
         ------
         MemoryError
-            If there is not so much.
+            If there is not enough memory.
         """
 
     def wrap(self, array: Any) -> DeviceArray | None:
-        """The memory of an array that lies on this device; None for any other object.
+        """Return address and layout of an array on this device, None for any other object.
 
-        ``__cuda_array_interface__`` and DLPack are understood.
+        Arrays offer ``__cuda_array_interface__`` or DLPack.
 
         Raises
         ------
         TypeError
-            If it is on another device, or its elements are of a type that NumPy and ml_dtypes do
-            not have.
+            If the array is on another device, or its elements are of a type that NumPy and
+            ml_dtypes do not have.
         """
 
     # ----------------------------------------------------------------- queue
 
     def stream(self) -> Stream:
-        """A new stream that waits for no other."""
+        """Return a new stream that waits for no other."""
 
     def caller_stream(self, stream: Any = None) -> Stream:
-        """The stream a caller works on: the one given, else the one current on this thread.
+        """Return the stream a caller works on: the one given, else the thread's current one.
 
         Parameters
         ----------
@@ -377,10 +384,10 @@ class Device(Protocol):
         """
 
     def record(self, stream: Stream) -> Event:
-        """An event behind everything asked of `stream` so far."""
+        """Return an event behind all operations queued on `stream` so far."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let what is asked of `stream` from now on run after `event`. Returns at once."""
+        """Make operations queued on `stream` from now on run after `event`. Returns at once."""
 
     def is_done(self, event: Event) -> bool:
         """Whether `event` has passed. Returns at once."""
@@ -391,7 +398,7 @@ class Device(Protocol):
         Raises
         ------
         DeviceError
-            If something before it failed.
+            If an operation before it failed.
         """
 
     def upload(self, src: Pinned, start: int, dst: int, nbytes: int, stream: Stream) -> None:
@@ -400,7 +407,7 @@ class Device(Protocol):
     def download(self, src: int, dst: Pinned, start: int, nbytes: int, stream: Stream) -> None:
         """Copy `nbytes` bytes at address `src` to pinned memory from byte `start` on.
 
-        Until an event behind it has passed, those bytes are undefined.
+        The bytes are undefined until an event behind the copy has passed.
         """
 
     def fill(self, dst: int, value: int, nbytes: int, stream: Stream) -> None:
@@ -414,7 +421,7 @@ class Device(Protocol):
         Parameters
         ----------
         family, expression : str
-            As listed in :data:`gpustore.device.kernels.instance.INSTANCES`.
+            Entry of :data:`gpustore.device.kernels.instance.INSTANCES`.
         """
 
     def launch(
@@ -425,46 +432,46 @@ class Device(Protocol):
     # ----------------------------------------------------------------- codecs
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """What the device can do with streams of this kind; None if nothing."""
+        """Return the device's abilities for streams of this kind, None if it has none."""
 
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
-        """Scratch memory that :meth:`decompress` needs, in bytes. Waits for nothing.
+        """Return the bytes of scratch memory that :meth:`decompress` needs, without waiting.
 
         Parameters
         ----------
         count, max_nbytes, total_nbytes : int
-            Streams, decoded bytes of the longest of them, and of all together.
+            Number of streams, decoded bytes of the longest, and of all together.
         """
 
     def decompress(self, batch: CodecBatch, stream: Stream) -> None:
         """Decompress each stream of `batch` by itself.
 
-        A damaged stream gives a status or a wrong size, unless the codec says that it does not
-        detect damage: then anything may be in `dst`, and nothing is promised of the memory around
-        it. Bytes behind the end of a stream are ignored.
+        A damaged stream gives a status or a wrong size. For a codec that does not detect damage
+        (:attr:`DeviceCodec.detects_damage`) it may leave any bytes in `dst` and in the memory
+        around it. Bytes behind the end of a stream are ignored.
         """
 
     def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
-        """Sizes for :meth:`compress`: of the longest result, and of the scratch memory."""
+        """Return the bytes of the longest output and of the scratch memory for :meth:`compress`."""
 
     def compress(self, batch: CodecBatch, stream: Stream) -> None:
         """Compress each stream of `batch` by itself, with the device's default options.
 
-        All addresses in it are multiples of 16, and `dst` has as much room as
-        :meth:`compress_nbytes` says.
+        All addresses in the batch are multiples of 16, and each of `dst` has the size that
+        :meth:`compress_nbytes` returns.
         """
 
     # ----------------------------------------------------------------- files
 
     def open_file(self, path: Path) -> DeviceFile:
-        """Open a file for reading. Slow: keep it.
+        """Open a file for reading into device memory; slow, so callers keep it open.
 
         Raises
         ------
         OSError
-            If it cannot be opened.
+            If the file cannot be opened.
         UnsupportedError
             If this device reads no files.
         """
@@ -472,9 +479,9 @@ class Device(Protocol):
     def read_file(self, file: DeviceFile, start: int, nbytes: int, dst: int) -> FileRead:
         """Begin to read bytes [start, start + nbytes) to address `dst`.
 
-        It belongs to no stream: everything that uses `dst`, its allocation too, must have passed
-        before the call, and what uses the bytes is asked for after :meth:`FileRead.result`.
+        The read belongs to no stream: operations that use `dst`, its allocation too, must have run
+        before the call, and those that use the bytes are queued after :meth:`FileRead.result`.
         """
 
     def close_file(self, file: DeviceFile) -> None:
-        """Close it. No read of it may be on its way."""
+        """Close a file. No read of it may be under way."""

@@ -1,4 +1,4 @@
-"""What steps on a device are given besides values: tables to read, and places for results."""
+"""Tables that steps on a device read, and memory for their results."""
 
 from __future__ import annotations
 
@@ -11,37 +11,52 @@ from numpy.typing import NDArray
 from gpustore.device.protocol import Argument
 
 _PART_ALIGNMENT: Final = 16
-"""Tables and results begin at multiples of this."""
+"""Alignment of tables and results in device memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that will be in device memory: an argument of a kernel, as its address."""
+    """Table that is uploaded to device memory; a kernel's argument for its address.
+
+    Attributes
+    ----------
+    offset : int
+        First byte in the memory of all tables of a command list.
+    """
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Device memory that a step fills and the host gets: an argument too, as its address."""
+    """Device memory that a step fills and the host downloads; an argument for its address.
+
+    Attributes
+    ----------
+    offset, nbytes : int
+        First byte in the memory of all results of a command list, and number of bytes.
+    """
 
     offset: int
     nbytes: int
 
 
 class TableLaunch(Protocol):
-    """A launch whose first arguments are the address and the length of a table of descriptors.
+    """Launch whose first arguments are the address and the length of a table of descriptors.
 
     Attributes
     ----------
-    family, expression, blocks
-        As for :meth:`gpustore.device.command_list.CommandList.launch`.
+    family, expression : str
+        Kernel instance, an entry of :data:`gpustore.device.kernels.instance.INSTANCES`.
+    blocks : int
+        Number of thread blocks.
     table : ndarray, shape (n,)
-        Its address and n, a uint32, are the first two arguments.
+        Descriptors in host memory; their address on the device and n, a uint32, are the first two
+        arguments.
     arguments : tuple
-        Those behind them.
+        Further arguments, passed by value.
     offsets : ndarray of int64, optional
-        A second table: its address is the last argument.
+        Second table in host memory; its address on the device is the last argument.
     """
 
     @property
@@ -64,5 +79,5 @@ class TableLaunch(Protocol):
 
 
 def aligned(offset: int) -> int:
-    """Where a table or result may begin at or behind an offset."""
+    """Return the first offset, not before `offset`, at which a table or result may begin."""
     return -(-offset // _PART_ALIGNMENT) * _PART_ALIGNMENT

@@ -1,1 +1,1 @@
-"""Kernels of devices as the host sees them: instances, sources, descriptors, launches."""
+"""Host side of the device kernels: instances, sources, descriptors, launches."""

@@ -1,7 +1,7 @@
 """Copies of byte ranges and unshuffling of blocks, as launches for batches of any length.
 
-What kernels need not know is settled here: blocks that were never shuffled, the bytes behind the
-last whole element, and which blocks lie well enough for the fast kernels.
+The host settles all that kernels need not decide: blocks that were never shuffled, the bytes behind
+the last whole element, and the blocks that are aligned for the fast kernels.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TILE_ELEMENTS = {
 
 
 def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[KernelLaunch]:
-    """The launch that copies byte ranges of any alignment; none if all are empty.
+    """Return the launch that copies byte ranges of any alignment; none if all are empty.
 
     Parameters
     ----------
     src, dst, nbytes : integers, shape (n,)
-        Addresses and sizes in bytes. No range of dst overlaps another or one of src.
+        Device addresses and sizes in bytes. No range of dst overlaps another or one of src.
     """
     src, dst, nbytes = (np.asarray(column, np.int64) for column in (src, dst, nbytes))
     some = nbytes > 0
@@ -41,7 +41,7 @@ def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[K
         return []
     table = np.zeros(int(some.sum()), BYTE_RANGE)
     table["src"], table["dst"], table["nbytes"] = src[some], dst[some], nbytes[some]
-    # Tiles are of whole lines of 16 bytes of dst, the first of which may begin before the range.
+    # Tiles consist of whole lines of 16 bytes of dst; the first line may begin before the range.
     lines = nbytes[some] + dst[some] % 16
     table["first_tile"], blocks = first_tiles(-(-lines // _STREAM_TILE_NBYTES))
     return [KernelLaunch("stream", "gs::copy_stream", blocks, table)]
@@ -50,12 +50,12 @@ def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[K
 def unshuffle_launches(
     src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
 ) -> list[KernelLaunch]:
-    """Launches that undo the byte shuffle of blocks, as Blosc and numcodecs make it.
+    """Return launches that undo the byte shuffle of blocks by Blosc or numcodecs.
 
     Parameters
     ----------
     src, dst, nbytes : integers, shape (n,)
-        Addresses and sizes in bytes of blocks. No dst overlaps another or a src.
+        Device addresses and sizes in bytes of blocks. No dst overlaps another or a src.
     typesize : integers, shape (n,) or ()
         Bytes of an element, at least 1.
     """
@@ -65,10 +65,10 @@ def unshuffle_launches(
 def bit_unshuffle_launches(
     src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
 ) -> list[KernelLaunch]:
-    """Launches that undo the bit shuffle of blocks as Blosc 1 makes it.
+    """Return launches that undo the bit shuffle of blocks by Blosc 1.
 
-    It leaves blocks as they are whose number of elements is no multiple of 8. Parameters as in
-    :func:`unshuffle_launches`.
+    Blosc 1 does not shuffle blocks whose number of elements is no multiple of 8. The parameters are
+    those of :func:`unshuffle_launches`.
     """
     return _launches("bit_unshuffle", src, dst, nbytes, typesize)
 
@@ -84,7 +84,7 @@ def _launches(
         shuffled = (elements > 0) & (typesize > 1)
     else:
         shuffled = (elements > 0) & (elements % 8 == 0)
-    # What is copied: the bytes behind the last element, or all of a block.
+    # Bytes that are only copied: those behind the last element, or a whole block.
     begin = np.where(shuffled, elements * typesize, 0)
     launches = stream_launches(src + begin, dst + begin, nbytes - begin)
     fast = np.zeros(len(src), np.bool_)

@@ -1,4 +1,4 @@
-"""Tables that kernels read: their layout, their division by multiplication, a launch of one.
+"""Descriptors that kernels read: their layout, magic numbers for divisions, and their launches.
 
 The NumPy dtypes here and the structs in ``kernels/`` describe the same bytes;
 :func:`gpustore.device.kernels.source.flatten` ends each compile with static asserts made from
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from gpustore.errors import LimitError
 
 ITEMS_PER_TILE = 1024
-"""Items that one block handles, in kernels that go item by item."""
+"""Items that one thread block handles, in kernels that go item by item."""
 
 MAX_ITEMS = 2**31 - 1
-"""Most items of one run: what :func:`division` divides."""
+"""Most items of one run, the range of :func:`division`."""
 
 DIM = np.dtype(
     [
@@ -91,7 +91,7 @@ VALUE_RUN = np.dtype(
 
 @functools.cache
 def run_dtype(rank: int) -> np.dtype[np.void]:
-    """Layout of ``gs::Run<rank>``, one run of items.
+    """Return the layout of ``gs::Run<rank>``, one run of items.
 
     >>> run_dtype(2).itemsize
     96
@@ -110,7 +110,7 @@ def run_dtype(rank: int) -> np.dtype[np.void]:
 
 
 def layouts() -> dict[str, np.dtype[np.void]]:
-    """The dtype of each struct of ``kernels/`` that the host writes, by its C++ name."""
+    """Return the dtype of each struct of ``kernels/`` that the host writes, by C++ name."""
     return {
         "Dim": DIM,
         "Run<3>": run_dtype(3),
@@ -124,20 +124,21 @@ def layouts() -> dict[str, np.dtype[np.void]]:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch of one kernel instance, for a batch of any length.
+    """Launch of a kernel instance for any number of descriptors.
 
     Attributes
     ----------
     family, expression : str
-        As in :data:`gpustore.device.kernels.instance.INSTANCES`.
+        Entry of :data:`gpustore.device.kernels.instance.INSTANCES`.
     blocks : int
+        Number of thread blocks.
     table : ndarray
-        Descriptors, to be uploaded to a multiple of 16 bytes. Their address and their number
-        (uint32) are the first two arguments of the kernel.
+        Descriptors in host memory, to be uploaded to a multiple of 16 bytes. Their address and
+        their number (uint32) are the first two arguments of the kernel.
     arguments : tuple of numpy.generic or ndarray
-        The arguments behind these two, by value.
+        Further arguments, passed by value.
     offsets : ndarray of int64, optional
-        A second table to be uploaded to a multiple of 8 bytes: its address is the last argument.
+        Second table, to be uploaded to a multiple of 8 bytes; its address is the last argument.
     """
 
     family: str
@@ -149,10 +150,10 @@ class KernelLaunch:
 
 
 def division(extent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Magic numbers and shifts that divide by `extent` in the kernels.
+    """Return magic numbers and shifts by which kernels divide by `extent`.
 
-    Returns ``(magic, shift)`` such that ``(a * magic >> 32) >> shift == a // extent`` for all
-    ``0 <= a < 2**31``. For an extent of 1, which the kernels do not divide by, ``(0, 0)``.
+    ``(magic, shift)`` are such that ``(a * magic >> 32) >> shift == a // extent`` for all
+    ``0 <= a < 2**31``; ``(0, 0)`` for an extent of 1, by which kernels do not divide.
 
     Parameters
     ----------
@@ -175,7 +176,12 @@ def division(extent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def first_tiles(tiles: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """The column ``first_tile`` of descriptors with so many tiles each, and the number of blocks.
+    """Return the column ``first_tile`` of descriptors, and the number of thread blocks.
+
+    Parameters
+    ----------
+    tiles : ndarray of int64, shape (n,)
+        Number of tiles of each descriptor.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Every instance of every kernel that may be launched: what is not listed here is not compiled.
+"""Instances of kernels that may be launched; others are not compiled.
 
-Instances are C++ name expressions. Types and ranks that templates are made for stand here too.
+Instances are C++ name expressions. The types and ranks of templates are defined here too.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from gpustore.errors import LimitError
 
 THREADS_PER_BLOCK = 256
-"""Of every launch."""
+"""Number of threads in each block of every launch."""
 
 WIDTHS = {1: "gs::u8", 2: "gs::u16", 4: "gs::u32", 8: "gs::u64", 16: "gs::u128"}
-"""Types that items are copied as, by bytes."""
+"""C++ types as which items are copied, by size in bytes."""
 
 CASTS = {
     "|b1": "gs::u8",
@@ -28,7 +28,7 @@ CASTS = {
     "<f4": "gs::f32",
     "<f8": "gs::f64",
 }
-"""Types that can be cast from, by the text of their NumPy dtype; to: :data:`CAST_TARGETS`."""
+"""C++ types of sources of casts, by the text of their NumPy dtype; see :data:`CAST_TARGETS`."""
 
 CAST_TARGETS = ("gs::f16", "gs::bf16", "gs::f32")
 
@@ -81,7 +81,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
     "value": ("gs::convert_values", "gs::sum_values", "gs::unpack_bits"),
 }
-"""Every kernel instance that exists, as C++ name expressions, by family (``<family>.cu``)."""
+"""All kernel instances, as C++ name expressions, by family (``<family>.cu``)."""
 
 _OF_KERNEL = {
     "copy_tiled": _TILED_RANKS,
@@ -92,12 +92,12 @@ _OF_KERNEL = {
 
 
 def rank_for(kernel: str, rank: int) -> int:
-    """The smallest rank that a kernel is compiled for and that `rank` dimensions fit in.
+    """Return the smallest rank, at least `rank`, that a kernel is compiled for.
 
     Raises
     ------
     LimitError
-        If there are more than any kernel has.
+        If no kernel has so many dimensions.
 
     >>> rank_for("copy_strided", 5)
     8

@@ -1,7 +1,7 @@
-"""Launches that copy, convert and fill rectangles of elements, for batches of any length.
+"""Launches that copy, convert and fill rectangles of elements, for any number of rectangles.
 
 The rows of a whole plan window (:mod:`gpustore.device.kernels.run`) become launches whose number
-does not depend on the number of rows: rows that the same kernel instance can do are one launch.
+does not depend on the number of rows: all rows for one kernel instance are one launch.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from gpustore.device.kernels.run import (
 )
 
 _LEAST_ALIKE = 64
-"""Fewer rows are planned one by one."""
+"""Number of rows below which each row is planned by itself."""
 
 _WIDTHS_DOWN = (16, 8, 4, 2, 1)
 _TILED_EXTENT = 8
-"""Fewer neighbours than this are not worth a tile; not measured."""
+"""Number of neighbours below which a tile is not worth while; not measured."""
 
 
 def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLaunch]:
-    """Launches that copy all elements of all rows.
+    """Return launches that copy all elements of all rows.
 
     Parameters
     ----------
     rows : Rows
-        No byte of dst belongs to two elements, and none to src.
+        Rectangles in device memory. No byte of dst belongs to two elements, and none to src.
     itemsize : int
         Bytes of an element.
     unit : int
-        Bytes whose order is reversed, each unit of an element by itself: 2, 4 or 8, and
-        `itemsize` a multiple of it. 1: bytes are copied as they are.
+        Size of the units of an element whose bytes are reversed: 2, 4 or 8, and `itemsize` a
+        multiple of it. 1 copies bytes unchanged.
 
     Raises
     ------
     ValueError
-        If elements of dst lie on each other (a stride of 0), or `unit` does not fit.
+        If elements of dst overlap (a stride of 0), or `itemsize` is no multiple of `unit`.
     LimitError
         If a launch would have 2**31 blocks or more.
     """
@@ -92,9 +92,9 @@ def _check_unit(itemsize: int, unit: int) -> None:
 def _by_width(
     runs: Runs, unit: int, common: int
 ) -> Iterator[tuple[int, int, NDArray[np.bool_], Runs]]:
-    """Rows that are copied by items of one width: it, the unit left to swap, which rows, they.
+    """Yield width of items, unit left to swap, mask and runs of the rows of each width.
 
-    `common` has the bits of all further offsets.
+    `common` is the bitwise or of all further offsets.
     """
     width = widths(runs, common)
     width[width < unit] = 1
@@ -114,20 +114,21 @@ def _by_width(
 def cast_launches(
     rows: Rows, src_dtype: np.dtype[Any], dst_dtype: np.dtype[Any]
 ) -> list[KernelLaunch]:
-    """Launches that convert all elements of all rows, as NumPy's and ml_dtypes' ``astype`` do.
+    """Return launches that convert all elements of all rows, as ``astype`` of NumPy and ml_dtypes.
 
     Parameters
     ----------
     rows : Rows
+        Rectangles in device memory.
     src_dtype : dtype
-        Boolean, integer or float, in any byte order.
+        Boolean, integer or float type, in any byte order.
     dst_dtype : dtype
         float16, bfloat16 or float32, not the type of `src_dtype`.
 
     Raises
     ------
     ValueError
-        If there is no such kernel, or elements of dst lie on each other (a stride of 0).
+        If there is no such kernel, or elements of dst overlap (a stride of 0).
     """
     if not has_cast(src_dtype, dst_dtype):
         raise ValueError(f"no kernel casts {src_dtype} to {dst_dtype}")
@@ -146,7 +147,7 @@ def has_cast(src_dtype: np.dtype[Any], dst_dtype: np.dtype[Any]) -> bool:
 def _cast_launches(
     rows: Rows, source: str, target: str, sizes: tuple[int, int], unit: np.uint32
 ) -> list[KernelLaunch]:
-    # Elements are whole items: the innermost dimension is of one.
+    # Elements are whole items, so the innermost dimension has one item.
     runs = merged(ordered(rows), 1, sizes)
     n = len(runs.src)
     src_bits, dst_bits = runs.src.copy(), runs.dst.copy()
@@ -191,14 +192,14 @@ def _type_text(dtype: np.dtype[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A dimension whose elements are listed one by one.
+    """Dimension whose elements are listed one by one, as by an index array.
 
     Attributes
     ----------
     count : integers, shape (n,)
-        Elements of each row.
+        Number of elements of each row.
     src, dst : list of ndarray of int64, length n
-        Byte offsets of the elements of each row; None for src: the same element for all.
+        Byte offsets of the elements of each row; `src` None stands for one element for all.
     """
 
     count: ArrayLike
@@ -209,14 +210,15 @@ class Listed:
 def indexed_launches(
     rows: Rows, listed: Sequence[Listed], itemsize: int, *, unit: int = 1
 ) -> list[KernelLaunch]:
-    """Launches that copy elements of which some dimensions are listed, as index arrays do.
+    """Return launches that copy elements of rows with listed dimensions.
 
     Parameters
     ----------
     rows : Rows
-        The strided dimensions; the elements are all sums of their offsets and the listed ones.
-    listed : sequence of Listed
-        At least one.
+        Strided dimensions in device memory; the offset of an element is the sum of its strided
+        offsets and its listed ones.
+    listed : sequence of Listed, length at least 1
+        Listed dimensions.
     itemsize, unit : int
         As in :func:`copy_launches`.
 
@@ -259,7 +261,7 @@ def indexed_launches(
 
 
 def _step(part: Listed) -> int:
-    """How far neighbours lie apart in dst, more or less."""
+    """Return an estimate of the distance of neighbours in dst, in bytes."""
     for offsets in part.dst:
         if len(offsets) > 1:
             return abs(int(offsets[1] - offsets[0]))
@@ -269,25 +271,25 @@ def _step(part: Listed) -> int:
 def fill_launches(
     dst: ArrayLike, count: ArrayLike, dst_stride: ArrayLike, pattern: bytes
 ) -> list[KernelLaunch]:
-    """Launches that write `pattern` to all elements of all rows.
+    """Return launches that write `pattern` to all elements of all rows.
 
     Parameters
     ----------
     dst, count, dst_stride
-        As in :class:`Rows`.
+        Destinations in device memory, as in :class:`Rows`.
     pattern : bytes
-        One element. Its :func:`repeated` part has 1, 2, 4, 8 or 16 bytes; others are copied from
-        device memory with a src stride of 0.
+        One element, whose :func:`repeated` part has 1, 2, 4, 8 or 16 bytes. (Other elements are
+        copied from device memory with a src stride of 0.)
 
     Raises
     ------
     ValueError
-        If `pattern` is another, or elements lie on each other (a stride of 0).
+        If the repeated part has another size, or elements overlap (a stride of 0).
     """
     part_nbytes = repeated(pattern)
     if part_nbytes not in WIDTHS:
         raise ValueError(f"a pattern of {part_nbytes} bytes cannot be filled in")
-    # What is written lies like what is read, so it merges and widens alike.
+    # Source and destination have the same layout, so both merge and widen alike.
     rows = Rows(dst, dst, count, dst_stride, dst_stride)
     return _by_class(rows, lambda some: _fill_launches(some, pattern, part_nbytes))
 
@@ -300,7 +302,7 @@ def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelL
         chosen = width == size
         if not chosen.any():
             continue
-        # Narrower items than the pattern: one launch for each place in the pattern.
+        # Items are narrower than the pattern: one launch for each position in the pattern.
         step = max(size, part_nbytes)
         for place in range(0, step, size):
             part = runs.take(chosen)
@@ -315,7 +317,7 @@ def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelL
 
 
 def repeated(pattern: bytes) -> int:
-    """Bytes of the shortest beginning that `pattern` repeats.
+    """Return the size in bytes of the shortest beginning that `pattern` repeats.
 
     >>> repeated(bytes(12)), repeated(b"abab"), repeated(b"abc")
     (1, 2, 3)
@@ -326,8 +328,8 @@ def repeated(pattern: bytes) -> int:
 def _by_class(rows: Rows, plan: Callable[[Rows], list[KernelLaunch]]) -> list[KernelLaunch]:
     """Plan one row of each kind and repeat its descriptors: most chunks of a window are alike.
 
-    Rows of the same counts, whose addresses lie alike between multiples of 16, differ by nothing
-    but their addresses.
+    Rows of the same counts, whose addresses have the same remainder modulo 16, differ in their
+    addresses only.
     """
     count = np.asarray(rows.count, np.int64)
     src, dst = (np.asarray(column, np.uint64) for column in (rows.src, rows.dst))
@@ -347,7 +349,7 @@ def _by_class(rows: Rows, plan: Callable[[Rows], list[KernelLaunch]]) -> list[Ke
         return plan(rows)
     launches = plan(Rows(src[first], dst[first], count[:, first], rows.src_stride, rows.dst_stride))
     if any(len(np.unique(launch.table["row"])) < len(launch.table) for launch in launches):
-        return plan(rows)  # Rows were cut.
+        return plan(rows)  # Some rows were cut, so launches do not correspond to rows.
     return [
         _repeated(launch, kind, src - src[first][kind], dst - dst[first][kind], len(first))
         for launch in launches
@@ -361,7 +363,7 @@ def _repeated(
     dst: NDArray[np.uint64],
     kinds: int,
 ) -> KernelLaunch:
-    """A launch of kinds of rows as one of all rows; `src` and `dst` are how far they are moved."""
+    """Return a launch for one row of each kind as one for all rows, moved by `src` and `dst`."""
     place = np.full(kinds, -1)
     place[launch.table["row"]] = np.arange(len(launch.table))
     tiles = np.diff(launch.table["first_tile"], append=np.uint32(launch.blocks)).astype(np.int64)
@@ -377,9 +379,10 @@ def _repeated(
 
 
 def _is_tiled(runs: Runs, src_size: int, dst_size: int) -> NDArray[np.bool_]:
-    """Rows whose neighbours in dst are far apart in src but have near ones across.
+    """Return a mask of rows whose neighbours in dst are far apart in src, but near across.
 
-    Makes the dimension of these the second one. Items have so many bytes on both sides.
+    The dimension of the near ones becomes the second one of `runs`. `src_size` and `dst_size` are
+    the bytes of an item.
     """
     rank, n = runs.extent.shape
     if rank < 2:
@@ -408,7 +411,7 @@ def _launch(
     *,
     tile: int = 0,
 ) -> KernelLaunch:
-    """`tile` is the bytes of what tiles consist of, 0 if there are none."""
+    """Return the launch of runs; `tile` is the item size of tiled kernels in bytes, else 0."""
     used, n = runs.extent.shape
     side = 64 if tile <= 2 else 32
     rank = rank_for(kernel, used)

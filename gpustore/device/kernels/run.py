@@ -1,21 +1,21 @@
-"""Rectangles of elements in two memories, brought into as few strided dimensions as they need.
+"""Rectangles of elements in two memories, reduced to as few strided dimensions as possible.
 
-A row is one rectangle of elements: where it starts in two memories, how many elements each
-dimension has, how far they are apart. :mod:`gpustore.device.kernels.launch` makes launches of
-them. All steps work on columns, one entry a row:
+A row is one rectangle of elements: its addresses in two memories, the number of elements along each
+dimension, and their distances. :mod:`gpustore.device.kernels.launch` makes launches of rows. All
+steps work on columns, one entry for each row:
 
-1. :func:`ordered`: dimensions with negative strides in dst are turned round, then sorted by their
+1. :func:`ordered`: dimensions with negative strides in dst are reversed, then sorted by their
    distance in dst, the nearest last.
-2. :func:`merged`: for each row, dimensions of extent 1 are dropped, and what follows itself
-   without a gap on both sides is merged; the bytes of an element are the innermost dimension.
-   Order, fields, steps and edges have vanished after this.
+2. :func:`merged`: for each row, dimensions of extent 1 are dropped, and dimensions without a gap on
+   both sides are merged; the bytes of an element are the innermost dimension. After this step
+   order, fields, steps and edges do not matter.
 3. :func:`widths`: the widest item of 1 to 16 bytes that divides the innermost run, all distances
-   and both addresses. :func:`reversed_bytes` is for elements whose bytes are swapped and do not
-   lie so: bytes are copied one by one, backwards.
+   and both addresses. :func:`reversed_bytes` is for elements whose bytes are swapped and that are
+   not aligned for wider items: bytes are copied one by one, backwards.
 4. :func:`cut`: rows of 2**31 items or more become several.
 5. :func:`packed`: the dimensions in use come first.
 
-Nothing here knows a device: addresses are numbers.
+The steps use no device: addresses are numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpustore.device.kernels.descriptor import MAX_ITEMS
 Integers = NDArray[np.int64]
 
 MAX_WIDTH = 16
-"""Bytes of the widest item."""
+"""Size of the widest item in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Rows:
     Attributes
     ----------
     src, dst : integers, shape (n,)
-        Address of the element of index zero of each row, in bytes.
+        Address of the element of index zero of each row.
     count : integers, shape (rank, n)
-        Elements of each row along each dimension. Rows without elements are left out.
+        Number of elements of each row along each dimension. Rows without elements are dropped.
     src_stride, dst_stride : integers, shape (rank,) or (rank, n)
-        Bytes between neighbours. A src stride may be 0, a dst stride only along one element.
+        Bytes between neighbours. A src stride may be 0, a dst stride only for a single element.
     """
 
     src: ArrayLike
@@ -57,7 +57,10 @@ class Rows:
 
 @dataclass(slots=True)
 class Runs:
-    """Rows on their way; axis 0 of what has two counts dimensions, the innermost first."""
+    """Rows between the steps of this module.
+
+    Columns have shape (n,), or (rank, n) with the innermost dimension first.
+    """
 
     src: Integers
     dst: Integers
@@ -79,14 +82,14 @@ class Runs:
         )
 
     def items(self) -> Integers:
-        # Exact below 2**53, and what is larger is cut until it is not.
+        # Exact below 2**53; larger rows are cut until they are below.
         product: NDArray[np.float64] = np.prod(self.extent.astype(np.float64), axis=0)
         items: Integers = np.minimum(product, 2.0**62).astype(np.int64)
         return items
 
 
 def ordered(rows: Rows) -> Runs:
-    """Columns of the rows that have elements, no dst stride negative, dimensions sorted."""
+    """Return the rows that have elements, without negative dst strides, dimensions sorted."""
     src = np.array(rows.src, np.uint64).astype(np.int64)
     dst = np.array(rows.dst, np.uint64).astype(np.int64)
     count = np.asarray(rows.count, np.int64)
@@ -125,7 +128,7 @@ def ordered(rows: Rows) -> Runs:
 
 
 def merged(runs: Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> Runs:
-    """As few dimensions as each row needs; the innermost begins with `inner` bytes or elements."""
+    """Merge the dimensions of each row; the innermost begins with `inner` bytes or elements."""
     rank, n = runs.extent.shape
     extent = np.ones((rank + 1, n), np.int64)
     src_stride = np.zeros((rank + 1, n), np.int64)
@@ -158,7 +161,7 @@ def merged(runs: Runs, inner: int, strides: tuple[int, int] = (1, 1)) -> Runs:
 
 
 def widths(runs: Runs, common: int) -> Integers:
-    """Bytes of the widest item that all distances of a row are multiples of."""
+    """Return for each row the bytes of the widest item that divides all its distances."""
     every = runs.extent[0] | runs.src | runs.dst | MAX_WIDTH | common
     for k in range(1, len(runs.extent)):
         every |= runs.src_stride[k] | runs.dst_stride[k]
@@ -167,7 +170,7 @@ def widths(runs: Runs, common: int) -> Integers:
 
 
 def reversed_bytes(runs: Runs, unit: int) -> Runs:
-    """Each unit of the innermost dimension as single bytes, read backwards."""
+    """Return rows that copy each unit of the innermost dimension as single bytes, backwards."""
     inner = np.ones_like(runs.extent[:1])
     return Runs(
         runs.src + unit - 1,
@@ -181,7 +184,7 @@ def reversed_bytes(runs: Runs, unit: int) -> Runs:
 
 
 def cut(runs: Runs) -> Runs:
-    """The same items in rows of at most :data:`MAX_ITEMS`."""
+    """Return the same items in rows of at most :data:`MAX_ITEMS`."""
     while True:
         items = runs.items()
         large = items > MAX_ITEMS
@@ -212,8 +215,8 @@ def cut(runs: Runs) -> Runs:
 
 
 def packed(runs: Runs) -> Runs:
-    """The same rows with dimensions of extent 1 outermost, as few as the longest row has."""
-    unused = (runs.extent == 1) & (runs.indexed == 0)  # The one listed element has an offset.
+    """Return the rows with dimensions of extent 1 outermost, without those that no row uses."""
+    unused = (runs.extent == 1) & (runs.indexed == 0)  # A single listed element has an offset.
     order = np.argsort(unused, axis=0, kind="stable")
     rank = max(1, int((~unused).sum(axis=0).max(initial=0)))
     to = order[:rank], np.arange(len(runs.src))
@@ -229,7 +232,7 @@ def packed(runs: Runs) -> Runs:
 def inserted(
     runs: Runs, at: int, extent: Integers, src: Integers, dst: Integers, sides: int
 ) -> Runs:
-    """The rows with one more dimension, of listed elements."""
+    """Return the rows with one more dimension, of listed elements."""
     return Runs(
         runs.src,
         runs.dst,

@@ -1,11 +1,11 @@
-"""Source text of the device kernels: where it lies, what it is compiled with, what it contains.
+"""Source text of the device kernels: its folder, its compiler options, its assembly.
 
 1. :func:`folder` finds the ``.cu`` files: inside the package in a wheel, beside
-   ``pyproject.toml`` in a checkout. Found through ``__file__``, because an editable install leaves
-   a stale second copy where :mod:`importlib.resources` would look.
-2. :func:`flatten` joins a family with the one header into a single string. CuPy's cache of
-   compiled kernels knows the text it is given but not the contents of included files, so a header
-   that is included by name would give yesterday's kernel.
+   ``pyproject.toml`` in a checkout. It uses ``__file__``, because an editable install leaves a
+   stale second copy where :mod:`importlib.resources` would look.
+2. :func:`flatten` joins a family with its header into a single string. CuPy's cache of compiled
+   kernels depends on the text it is given but not on the contents of included files, so a changed
+   header that is included by name would give an outdated kernel.
 3. Static asserts made from the NumPy dtypes of the descriptors end each source, so that the two
    descriptions of one layout cannot drift apart.
 
@@ -22,18 +22,18 @@ from gpustore.device.kernels.descriptor import layouts
 HEADER = "gs_common.cuh"
 
 OPTIONS = ("--std=c++17",)
-"""Given to the compiler, besides what CuPy adds."""
+"""Options of the compiler, besides those that CuPy adds."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]*)[">][^\n]*$', re.MULTILINE)
 
 
 def folder() -> Path:
-    """The folder with the kernel files.
+    """Return the folder with the kernel files.
 
     Raises
     ------
     FileNotFoundError
-        The installation has no kernels at all.
+        If the installation has no kernel files.
     """
     package = Path(__file__).resolve().parents[2]
     packed = package / "backends/kernels"
@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def flatten(family: str) -> str:
-    """The text of a kernel family, complete in itself, read anew at each call.
+    """Return the text of a kernel family with its header, read anew at each call.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def flatten(family: str) -> str:
     Raises
     ------
     ValueError
-        The family includes something else than the one header.
+        If the family includes another file than the header.
     """
     path = folder() / f"{family}.cu"
     header = (folder() / HEADER).read_text(encoding="utf-8").replace("#pragma once", "")
@@ -76,11 +76,11 @@ def flatten(family: str) -> str:
 
 
 def _layout_asserts(text: str) -> str:
-    """C++ statements that fail to compile if a descriptor differs from its NumPy dtype."""
+    """Return C++ statements that fail to compile if a descriptor differs from its NumPy dtype."""
     lines: list[str] = []
     for name, layout in layouts().items():
         if not re.search(rf"\bstruct {re.escape(name.partition('<')[0])}\b", text):
-            continue  # Another family's.
+            continue  # A descriptor of another family.
         name = f"gs::{name}"
         lines.append(f'static_assert(sizeof({name}) == {layout.itemsize}, "size of {name}");')
         for field, (part, offset, *_) in (layout.fields or {}).items():

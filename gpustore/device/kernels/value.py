@@ -1,7 +1,7 @@
-"""Codecs of values as launches for batches of any length: conversions, sums, packed bits.
+"""Launches of codecs of values, for any number of chunks: conversions, sums, packed bits.
 
-A :class:`Conversion` is what happens to each element by itself; several in a row are one launch.
-Which values a kernel must not decode it says itself, block by block: see ``kernels/value.cu``.
+A :class:`Conversion` changes each element by itself; consecutive ones are one launch. A kernel
+reports the values that it must not decode, block by block: see ``kernels/value.cu``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ ROUNDING: Final = {
     "towards-negative": 3,
     "nearest-away": 4,
 }
-"""How numbers are rounded, by the words of the codec ``cast_value``."""
+"""Number of each rounding mode in kernels, by its name in the codec ``cast_value``."""
 
 BEYOND: Final = {"error": 0, "clamp": 1, "wrap": 2, "infinity": 3, "least": 4}
-"""What becomes of numbers that the other type does not reach.
+"""Number of each rule in kernels for values out of the range of the target type.
 
-With ``least`` floats become signed integers as on x86: what does not fit, and NaN, is the least.
-Of unsigned ones, which must have 64 bits, what is too large becomes 0.
+With ``least`` floats become signed integers as on x86: NaN and values that do not fit become the
+least integer. For unsigned targets, which must have 64 bits, a value too large becomes 0.
 """
 
 _LOOK_UP, _CONVERT, _SCALE, _SCALE_INTEGER = range(4)
 _UNSIGNED, _SIGNED, _BOOL, _FLOAT, _FLOAT_OF_ONE_NAN = range(5)
 
 NARROW: Final = {"int2": 2, "int4": 4, "uint2": 2, "uint4": 4}
-"""Integers that have less than their bytes, by name."""
+"""Bits of integers that are narrower than a byte, by name."""
 
 _FLOATS: Final = {
     "float16": (10, 15),
@@ -50,11 +50,11 @@ _FLOATS: Final = {
     "float32": (23, 127),
     "float64": (52, 1023),
 }
-"""Bits behind the point, and the bias of the exponent."""
+"""Bits of the significand behind the point, and bias of the exponent, by name."""
 
 
 def number_format(dtype: np.dtype[Any]) -> tuple[int, int, int, int] | None:
-    """The fields of ``gs::NumberFormat``; None if kernels do not make such numbers.
+    """Return the fields of ``gs::NumberFormat``, None if kernels do not convert such numbers.
 
     >>> number_format(np.dtype("i2")), number_format(np.dtype(">f4")), number_format(np.dtype("O"))
     ((1, 16, 0, 0), (3, 32, 23, 127), None)
@@ -74,22 +74,24 @@ def number_format(dtype: np.dtype[Any]) -> tuple[int, int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of each number, one step.
+    """One conversion step of each number.
 
     Attributes
     ----------
     source, target : numpy.dtype
         Types of real numbers, in any byte order.
     rounding : str
-        One of :data:`ROUNDING`.
+        Rounding mode, a key of :data:`ROUNDING`.
     beyond : str
-        One of :data:`BEYOND`; integers become no infinity, and NaN is no integer.
+        Rule for values out of range, a key of :data:`BEYOND`. An integer never becomes an infinity,
+        and NaN never an integer.
     pairs : tuple of pairs of numpy scalar
-        What some numbers become before anything else: one of `source`, one of `target`.
+        Numbers of type `source` that are replaced by numbers of type `target` before any other
+        rule.
     scale, offset : int or float, or None
-        If given, a number becomes ``number / scale + offset`` in its type, which is that of both
-        sides. Integers must be multiples of the scale; each step of floats is rounded. `beyond` is
-        ``error`` or ``infinity``. Both are exact in that type, and the scale is not 0.
+        If given, a number becomes ``number / scale + offset``; `source` and `target` are then the
+        same type. Integers must be multiples of the scale; each step of floats is rounded. `beyond`
+        is ``error`` or ``infinity``. Both are exact in that type, and the scale is not 0.
     """
 
     source: np.dtype[Any]
@@ -103,9 +105,10 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How elements lie in memory: `nbytes` of each are read or written, 1, 2, 4 or 8.
+    """Layout of elements in memory: `nbytes` of each, 1, 2, 4 or 8, are read or written.
 
-    What is between them is passed over, or becomes zero; `stride` is a multiple of `nbytes`.
+    Bytes between elements are skipped when read, and written as zeros; `stride`, in bytes, is a
+    multiple of `nbytes`.
     """
 
     nbytes: int
@@ -114,7 +117,7 @@ class Side:
 
     @classmethod
     def of(cls, dtype: np.dtype[Any]) -> Side:
-        """Numbers of this type; of complex ones the real part.
+        """Return the layout of numbers of a type; of complex ones that of the real part.
 
         >>> Side.of(np.dtype(">c8"))
         Side(nbytes=4, stride=8, is_swapped=True)
@@ -128,7 +131,7 @@ class Side:
 
 
 def as_words(elements: NDArray[Any]) -> NDArray[np.uint64]:
-    """Elements of up to 8 bytes as kernels hold them."""
+    """Return elements of up to 8 bytes as the uint64 words that kernels use."""
     native = elements.astype(elements.dtype.newbyteorder("="), copy=False)
     return native.reshape(-1).view(f"u{native.dtype.itemsize}").astype(np.uint64)
 
@@ -136,12 +139,14 @@ def as_words(elements: NDArray[Any]) -> NDArray[np.uint64]:
 def steps_and_words(
     conversions: Sequence[Conversion], table: tuple[NDArray[Any], NDArray[np.bool_]] | None
 ) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
-    """Steps as kernels read them, and the words of their tables and maps.
+    """Return the descriptors of conversion steps, and the words of their tables and maps.
 
     Parameters
     ----------
+    conversions : sequence of Conversion
+        Steps in their order.
     table : tuple of ndarray of length 256, optional
-        What each byte becomes, and which bytes are legal: a step before all others.
+        Value of each byte, and whether the byte is legal: a step before all others.
     """
     steps = np.zeros(len(conversions) + (table is not None), VALUE_STEP)
     words: list[int] = []
@@ -169,7 +174,10 @@ def steps_and_words(
 
 
 def _map_words(conversion: Conversion) -> list[int]:
-    """Whether NaN is in the map and what it becomes, then pairs; the first of a number counts."""
+    """Return the words of a map: whether it has NaN, what NaN becomes, then pairs of numbers.
+
+    Kernels use the first pair of a number.
+    """
     if not conversion.pairs:
         return []
     is_integer = (number_format(conversion.source) or (_FLOAT,))[0] < _FLOAT
@@ -180,7 +188,7 @@ def _map_words(conversion: Conversion) -> list[int]:
         if key != key:
             of_nan = of_nan if of_nan[0] else [1, word]
             continue
-        # Zeros are equal whatever their sign.
+        # Zeros of both signs are equal.
         keys = np.array([key] if is_integer or key else [0.0, -0.0]).astype(conversion.source)
         for found in as_words(keys).tolist():
             pairs += [found, word]
@@ -190,14 +198,14 @@ def _map_words(conversion: Conversion) -> list[int]:
 def value_runs(
     src: ArrayLike, dst: ArrayLike, elements: ArrayLike, *, blocks_each: int = 0
 ) -> tuple[NDArray[np.void], NDArray[np.int64], int]:
-    """Descriptors of runs, how many blocks each has, and how many there are.
+    """Return descriptors of runs, the number of thread blocks of each, and of all.
 
     Parameters
     ----------
     src, dst, elements : integers, shape (n,)
-        Addresses and numbers of elements.
+        Device addresses and number of elements of each run.
     blocks_each : int, optional
-        Blocks of each run; by default one for each tile of elements, and at least one.
+        Thread blocks of each run; by default one for each tile of elements, and at least one.
     """
     elements = np.asarray(elements, np.int64)
     table = np.zeros(len(elements), VALUE_RUN)
