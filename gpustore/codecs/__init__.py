@@ -1,1 +1,1 @@
-"""Codecs, one file an algorithm; `chain` resolves the codecs of an array into one chain."""
+"""Registered codecs, one module or package an algorithm, named by the codec's identifier."""

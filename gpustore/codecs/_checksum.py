@@ -31,7 +31,7 @@ class Checksum(BytesCodec):
     ----------
     name : str
     codec : numcodecs.abc.Codec
-        Kept from chunk to chunk: it has no state.
+        Codec without state, shared by all chunks.
     """
 
     is_exact = True
@@ -42,17 +42,17 @@ class Checksum(BytesCodec):
     codec: Any
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Exactly what an encoding has."""
+        """Return the exact length of the encoding, in bytes."""
         return decoded_nbytes + _NBYTES
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """The data and their checksum."""
+        """Return the data and their checksum."""
         return memoryview(self.codec.encode(decoded))
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """A view of `encoded` without its checksum, or a copy in `out`."""
+        """Return a view of `encoded` without its checksum, or a copy in `out`."""
         nbytes = len(encoded) - _NBYTES
         if nbytes < 0 or (exact and nbytes < decoded_max):
             expected = decoded_max + _NBYTES if exact else _NBYTES
@@ -71,7 +71,7 @@ class Checksum(BytesCodec):
 
 
 def checksum_variant(name: str, make: Callable[..., Any], location: str) -> CodecVariant:
-    """Variant for Zarr v2 of a checksum that stands where ``location`` says."""
+    """Return the Zarr v2 variant of a checksum in the place that ``location`` names."""
 
     def prepare(options: Options, itemsize: int | None) -> Checksum:
         del itemsize
@@ -91,5 +91,5 @@ def checksum_variant(name: str, make: Callable[..., Any], location: str) -> Code
 
 
 def checksum_codec(name: str, make: Callable[..., Any]) -> Codec:
-    """A checksum that stands before the bytes unless ``location`` says otherwise."""
+    """Return a codec with a checksum before the bytes, unless ``location`` names another place."""
     return Codec(name=name, filter=checksum_variant(name, make, "start"))

@@ -4,14 +4,14 @@ isal (Intel's ISA-L) decodes them 1.4 to 2.7 times as fast as the standard libra
 the two lowest levels 5 times as fast; it has no counterpart of the higher ones. Measured in
 ``docs/design/002-dependencies.md``. Both release the GIL.
 
-Where it is installed (extra ``libdeflate``) libdeflate decodes whole chunks, in three quarters of
-isal's time. It does not tell where the stream ended. But it has compared the stream's last bytes
-with the checksum of what came out, so a value in which these are found only at its end is one
-stream and nothing else. Any other value is decoded by isal, which says what is wrong with it.
+libdeflate, where installed (extra ``libdeflate``), decodes whole chunks in three quarters of isal's
+time. It does not report the end of the stream, but it compares the stream's last bytes with the
+checksum of the decoded data: a value with these bytes only at its end is one stream and nothing
+else. isal decodes all other values and reports their damage.
 
-On a device nvcomp decodes them. It compares no checksum, so a kernel computes that of the decoded
-bytes; gzip's length is compared before. Where a stream ended is not told there either: bytes
-behind it are noticed unless they end with that same checksum (and length).
+On a device nvcomp decodes the streams. It compares no checksum, so a kernel computes that of the
+decoded bytes; gzip's length is compared before. nvcomp does not report the end of a stream either:
+bytes behind it are detected unless they end with that same checksum (and length).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _STORED_LEVEL = integer(-1, 9)
 
 
 def stored_level(value: JsonValue) -> int:
-    """The level that the metadata of a Zarr v2 array say, -1 as the one it stands for."""
+    """Return the level in the metadata of a Zarr v2 array, with 6 for -1."""
     level: int = _STORED_LEVEL(value)
     return _DEFAULT_LEVEL if level == -1 else level
 
@@ -90,11 +90,11 @@ class Deflate(BytesCodec):
     decode_ns = 1.8
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Zlib's own bound for encoders it does not know, and room for headers."""
+        """Return zlib's bound for unknown encoders, with room for headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 3) + (decoded_nbytes >> 6) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One stream. A gzip header without time or name, so equal chunks have equal bytes."""
+        """Encode one stream; a gzip header without time and name keeps equal chunks equal."""
         compress = isal_zlib.compress if self.level in _ISAL_LEVELS else zlib.compress
         encoded: bytes = compress(decoded, self.level, self._wbits)
         return encoded
@@ -102,7 +102,7 @@ class Deflate(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One stream, for gzip also several in a row, as the format allows."""
+        """Decode one stream, for gzip also several members in a row, as the format allows."""
         if exact and decoded_max:
             whole = self._decode_whole(encoded, decoded_max)
             if whole is not None:
@@ -125,16 +125,17 @@ class Deflate(BytesCodec):
 
     @property
     def device_codec(self) -> str:
+        """Name of the codec on a device."""
         return "gzip" if self._wbits == _GZIP else "deflate"
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None if the device has the codec."""
+        """Return None if the device has the codec."""
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """One plain stream each, whose checksum is compared with what was decoded."""
+        """Record the decoding of values of one plain stream, with a comparison of checksums."""
         columns = self._columns(commands)
         if columns is None:
             return
@@ -164,7 +165,7 @@ class Deflate(BytesCodec):
         commands.checksum(name, commands.values, expected)
 
     def _decode_whole(self, encoded: Buffer, nbytes: int) -> Buffer | None:
-        """Libdeflate's result if it is certain: one stream of `nbytes` bytes and nothing else."""
+        """Return libdeflate's result if the value is certainly one stream of `nbytes` bytes."""
         if _libdeflate is None:
             return None
         try:
@@ -195,7 +196,7 @@ class Deflate(BytesCodec):
             )
 
     def _decode_members(self, encoded: memoryview, decoded_max: int) -> bytes:
-        """All members of a gzip file that has more than one."""
+        """Decode all members of a gzip file with several."""
         decoded = bytearray()
         position = 0
         while position < len(encoded):

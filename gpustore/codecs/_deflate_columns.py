@@ -1,7 +1,7 @@
-"""What is around many Deflate streams: headers and trailers of zlib and gzip, read together.
+"""Headers and trailers of many zlib or gzip streams, read together.
 
-Deflate itself has no headers that could be followed without decoding it, except that of the first
-block. Source: RFC 1950 2.2, RFC 1951 3.2, RFC 1952 2.3.
+Deflate itself has no headers that can be read without decoding, except that of the first block.
+Source: RFC 1950 2.2, RFC 1951 3.2, RFC 1952 2.3.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STORED, _RESERVED = 0, 3  # Kinds of blocks.
 def read_zlib(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:
-    """Which zlib streams are left to the host, and why; their decoded sizes are -1: not known.
+    """Check zlib streams; return decoded sizes (all -1, unknown) and reasons for the host.
 
     Parameters
     ----------
     encoded : EncodedColumns
     start, nbytes : ndarray of int64, shape (n,)
-        Where each stream begins, counted as in `encoded`, and how many bytes it has.
+        Beginning of each stream, counted as in `encoded`, and its length in bytes.
     """
     ok = nbytes >= _ZLIB_MIN_NBYTES
     method, flags = encoded.uint(start, 1, ok), encoded.uint(start + 1, 1, ok)
@@ -49,9 +49,9 @@ def read_zlib(
 def read_gzip(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:
-    """How many bytes the last member of gzip files has, modulo 2**32, and which go to the host.
+    """Check gzip files; return the decoded size of the last member, modulo 2**32, and reasons.
 
-    Of several members the last one is shorter than all together. Parameters as for
+    The last of several members is shorter than all together. Parameters are those of
     :func:`read_zlib`.
     """
     ok = nbytes >= _GZIP_MIN_NBYTES
@@ -68,7 +68,7 @@ def read_gzip(
 
 
 def _impossible(encoded: EncodedColumns, position: Integers, end: Integers, ok: Mask) -> Mask:
-    """Where no first block of a Deflate stream begins."""
+    """Return the streams that do not begin with a legal first Deflate block."""
     kind = encoded.uint(position, 1, ok) >> 1 & 3
     is_stored = ok & (kind == _STORED)
     fits = position + 5 <= end
@@ -80,13 +80,13 @@ def _impossible(encoded: EncodedColumns, position: Integers, end: Integers, ok: 
 
 
 def adler32s(encoded: EncodedColumns, start: Integers, nbytes: Integers) -> NDArray[np.uint32]:
-    """The checksums that zlib streams end with."""
+    """Return the checksums at the end of zlib streams, uint32."""
     every = np.ones(len(start), np.bool_)
     checksums = encoded.uint(start + nbytes - ZLIB_CHECKSUM_NBYTES, ZLIB_CHECKSUM_NBYTES, every)
     return checksums.astype(np.uint32).byteswap()
 
 
 def crc32s(encoded: EncodedColumns, start: Integers, nbytes: Integers) -> NDArray[np.uint32]:
-    """The checksums of the last members of gzip files."""
+    """Return the checksums of the last members of gzip files, uint32."""
     every = np.ones(len(start), np.bool_)
     return encoded.uint(start + nbytes - 8, 4, every).astype(np.uint32)

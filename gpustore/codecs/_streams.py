@@ -1,4 +1,4 @@
-"""Values that are one compressed stream after another, as bzip2 and xz files may be."""
+"""Values of several compressed streams in a row, as bzip2 and xz files may be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_NBYTES = 4 << 10
 
 
 class Decompressor(Protocol):
-    """What the decompressors of :mod:`bz2` and :mod:`lzma` have in common."""
+    """Common interface of the decompressors of :mod:`bz2` and :mod:`lzma`."""
 
     @property
     def eof(self) -> bool:
@@ -26,7 +26,7 @@ class Decompressor(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What came after the end of the stream."""
+        """Bytes after the end of the stream."""
 
     def decompress(self, data: bytes | memoryview, max_length: int) -> bytes:
         """Decode at most `max_length` bytes."""
@@ -48,18 +48,18 @@ def decode_streams(
     start : callable
         Makes the decompressor of one stream.
     encoded : memoryview
-        The whole value.
+        Bytes of the whole value.
     decoded_max : int
-        Most bytes the result may have.
+        Longest result, in bytes.
     codec, name : str
-        What errors call the codec, and its format.
+        Names of the codec and of its format in errors.
     several : bool, optional
-        Whether more than one stream may follow each other.
+        Whether several streams in a row are legal.
 
     Raises
     ------
     CorruptChunkError
-        If there is more to decode, a stream has no end, or something follows the last one.
+        If the result would be longer, a stream has no end, or bytes follow the last one.
     """
     decoded = bytearray()
     position = 0

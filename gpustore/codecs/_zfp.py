@@ -1,16 +1,15 @@
-"""zfp streams, which ``zfp`` and numcodecs' ``zfpy`` hold, the latter behind a header.
+"""zfp streams of the codecs ``zfp`` and ``zfpy``; the latter has a header before the stream.
 
-A chunk of one to four dimensions is cut into blocks of 4 elements along each, encoded one after the
-other. The library zfpy does that. It believes what it is given, so here is checked what it does
-not look at:
+A chunk of one to four dimensions is divided into blocks of 4 elements along each, encoded one after
+the other, by the library zfpy. The library trusts its input, so this module checks the rest:
 
-* It reads bits as long as there are blocks to decode, also beyond the end. So it is given as many
-  bytes as blocks can have at most, zeros behind the stream.
-* It does not notice that a stream was cut off. Where blocks have all the same size (a fixed rate)
-  the length tells. Elsewhere the stream is decoded a second time with ones behind it: a whole
-  stream gives the same elements again. Bytes that follow a whole stream of another mode are not
-  noticed, nor is any other damage: put ``crc32c`` behind it.
-* It allocates what the header says, so that is read and compared first.
+* zfpy reads bits as long as there are blocks to decode, also beyond the end. Zeros behind the
+  stream extend it to the largest length of its blocks.
+* zfpy does not detect a truncated stream. At a fixed rate, with blocks of one size, the length
+  shows it. In other modes the stream is decoded a second time with ones behind it: a whole stream
+  gives the same elements again. Bytes behind a whole stream of another mode are not detected, nor
+  is other damage, for which ``crc32c`` is the remedy.
+* zfpy allocates memory by the header, which is read and compared first.
 
 Source: https://zfp.readthedocs.io/en/release1.0.1/ (bit stream, header, compression modes).
 """
@@ -44,7 +43,7 @@ _TYPES: Final = {"int32": 1, "int64": 2, "float32": 3, "float64": 4}
 """zfp's numbers of its types."""
 
 _WORD_NBYTES: Final = 8
-"""Streams are whole words."""
+"""Unit of the length of streams, in bytes."""
 
 _HEADER_BITS: Final = 96
 """Magic, type and shape, and a mode of 12 bits; one of 64 bits is 52 longer: least and most bits
@@ -52,10 +51,10 @@ of a block, 15 each, and what else there is."""
 
 _LONG_MODE: Final = 0xFFF
 _RATE_MODES: Final = 2048
-"""Modes below are those of a fixed number of bits a block, less one."""
+"""Modes below this one have a fixed number of bits a block, the number of the mode plus one."""
 
 _MOST_PADDING: Final = 32
-"""Times the bytes of a chunk that its blocks may take, if they are more than :data:`_SMALL`."""
+"""Largest ratio of the bytes of blocks to those of a chunk, beyond :data:`_SMALL` bytes."""
 
 _SMALL: Final = 1 << 20
 
@@ -70,7 +69,7 @@ def require_library(name: str) -> None:
 
 
 def field_shape(name: str, elements: Elements) -> tuple[int, ...]:
-    """The shape of a chunk as zfp has it.
+    """Return the shape of a chunk in zfp's terms.
 
     Raises
     ------
@@ -87,19 +86,19 @@ def field_shape(name: str, elements: Elements) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Zfp(BytesCodec):
-    """Elements of a chunk as one stream.
+    """Codec of the elements of a chunk as one stream.
 
     Attributes
     ----------
     name : str
     dtype : numpy.dtype
-        Of the elements, in the byte order of this machine.
+        Data type of the elements, in native byte order.
     coded : numpy.dtype
-        What they are for zfp: 32 or 64 bits of an integer or a float.
+        Their data type for zfp: an integer or float of 32 or 64 bits.
     shape : tuple of int
-        One to four sizes.
+        Shape of the chunk for zfp, one to four extents.
     parameters : mapping of str to float
-        ``tolerance``, ``rate`` or ``precision`` as zfpy wants it; none of them loses nothing.
+        ``tolerance``, ``rate`` or ``precision`` for zfpy; empty for the lossless mode.
     has_header : bool
     """
 
@@ -122,12 +121,13 @@ class Zfp(BytesCodec):
         *,
         has_header: bool,
     ) -> Zfp:
-        """A stage that has checked that its blocks are not much larger than the chunk.
+        """Make a stage after checking that its blocks are not much larger than the chunk.
 
         Raises
         ------
         MetadataError, UnsupportedError, LimitError
-            If the shape is none for zfp, there is no library, or blocks would be all padding.
+            If zfp does not support the shape, the library is missing, or blocks would be mostly
+            padding.
         """
         require_library(name)
         shape = field_shape(name, elements)
@@ -146,7 +146,7 @@ class Zfp(BytesCodec):
 
     @property
     def _block_bits(self) -> int | None:
-        """Bits of each block at a fixed rate, as zfp rounds them; None if they differ."""
+        """Bits of each block at a fixed rate, rounded as by zfp; None if they differ."""
         if "rate" not in self.parameters:
             return None
         bits = math.floor((1 << 2 * len(self.shape)) * self.parameters["rate"] + 0.5)
@@ -154,7 +154,7 @@ class Zfp(BytesCodec):
         return max(bits, least)
 
     def _most_bits(self) -> int:
-        """More than what any block reads."""
+        """Upper bound of the bits of a block."""
         size, width = 1 << 2 * len(self.shape), 8 * self.coded.itemsize
         return max(width * (size + 1) + size + 64, self._block_bits or 0)
 
@@ -163,13 +163,12 @@ class Zfp(BytesCodec):
         return words * _WORD_NBYTES
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """As many bits as blocks can have."""
+        """Return the largest length of the blocks, in bytes."""
         del decoded_nbytes  # It is that of the shape.
         header = _HEADER_BITS + 52 if self.has_header else 0
         return self._nbytes(header + self._blocks * self._most_bits())
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One stream."""
         elements = np.frombuffer(decoded, self.dtype).reshape(self.shape)
         encoded: bytes = _library.compress_numpy(
             self._promoted(elements), write_header=self.has_header, **self.parameters
@@ -179,7 +178,6 @@ class Zfp(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One whole stream."""
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         assert decoded_max >= nbytes, (decoded_max, exact)
         value = bytes(encoded)
@@ -203,7 +201,7 @@ class Zfp(BytesCodec):
         return deliver(demoted, nbytes, exact=True, out=out)
 
     def _expected(self, value: bytes) -> int | None:
-        """How long `value` must be; None if it does not say."""
+        """Return the length that `value` must have; None if it does not determine one."""
         bits = self._block_bits
         if not self.has_header:
             return None if bits is None else self._nbytes(self._blocks * bits)
@@ -246,7 +244,7 @@ class Zfp(BytesCodec):
         return found
 
     def _promoted(self, elements: NDArray[Any]) -> NDArray[Any]:
-        """As zfp's own functions make 32 bits of fewer."""
+        """Return narrow elements in 32 bits, by the rule of zfp's own functions."""
         if self.dtype == self.coded:
             return elements
         if self.coded.kind == "f":
@@ -263,7 +261,7 @@ class Zfp(BytesCodec):
         return promoted
 
     def _demoted(self, found: NDArray[Any]) -> NDArray[Any]:
-        """The nearest elements of fewer bits."""
+        """Return the nearest elements of fewer bits."""
         if self.dtype == self.coded:
             return found
         if self.coded.kind == "f":

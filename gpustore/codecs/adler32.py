@@ -1,7 +1,7 @@
 """The ``adler32`` codec.
 
 ============  ======================================================================
-what          Four bytes before the data: their Adler-32 (as in zlib), little endian
+content       Four bytes before the data: their Adler-32 (as in zlib), little endian
 specification https://numcodecs.readthedocs.io/en/stable/checksum32.html
 v3 name       ``numcodecs.adler32``
 v2 id         ``adler32``, among the filters

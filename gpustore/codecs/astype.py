@@ -1,7 +1,7 @@
 """The ``astype`` codec.
 
 ============  ======================================================================
-what          The elements as another type
+content       The elements as another type
 specification https://numcodecs.readthedocs.io/en/stable/filter/astype.html
 v3 name       ``numcodecs.astype``
 v2 id         ``astype``, among the filters
@@ -11,8 +11,8 @@ Zarr v2::
 
     "filters": [{"id": "astype", "encode_dtype": "<f4", "decode_dtype": "<f8"}]
 
-What the stored type cannot hold becomes something else, as in numcodecs: ``cast_value`` is the
-codec that says what.
+Values that the stored type cannot hold change, as in numcodecs; ``cast_value`` is the codec with
+defined results.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class _AsType(ValueStage):
     decode_ns = 0.3
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """By NumPy's rule "unsafe"."""
+        """Convert by NumPy's rule "unsafe"."""
         cast(decoded, encoded)
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """By NumPy's rule "unsafe"."""
+        """Convert by NumPy's rule "unsafe"."""
         cast(encoded, decoded)
 
     def conversions(self) -> Sequence[Conversion] | str:
-        """By NumPy's rule "unsafe"."""
+        """Return the conversion by NumPy's rule "unsafe"."""
         return cast_conversions(self.encoded, self.decoded)
 
 

@@ -1,7 +1,7 @@
 """The ``base64`` codec.
 
 ============  ======================================================================
-what          The bytes as text of 64 letters (RFC 4648), four for every three
+content       The bytes as text of 64 letters (RFC 4648), four for every three
 specification https://numcodecs.readthedocs.io/en/stable/base64.html
 v3 name       ``numcodecs.base64``
 v2 id         ``base64``, among the filters
@@ -11,7 +11,7 @@ Zarr v2::
 
     "filters": [{"id": "base64"}]
 
-Other characters among the letters are an error; numcodecs skips them.
+Characters other than letters are an error; numcodecs skips them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ class _Base64(BytesCodec):
     name = "base64"
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Exactly what an encoding has."""
+        """Return the exact length of the encoding, in bytes."""
         return -(-decoded_nbytes // 3) * 4
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One line."""
         return binascii.b2a_base64(decoded, newline=False)
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """Letters only."""
         try:
             decoded = binascii.a2b_base64(encoded, strict_mode=True)
         except ValueError as error:

@@ -1,7 +1,7 @@
 """The ``bitround`` codec.
 
 ============  ======================================================================
-what          Numbers rounded to some of their leading bits
+content       Numbers rounded to some of their leading bits
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/bitround
 v3 name       ``bitround``, and ``numcodecs.bitround``
 v2 id         ``bitround``, among the filters
@@ -11,10 +11,10 @@ Zarr v3::
 
     {"name": "bitround", "configuration": {"keepbits": 10}}
 
-Of floating-point numbers ``keepbits`` bits of the mantissa are kept, of integers (only in Zarr v3)
-so many from the highest that is set; ties go to the even neighbour. Of numcodecs' filter the bytes
-are those of numcodecs. The one of Zarr v3 keeps every NaN as it is, where that may make a number of
-it. Decoding changes nothing.
+``keepbits`` bits of the mantissa of floating-point numbers are kept, or of integers (only in Zarr
+v3) so many bits from the highest set one; ties go to the even neighbour. The filter
+``numcodecs.bitround`` gives the same bytes as numcodecs, which can make a number of a NaN. The
+codec of Zarr v3 keeps every NaN. Decoding changes nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _MANTISSA: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
 
 @dataclass(frozen=True, slots=True)
 class _BitRound(ValueStage):
-    """Bits of unsigned integers are rounded: those of numbers with `mantissa` bits after the point,
-    0 for integers.
-    """
+    """Rounding of elements as unsigned integers; floats have `mantissa` bits after the point."""
 
     name = "bitround"
     is_view = True
@@ -52,7 +50,7 @@ class _BitRound(ValueStage):
     keeps_nan: bool
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """Rounded; sums that overflow wrap around, as in numcodecs, or become the largest."""
+        """Round; sums that overflow wrap around, as in numcodecs, or become the largest value."""
         bits = decoded.astype(decoded.dtype.newbyteorder("="), copy=False)
         word = bits.dtype.type
         if self.mantissa:
@@ -71,23 +69,23 @@ class _BitRound(ValueStage):
         encoded[:] = (rounded >> drop) << drop
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """The same."""
+        """Copy the encoded elements, which are decoded already."""
         decoded[:] = encoded
 
     def conversions(self) -> Sequence[Conversion]:
-        """None: they are decoded."""
+        """Return no conversions: encoded elements are decoded already."""
         return ()
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """`encoded` itself, or a copy in `out`."""
+        """Return `encoded` unchanged, or a copy in `out`."""
         self._decoded_nbytes(len(encoded), decoded_max, exact=exact)
         return deliver(encoded, decoded_max, exact=exact, out=out)
 
 
 def _bit_lengths(bits: NDArray[Any]) -> NDArray[Any]:
-    """The position after the highest bit that is set.
+    """Return the position after the highest set bit of each value.
 
     >>> _bit_lengths(np.array([0, 1, 2, 255], np.uint8)).tolist()
     [0, 1, 2, 8]

@@ -1,7 +1,7 @@
 """The ``bytes`` codec.
 
 ============  ====================================================================
-what          The elements in C order, each in its own bytes, little or big endian
+content       The elements in C order, each in its own bytes, little or big endian
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/index.html
 v3 name       ``bytes``
 v2 id         none: ``order`` and the byte order of ``dtype`` say the same

@@ -1,7 +1,7 @@
 """The ``bz2`` codec.
 
 ============  ====================================================================
-what          bzip2 streams
+content       bzip2 streams
 specification https://numcodecs.readthedocs.io/en/stable/compression/bz2.html
 v3 name       none
 v2 id         ``bz2``
@@ -12,8 +12,8 @@ Zarr v2::
     {"id": "bz2", "level": 1}
 
 The default level is 1, as in TensorStore. Several streams in a row are read if together they are
-exactly one chunk; TensorStore reads the first alone. A stream that lacks its last bytes is an
-error; TensorStore ignores what comes after the last element.
+exactly one chunk; TensorStore reads the first alone. A stream without its last bytes is an error;
+TensorStore ignores bytes after the last element.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ class _Bz2(BytesCodec):
     level: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """The bound that bzip2's manual gives is 1 % and 600 bytes."""
+        """Return the bound of bzip2's manual: 1 % and 600 bytes more."""
         return decoded_nbytes + (decoded_nbytes >> 5) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One stream."""
         return bz2.compress(decoded, self.level)
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One stream or several in a row."""
+        """Decode one stream or several in a row."""
         try:
             decoded = decode_streams(
                 bz2.BZ2Decompressor,

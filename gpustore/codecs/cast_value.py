@@ -1,7 +1,7 @@
 """The ``cast_value`` codec.
 
 ============  ======================================================================
-what          The values of the elements as another type
+content       The values of the elements as another type
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/cast_value
 v3 name       ``cast_value``
 v2 id         none: ``astype`` does it without saying what becomes of what does not fit
@@ -21,15 +21,15 @@ Zarr v3::
 
 For each element, in both directions:
 
-1. If it is in the map, it becomes what the map says. All NaNs are the same there.
-2. A value that the other type has stays as it is.
+1. An element in the map becomes the value of the map. All NaNs are equal there.
+2. A value of the other type stays unchanged.
 3. Other values are rounded as ``rounding`` says, ``nearest-even`` if it is absent: to integers, or
    to the numbers of a narrower floating-point type as if its exponents had no end.
-4. What is then beyond the least or largest finite number is an error, unless ``out_of_range`` says
-   ``clamp``, or for integers ``wrap``. So are infinities, for a type that has none.
+4. A result beyond the least or largest finite number is an error, unless ``out_of_range`` is
+   ``clamp``, or for integers ``wrap``. The same holds for infinities in a type that has none.
 
-A NaN that the type does not have and the map does not name is an error. The types are those of real
-numbers. The fill value must come back as it was.
+A NaN in a type without NaN is an error, unless the map names it. The types are those of real
+numbers. The fill value must survive encoding and decoding.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class _CastValue(ValueStage):
     decode_map: Pairs
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """LimitError for what cannot be encoded."""
+        """Convert to the stored type; raises LimitError where that is impossible."""
         self._cast(decoded, encoded, self.encode_map, LimitError)
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """CorruptChunkError for what cannot be decoded."""
+        """Convert to the decoded type; raises CorruptChunkError where that is impossible."""
         self._cast(encoded, decoded, self.decode_map, CorruptChunkError)
 
     def conversions(self) -> Sequence[Conversion] | str:
-        """One, unless nothing changes."""
+        """Return one conversion, or none if nothing changes."""
         source, target = self.encoded, self.decoded
         if number_format(source) is None or number_format(target) is None:
             return f"the host casts {source.name} to {target.name}"
@@ -129,7 +129,7 @@ class _CastValue(ValueStage):
             target[block] = found
 
     def _to_integers(self, source: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Rounded and brought into range; OverflowError if that is not to be."""
+        """Return rounded values in range; OverflowError if that is not allowed."""
         info = ml_dtypes.iinfo(dtype)
         low, high = int(info.min), int(info.max)
         if _is_integer(source.dtype):
@@ -154,7 +154,7 @@ class _CastValue(ValueStage):
         return found.astype(dtype)
 
     def _to_floats(self, source: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Rounded and brought into range; OverflowError if that is not to be."""
+        """Return rounded values in range; OverflowError if that is not allowed."""
         info = ml_dtypes.finfo(dtype)
         values = source.astype(np.float64)
         special = ~np.isfinite(values)
@@ -197,11 +197,11 @@ _ROUND: Final[dict[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
 }
 
 _EXACT: Final = 1 << 53
-"""Integers up to here are numbers of type float64."""
+"""Largest integer up to which float64 represents all integers."""
 
 
 def _round_integer(value: int, bits: int, mode: str) -> int:
-    """`value` rounded to `bits` significant bits.
+    """Return `value` rounded to `bits` significant bits.
 
     >>> [_round_integer(-11, 3, mode) for mode in _MODES]
     [-12, -10, -10, -12, -12]
@@ -229,18 +229,18 @@ def _wide(source: NDArray[Any]) -> NDArray[Any]:
 
 
 def _magnitude(source: NDArray[Any]) -> NDArray[np.uint64]:
-    """Absolute values, also that of the least integer."""
+    """Return absolute values, also that of the least integer."""
     found = source.astype(np.uint64)
     return np.where(source < 0, np.uint64(0) - found, found)
 
 
 def _integers(values: NDArray[Any], low: int) -> NDArray[Any]:
-    """Whole numbers as 64 bits, signed if the least may be `low`."""
+    """Return whole numbers as 64 bits, signed if the least may be `low`."""
     return values.astype(np.int64 if low < 0 else np.uint64)
 
 
 def _wrapped(values: NDArray[Any], low: int, high: int) -> NDArray[Any]:
-    """Whole numbers modulo the number of values from `low` to `high`, as one of those."""
+    """Return whole numbers modulo the number of values from `low` to `high`."""
     if values.dtype.kind == "f":
         rest = np.fmod(values, float(high - low + 1))
         bits = np.abs(rest).astype(np.uint64)
@@ -260,7 +260,7 @@ def _beyond(value: Any, dtype: np.dtype[Any], low: float, high: float) -> Overfl
 
 
 def _holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether every value of one type is a value of the other, as far as NumPy's rules tell."""
+    """Return whether every value of one type is a value of the other, by NumPy's rules."""
     if target.kind == "f" and source.kind in "iu":
         return 2 * source.itemsize <= target.itemsize and source.itemsize < 8
     return source.kind in "iuf" and target.kind in "iuf" and np.can_cast(source, target)
@@ -284,7 +284,7 @@ def _data_type(value: JsonValue) -> JsonValue:
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether elements are numbers; those of exponents alone have no zero to begin with."""
+    """Return whether elements are numbers with a zero, unlike types of exponents alone."""
     name = dtype.name
     is_float = name.startswith(("bfloat16", "float")) and name != "float8_e8m0fnu"
     return is_float or _is_integer(dtype)

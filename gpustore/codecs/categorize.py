@@ -1,7 +1,7 @@
 """The ``categorize`` codec.
 
 ============  ======================================================================
-what          The number of each string in a list of labels
+content       The number of each string in a list of labels
 specification https://numcodecs.readthedocs.io/en/stable/filter/categorize.html
 v3 name       none
 v2 id         ``categorize``, among the filters
@@ -11,8 +11,8 @@ Zarr v2::
 
     "filters": [{"id": "categorize", "labels": ["male", "female"], "dtype": "<U6", "astype": "|u1"}]
 
-Labels count from 1; a string that is none of them is stored as 0, and what is no label's number
-decodes to the empty string. numcodecs also has it for Python objects, which gpustore refuses.
+Labels count from 1; another string is stored as 0, and a number without a label decodes to the
+empty string. numcodecs also has the codec for Python objects, which gpustore refuses.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class _Categorize(ValueStage):
     labels: tuple[str, ...]
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """The number of the last label that is the string."""
+        """Return the number of the last label that equals each string."""
         encoded[:] = 0
         for i, label in enumerate(self.labels):
             encoded[decoded == label] = i + 1
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """The labels, cut to the length of the strings."""
+        """Return the labels, cut to the length of the strings."""
         table = np.array(["", *self.labels]).astype(self.decoded)
         known = (encoded > 0) & (encoded < len(table))
         decoded[:] = table[np.where(known, encoded, 0).astype(np.intp)]

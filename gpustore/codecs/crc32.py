@@ -1,7 +1,7 @@
 """The ``crc32`` codec.
 
 ============  ======================================================================
-what          Four bytes before the data: their CRC-32 (as in gzip), little endian
+content       Four bytes before the data: their CRC-32 (as in gzip), little endian
 specification https://numcodecs.readthedocs.io/en/stable/checksum32.html
 v3 name       ``numcodecs.crc32``
 v2 id         ``crc32``, among the filters

@@ -1,7 +1,7 @@
 """The ``crc32c`` codec.
 
 ============  ======================================================================
-what          Four bytes after the data: their CRC-32C (Castagnoli), little endian
+content       Four bytes after the data: their CRC-32C (Castagnoli), little endian
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/crc32c/index.html
 v3 name       ``crc32c``, and ``numcodecs.crc32c``
 v2 id         ``crc32c``, among the filters
@@ -11,9 +11,9 @@ Zarr v3::
 
     {"name": "crc32c"}
 
-It costs 36 us a MiB, so checking is never left out. Bytes after the checksum are an error;
-TensorStore takes the checksum from where it expects it and ignores what follows. numcodecs has the
-checksum before the data if ``location`` is ``start``.
+The check costs 36 us a MiB and is never left out. Bytes after the checksum are an error;
+TensorStore takes the checksum from its expected place and ignores the bytes behind it. numcodecs
+has the checksum before the data if ``location`` is ``start``.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class _Crc32c(BytesCodec):
     needs_bytes = False
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Exactly what an encoding has."""
+        """Return the exact length of the encoding, in bytes."""
         return decoded_nbytes + _NBYTES
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """The data and their checksum."""
+        """Return the data and their checksum."""
         return b"".join((decoded, _crc32c(decoded).to_bytes(_NBYTES, "little")))
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """A view of `encoded` without its checksum, or a copy in `out`."""
+        """Return a view of `encoded` without its checksum, or a copy in `out`."""
         nbytes = len(encoded) - _NBYTES
         if nbytes < 0 or (exact and nbytes < decoded_max):
             raise too_short(
@@ -90,14 +90,14 @@ class _Crc32c(BytesCodec):
         return deliver(view[:nbytes], decoded_max, exact=exact, out=out)
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None: there is a kernel."""
+        """Return None: a kernel decodes on every device."""
         del device, distrust
         return None
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has; nothing is copied."""
+        """Record the comparison of all values, also of those only on the device; copies nothing."""
         del device
         nbytes = commands.values.nbytes.astype(np.int64) - _NBYTES
         wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))

@@ -1,7 +1,7 @@
 """The ``delta`` codec.
 
 ============  ======================================================================
-what          The difference of each element to the one before it
+content       The difference of each element to the one before it
 specification https://numcodecs.readthedocs.io/en/stable/filter/delta.html
 v3 name       ``numcodecs.delta``
 v2 id         ``delta``, among the filters
@@ -11,9 +11,9 @@ Zarr v2::
 
     "filters": [{"id": "delta", "dtype": "<f8", "astype": "<f4"}]
 
-The first element is stored as it is. ``astype``, the type of what is stored, is ``dtype`` if it is
-absent. Integers that do not fit wrap around, as in numcodecs; floats add up their rounding errors.
-The one before is that in the order in which elements are stored.
+The first element is stored unchanged. ``astype``, the stored type, is ``dtype`` by default.
+Integers that do not fit wrap around, as in numcodecs; floats add up their rounding errors. The
+order of elements is that of storage.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _Delta(ValueStage):
     decodes_parts = False
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """The first element, then differences in the type of the elements."""
+        """Return the first element, then differences in the type of the elements."""
         encoded[:1] = decoded[:1]
         np.subtract(decoded[1:], decoded[:-1], out=encoded[1:], casting="unsafe")
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """Sums in the type of the elements."""
+        """Return sums in the type of the elements."""
         np.cumsum(encoded, out=decoded)
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Why a device cannot; no trust is needed, as kernels read what they are told to."""
+        """Return why a device cannot decode; no trust is needed, as kernels check bounds."""
         del device, distrust
         of_sums = np.result_type(self.decoded, self.encoded)
         are_integers = of_sums.kind in "iu"
@@ -68,7 +68,7 @@ class _Delta(ValueStage):
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values: integers in parallel, floats one after the other in each chunk."""
+        """Record the decoding: integers in parallel, floats in sequence in each chunk."""
         del device, exact  # A chunk is encoded whole.
         count = decoded_max // self.decoded.itemsize
         nbytes = count * self.encoded.itemsize

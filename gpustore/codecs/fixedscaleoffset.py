@@ -1,7 +1,7 @@
 """The ``fixedscaleoffset`` codec.
 
 ============  ======================================================================
-what          Scaled differences to an offset, rounded to the nearest integer
+content       Scaled differences to an offset, rounded to the nearest integer
 specification https://numcodecs.readthedocs.io/en/stable/filter/fixedscaleoffset.html
 v3 name       ``numcodecs.fixedscaleoffset``
 v2 id         ``fixedscaleoffset``, among the filters
@@ -13,9 +13,8 @@ Zarr v2::
         {"id": "fixedscaleoffset", "scale": 10, "offset": 1000, "dtype": "<f8", "astype": "|u1"}
     ]
 
-What is stored is ``around((x - offset) * scale)`` as ``astype``, which is ``dtype`` if it is
-absent; it decodes to ``x / scale + offset``. Values that ``astype`` cannot hold become others, as
-in numcodecs.
+The stored value is ``around((x - offset) * scale)`` as ``astype``, which is ``dtype`` by default;
+it decodes to ``x / scale + offset``. Values that ``astype`` cannot hold change, as in numcodecs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from gpustore.strict_json.parsing import REQUIRED
 _TYPE = numpy_type("iuf")
 
 _EXACT = 1 << 53
-"""Integers up to here are numbers of type float64."""
+"""Largest integer up to which float64 represents all integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,12 @@ class _FixedScaleOffset(ValueStage):
     scale: int | float
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """Scaled and rounded."""
+        """Return scaled and rounded differences."""
         for block in blocks(len(decoded)):
             cast(np.around((decoded[block] - self.offset) * self.scale), encoded[block])
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """The quotient in floating point, then the sum."""
+        """Divide in floating point, then add the offset."""
         scale = float(self.scale)  # An integer need not fit the type of the elements.
         dtype = np.true_divide(encoded[:0], scale).dtype
         temporary = np.empty(min(len(encoded), BLOCK), dtype)
@@ -73,7 +72,7 @@ class _FixedScaleOffset(ValueStage):
             np.add(quotient, self.offset, out=part, casting="unsafe")
 
     def conversions(self) -> Sequence[Conversion] | str:
-        """To the type of the quotient, in that, and to the type of the elements."""
+        """Return the conversions to and from the type of the quotient."""
         dtype = np.true_divide(np.zeros(0, self.encoded), 1.0).dtype
         before, behind = (
             cast_conversions(*pair) for pair in ((self.encoded, dtype), (dtype, self.decoded))

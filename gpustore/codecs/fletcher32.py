@@ -1,7 +1,7 @@
 """The ``fletcher32`` codec.
 
 ============  ======================================================================
-what          Four bytes behind the data: their Fletcher-32 as in HDF5
+content       Four bytes behind the data: their Fletcher-32 as in HDF5
 specification https://numcodecs.readthedocs.io/en/stable/checksum32.html
 v3 name       ``numcodecs.fletcher32``
 v2 id         ``fletcher32``, among the filters
@@ -11,7 +11,7 @@ Zarr v2::
 
     "filters": [{"id": "fletcher32"}]
 
-HDF5's filter of that name; it has no options.
+The bytes are those of HDF5's filter of that name. The codec has no options.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ``gzip`` codec.
 
 ============  ====================================================================
-what          Deflate in a gzip wrapper with a CRC-32 (RFC 1952)
+content       Deflate in a gzip wrapper with a CRC-32 (RFC 1952)
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/gzip/index.html
 v3 name       ``gzip``
 v2 id         ``gzip``

@@ -1,7 +1,7 @@
 """The ``jenkins_lookup3`` codec.
 
 ============  ======================================================================
-what          Four bytes behind the data: Bob Jenkins' lookup3 of them as in HDF5
+content       Four bytes behind the data: Bob Jenkins' lookup3 of them as in HDF5
 specification https://numcodecs.readthedocs.io/en/stable/checksum32.html
 v3 name       ``numcodecs.jenkins_lookup3``
 v2 id         ``jenkins_lookup3``, among the filters

@@ -1,7 +1,7 @@
 """The ``lz4`` codec.
 
 ============  ====================================================================
-what          One LZ4 block behind its decoded size
+content       One LZ4 block behind its decoded size
 specification https://numcodecs.readthedocs.io/en/stable/compression/lz4.html
 block format  https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md
 v3 name       none
@@ -12,9 +12,9 @@ Zarr v2::
 
     {"id": "lz4", "acceleration": 1}
 
-The size is four bytes, little endian. It is no LZ4 frame, and has no checksum. A stored
-acceleration may be any number that numcodecs takes; the library knows 1 to 65537, and takes the
-nearest. TensorStore does not have this codec.
+The size is four bytes, little endian. The value is not an LZ4 frame and has no checksum. A stored
+acceleration may be any number that numcodecs takes; the library uses the nearest from 1 to 65537.
+TensorStore does not have this codec.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ class _Lz4(BytesCodec):
     acceleration: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """LZ4's own bound is 1/255 and 16 bytes."""
+        """Return LZ4's own bound: 1/255 and 16 bytes more."""
         return decoded_nbytes + (decoded_nbytes >> 7) + 64
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One block."""
         if len(decoded) > _MAX_NBYTES:
             raise LimitError(
                 f"lz4: a chunk of {len(decoded)} bytes exceeds the format's limit of "
@@ -80,7 +79,7 @@ class _Lz4(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One block, which must be as long as it says."""
+        """Decode one block, which must have the stored decoded size."""
         if len(encoded) < _SIZE_NBYTES:
             raise too_short(_SIZE_NBYTES, len(encoded), codec="lz4")
         # The library allocates what the size says.
@@ -107,13 +106,13 @@ class _Lz4(BytesCodec):
         return "lz4"
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None: there is a kernel where the device's libraries cannot."""
+        """Return None: a kernel decodes where the device's libraries cannot."""
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Blocks as long as they say."""
+        """Record the decoding of blocks to their stored decoded sizes."""
         columns = self._columns(commands)
         if columns is None:
             return

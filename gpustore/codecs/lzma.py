@@ -1,7 +1,7 @@
 """The ``lzma`` codec.
 
 ============  ====================================================================
-what          xz files, or what the ``lzma`` module makes in its other formats
+content       xz files, or what the ``lzma`` module makes in its other formats
 specification https://numcodecs.readthedocs.io/en/stable/compression/lzma.html
 v3 name       none
 v2 id         ``lzma``
@@ -13,8 +13,8 @@ Zarr v2::
 
 The options are those of :func:`lzma.compress`: `format` 1 is xz, 2 the older .lzma, 3 bare data,
 which `filters` must describe; 0 is any of the first two, and written as xz. A `filter` is an object
-with the members of Python's filter specifiers. They are compared here with what the library
-accepts, because it decodes bare data with whatever dictionary they ask for.
+with the members of Python's filter specifiers. They are compared here with the library's limits,
+because the library decodes bare data with a dictionary of any requested size.
 
 Several xz streams in a row are read if together they are exactly one chunk. TensorStore does not
 have this codec; numcodecs cannot read xz with `filters`, though it writes it.
@@ -69,11 +69,10 @@ class _Lzma(BytesCodec):
     filters: tuple[Mapping[str, int], ...] | None
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """What does not compress grows by less than 2 %; some room for many small blocks."""
+        """Return a bound for incompressible data: 2 % more, and room for many small blocks."""
         return decoded_nbytes + (decoded_nbytes >> 4) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One stream."""
         written = self.format or lzma.FORMAT_XZ
         try:
             return lzma.compress(decoded, written, self.check, self.preset, self._filters)
@@ -83,7 +82,7 @@ class _Lzma(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One stream, or several if they are xz."""
+        """Decode one stream, or several if they are xz."""
         try:
             decoded = decode_streams(
                 self._start,
@@ -129,7 +128,7 @@ def _one_of(*choices: int) -> Callable[[JsonValue], JsonValue]:
 
 
 def _preset(value: JsonValue) -> int:
-    """0 to 9, and a high bit for "extreme"."""
+    """Check a preset: 0 to 9, with a high bit for "extreme"."""
     number = expect_int(value, 0, _UINT32_MAX, integral_floats=True)
     expect_int(number & ~lzma.PRESET_EXTREME, 0, 9)
     return number
@@ -204,7 +203,7 @@ def _filter_id(is_last: bool, value: JsonValue) -> int:
 def _complete(
     variant: CodecVariant, options: Options, itemsize: int | None
 ) -> dict[str, JsonValue]:
-    """Fill in numcodecs' defaults, and check what goes together."""
+    """Fill in numcodecs' defaults, and check that the options fit together."""
     completed = fill_defaults(variant, options, itemsize)
     form, filters = completed["format"], completed["filters"]
     if completed["preset"] is not None and filters is not None:

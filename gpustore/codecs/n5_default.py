@@ -1,7 +1,7 @@
 """The ``n5_default`` codec.
 
 ============  ======================================================================
-what          Chunks as blocks of N5, so that one array is both
+content       Chunks as blocks of N5, so that one array is both
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/n5_default
 v3 name       ``n5_default``
 v2 id         none
@@ -48,28 +48,28 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import REQUIRED, JsonValue, expect_list, text
 
 _START: Final = struct.Struct(">HH")
-"""Mode and rank; as many sizes follow, of 4 bytes each."""
+"""Mode and rank in the header of a block; the extents follow, 4 bytes each."""
 
 _TYPES: Final = frozenset(
     {f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)} | {"float32", "float64"}
 )
 
 _LARGE: Final = 64 << 20
-"""Bytes that the elements of a block may have though the chunk has fewer."""
+"""Bytes that the elements of a block may have, even if the chunk has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _N5Default(BytesCodec):
-    """One block for each chunk.
+    """Codec of a chunk as one block of N5.
 
     Attributes
     ----------
     dtype : numpy.dtype
-        Of the elements, in the byte order of this machine.
+        Data type of the elements, in native byte order.
     shape : tuple of int
-        Of a chunk.
+        Shape of a chunk.
     inner : BytesCodec or None
-        What the elements of a block go through.
+        Codec of the elements of a block, None without compression.
     """
 
     name = "n5_default"
@@ -88,12 +88,12 @@ class _N5Default(BytesCodec):
         return _START.size + 4 * len(self.shape)
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Of the largest block that is read."""
+        """Return the length of the largest block that is read, in bytes."""
         most = max(decoded_nbytes, _LARGE)
         return self._header_nbytes + (self.inner.encoded_bound(most) if self.inner else most)
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """A block of the shape of the chunk."""
+        """Encode a block with the shape of the chunk."""
         chunk = np.frombuffer(decoded, self.dtype).reshape(self.shape)
         elements = chunk.T.astype(self.dtype.newbyteorder(">"), order="C").tobytes()
         start = _START.pack(0, len(self.shape)) + np.array(self.shape, ">u4").tobytes()
@@ -102,7 +102,7 @@ class _N5Default(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """The elements of the block that lie in the chunk, and zeros."""
+        """Decode the elements of the block that lie in the chunk; zeros elsewhere."""
         del decoded_max, exact  # Nothing else than a chunk is encoded so.
         shape = self._block_shape(encoded)
         nbytes = math.prod(shape) * self.dtype.itemsize

@@ -1,7 +1,7 @@
 """The ``packbits`` codec.
 
 ============  ======================================================================
-what          Some bits of each element, packed without gaps
+content       Some bits of each element, packed without gaps
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/packbits
 v3 name       ``packbits``, and ``numcodecs.packbits``, which is another format
 v2 id         ``packbits``, among the filters
@@ -15,10 +15,10 @@ Zarr v2::
 
     "filters": [{"id": "packbits"}]
 
-That of Zarr v3 packs any numbers; the first bit is the lowest of the first byte. Bits below
-``first_bit`` decode as zeros, those above ``last_bit`` as zeros too, or of signed integers as the
-sign. numcodecs' is for bool alone: the first bit is the highest, and a byte in front counts the
-bits of padding. Bytes other than zero are true to it.
+The codec of Zarr v3 packs any numbers; the first bit is the lowest of the first byte. Bits below
+``first_bit`` decode as zeros; bits above ``last_bit`` decode as zeros, or as the sign of signed
+integers. numcodecs' codec packs bool only: the first bit is the highest, a byte in front counts the
+bits of padding, and every byte other than zero encodes as true.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BITS: Final = {
     **{"bool": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4},
     **{"float6_e2m3fn": 6, "float6_e3m2fn": 6},
 }
-"""Bits of types that have less than their bytes."""
+"""Bits of types that use only part of their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,12 @@ class _Packed(BytesCodec):
     ----------
     count, itemsize, first, nbits : int
     sign : int
-        Bits of a component, the highest of which repeats the last one stored; 0 for none.
+        Bits of a signed component, whose upper bits repeat the last stored one; 0 for unsigned
+        components.
     padding : str
-        Where the number of bits of padding is: ``none``, ``first_byte`` or ``last_byte``.
+        Place of the number of bits of padding: ``none``, ``first_byte`` or ``last_byte``.
     order : str
-        Of the bits in a byte, as NumPy has it.
+        Order of the bits in a byte, in NumPy's terms.
     """
 
     name = "packbits"
@@ -89,12 +90,11 @@ class _Packed(BytesCodec):
         return -(-self.count * self.nbits // 8)
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Exactly what an encoding has."""
+        """Return the exact length of the encoding, in bytes."""
         del decoded_nbytes
         return self._packed + (self.padding != "none")
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """Every component."""
         components = np.frombuffer(decoded, np.uint8).reshape(self.count, self.itemsize)
         packed = np.empty(self._packed, np.uint8)
         for lo, hi, part in self._blocks():
@@ -113,7 +113,6 @@ class _Packed(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """Every component."""
         del exact  # Nothing else than a whole chunk is encoded so.
         expected, nbytes = self.encoded_bound(decoded_max), self.count * self.itemsize
         if len(encoded) < expected:
@@ -149,7 +148,7 @@ class _Packed(BytesCodec):
             components[lo:hi] = np.packbits(every, axis=1, bitorder="little")
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None: there is a kernel, which reads what it is told to whatever the bytes are."""
+        """Return None: a kernel decodes on every device, and checks bounds for any bytes."""
         del device, distrust
         if self.itemsize not in (1, 2, 4, 8):
             return f"packbits: the host unpacks elements of {self.itemsize} bytes"
@@ -158,7 +157,7 @@ class _Packed(BytesCodec):
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has."""
+        """Record the decoding of all values, also of those only on the device."""
         del device, exact
         expected = self.encoded_bound(decoded_max)
         refuse_where(
@@ -182,7 +181,7 @@ class _Packed(BytesCodec):
         commands.values, commands.encoded = dst, None
 
     def _blocks(self) -> list[tuple[int, int, slice]]:
-        """Components, and the packed bytes they are in; none of these is shared."""
+        """Return numbers of components and of their packed bytes, which no two blocks share."""
         return [
             (
                 lo,
@@ -250,7 +249,7 @@ def _rank_v2(options: Options, rank: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _PackedBools(_Packed):
     def encode(self, decoded: Buffer) -> Buffer:
-        """Every byte that is not zero as a one."""
+        """Encode every byte other than zero as a one."""
         return _Packed.encode(self, as_bytes(np.frombuffer(decoded, np.uint8) != 0))
 
 

@@ -1,7 +1,7 @@
 """The ``pcodec`` codec of numcodecs.
 
 ============  ======================================================================
-what          Sequences of numbers, without loss
+content       Sequences of numbers, without loss
 specification https://numcodecs.readthedocs.io/en/stable/compression/pcodec.html
 v3 name       ``numcodecs.pcodec``, array -> bytes
 v2 id         ``pcodec``, as a compressor or among the filters
@@ -13,10 +13,10 @@ Zarr v2::
                    "paging_spec": "equal_pages_up_to", "delta_encoding_order": null,
                    "equal_pages_up_to": 262144}
 
-For integers and floats of 16, 32 and 64 bits. ``delta_encoding_order`` belongs to ``delta_spec`` of
-``try_consecutive``, or makes that of ``auto``, as in numcodecs.
+The codec is for integers and floats of 16, 32 and 64 bits. ``delta_encoding_order`` is an option of
+the ``delta_spec`` ``try_consecutive``, which it selects in place of ``auto``, as in numcodecs.
 
-Needs the extra ``pcodec``.
+The codec needs the extra ``pcodec``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TYPES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Pcodec(BytesCodec):
-    """A stand-alone file of pcodec."""
+    """Codec of a chunk as a stand-alone file of pcodec."""
 
     name = "pcodec"
     decode_ns = 1.0
@@ -70,11 +70,10 @@ class _Pcodec(BytesCodec):
     config: Any
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """The numbers as they are, bits for the tables of each page, headers."""
+        """Return the length of the numbers with tables of each page and headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 1) + 64 * self.count // 100 + (1 << 16)
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One file."""
         elements = np.frombuffer(decoded, self.dtype)
         encoded: bytes = _files.simple_compress(elements, self.config)
         return encoded
@@ -82,7 +81,7 @@ class _Pcodec(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One file of that many numbers."""
+        """Decode one file with the number of elements of a chunk."""
         del decoded_max, exact  # Nothing else than a whole chunk is encoded so.
         nbytes = self.count * self.dtype.itemsize
         # One more than there must be, to see that there are no others.

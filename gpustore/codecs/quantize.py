@@ -1,7 +1,7 @@
 """The ``quantize`` codec.
 
 ============  ======================================================================
-what          Floating-point numbers rounded to some decimal digits
+content       Floating-point numbers rounded to some decimal digits
 specification https://numcodecs.readthedocs.io/en/stable/filter/quantize.html
 v3 name       ``numcodecs.quantize``
 v2 id         ``quantize``, among the filters
@@ -12,7 +12,7 @@ Zarr v2::
     "filters": [{"id": "quantize", "digits": 2, "dtype": "<f8", "astype": "<f4"}]
 
 Encoding rounds to a multiple of the power of two next below ``10 ** -digits``. Decoding only
-changes the type from ``astype``, which is ``dtype`` if it is absent.
+changes the type from ``astype``, which is ``dtype`` by default.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class _Quantize(ValueStage):
     digits: int
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """Rounded, in the type of the elements."""
+        """Round, in the type of the elements."""
         scale = _scale(self.digits)
         cast(np.around(scale * decoded) / scale, encoded)
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """The rounded values."""
+        """Return the rounded values."""
         cast(encoded, decoded)
 
     def conversions(self) -> Sequence[Conversion] | str:
-        """The rounded values, in the other type."""
+        """Return the conversion of the rounded values to the other type."""
         return cast_conversions(self.encoded, self.decoded)
 
 
 def _scale(digits: int) -> float:
-    """The power of two of which the reciprocal is the step.
+    """Return the power of two whose reciprocal is the step.
 
     >>> _scale(0), _scale(1), _scale(2), _scale(-2)
     (1.0, 16.0, 128.0, 0.015625)

@@ -1,7 +1,7 @@
 """The ``reshape`` codec.
 
 ============  ======================================================================
-what          The same elements as an array of another shape
+content       The same elements as an array of another shape
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/reshape
 v3 name       ``reshape``
 v2 id         none
@@ -11,8 +11,8 @@ Zarr v3::
 
     {"name": "reshape", "configuration": {"shape": [[0, 1], [2], 3]}}
 
-Each size is a number, the product of the sizes of some dimensions of the array, or once -1: what
-is left. Elements keep their order, so nothing is done to a chunk; only what follows sees the new
+Each size is a number, the product of the sizes of some dimensions of the array, or once -1 for the
+rest. Elements keep their order, so chunks are unchanged; only the following codecs see the new
 shape.
 """
 
@@ -37,7 +37,7 @@ _MAX_SIZE = 2**63 - 1
 
 
 def _convert(value: JsonValue) -> JsonValue:
-    """Sizes, lists of dimensions in increasing order, and -1 at most once."""
+    """Check sizes: numbers, lists of dimensions in increasing order, and -1 at most once."""
     sizes = expect_list(value)
     if len(sizes) > _MAX_RANK:
         raise MetadataError(f"Rank {len(sizes)} is outside valid range [0, {_MAX_RANK}]")

@@ -1,7 +1,7 @@
 """The ``scale_offset`` codec.
 
 ============  ======================================================================
-what          Differences to an offset, multiplied by a scale
+content       Differences to an offset, multiplied by a scale
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/scale_offset
 v3 name       ``scale_offset``
 v2 id         none: ``fixedscaleoffset`` is this and a rounding
@@ -12,9 +12,9 @@ Zarr v3::
     {"name": "scale_offset", "configuration": {"offset": 5, "scale": 0.1}}
 
 Elements are encoded as ``(x - offset) * scale`` and decoded as ``x / scale + offset``, in the type
-of the elements; both numbers are written as fill values are. What that type cannot hold is an
-error: integers that overflow, floating-point numbers that become infinite, and integers that are
-no multiple of the scale.
+of the elements; both numbers have the form of fill values. Results that the type cannot hold are an
+error: integers that overflow, floating-point numbers that become infinite, and integers that are no
+multiple of the scale.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gpustore.strict_json.parsing import REQUIRED, JsonValue, in_member
 
 @dataclass(frozen=True, slots=True)
 class _ScaleOffset(ValueStage):
-    """`offset` and `scale` are integers for integers, else arrays of rank 0."""
+    """Stage with `offset` and `scale`: integers for integers, else arrays of rank 0."""
 
     name = "scale_offset"
     offset: Any
     scale: Any
 
     def to_encoded(self, decoded: NDArray[Any], encoded: NDArray[Any]) -> None:
-        """In the type of the elements; LimitError if one does not fit."""
+        """Encode in the type of the elements; LimitError for results that do not fit."""
         if decoded.dtype.kind in "iu":
             differences = [int(x) - self.offset for x in (decoded.min(), decoded.max())]
             if not _fit(decoded, differences + [x * self.scale for x in differences]):
@@ -59,7 +59,7 @@ class _ScaleOffset(ValueStage):
             encoded[block] = part
 
     def to_decoded(self, encoded: NDArray[Any], decoded: NDArray[Any]) -> None:
-        """In the type of the elements; CorruptChunkError if one does not fit."""
+        """Decode in the type of the elements; CorruptChunkError for results that do not fit."""
         if decoded.dtype.kind in "iu":
             scale = decoded.dtype.type(self.scale)
             ends = [int(x) // self.scale for x in (encoded.min(), encoded.max())]
@@ -83,7 +83,7 @@ class _ScaleOffset(ValueStage):
                 raise self._damaged(decoded)
 
     def conversions(self) -> Sequence[Conversion] | str:
-        """In the type of the elements."""
+        """Return the conversions in the type of the elements."""
         if number_format(self.decoded) is None:
             return f"elements of type {self.decoded.name} are scaled by the host"
         is_integer = self.decoded.kind in "iu"
@@ -102,7 +102,7 @@ def _fit(elements: NDArray[Any], values: list[int]) -> bool:
 
 
 def _is_finite(found: NDArray[Any], given: NDArray[Any]) -> bool:
-    """Whether nothing became infinite, or no number, that was one."""
+    """Return whether no finite number became infinite or NaN."""
     finite = np.isfinite(found)
     return bool(finite.all()) or not np.any(np.isfinite(given) & ~finite)
 

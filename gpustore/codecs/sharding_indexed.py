@@ -1,7 +1,7 @@
 """The ``sharding_indexed`` codec.
 
 ============  ====================================================================
-what          A chunk stored as many inner chunks behind an index
+content       A chunk stored as many inner chunks behind an index
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
 v3 name       ``sharding_indexed``
 v2 id         none
@@ -22,10 +22,10 @@ Zarr v3::
         },
     }
 
-This file knows the options. Where the inner chunks are, and how they are read and written one by
-one, is the business of :mod:`gpustore.sharding.shard`. Behind it there may be codecs that encode
-the shard as a whole (:mod:`gpustore.sharding.shard_codec`): such arrays are opened, read and
-written, but not created, as TensorStore refuses them.
+This module parses the options. :mod:`gpustore.sharding.shard` finds, reads and writes inner chunks
+one by one. Codecs behind this one encode the shard as a whole
+(:mod:`gpustore.sharding.shard_codec`): such arrays are opened, read and written, but not created,
+because TensorStore refuses them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ``shuffle`` filter.
 
 ============  ======================================================================
-what          All first bytes of the elements, then all second bytes, and so on
+content       All first bytes of the elements, then all second bytes, and so on
 specification https://numcodecs.readthedocs.io/en/stable/filter/shuffle.html
 v3 name       none
 v2 id         ``shuffle``, among the filters
@@ -11,9 +11,9 @@ Zarr v2::
 
     "filters": [{"id": "shuffle", "elementsize": 4}]
 
-The default size is 4, as in numcodecs. Elements of 0 or 1 bytes are left as they are. A chunk that
-is no whole number of elements is an error, in numcodecs too; Blosc's own shuffle leaves its last
-bytes alone. TensorStore has no filters.
+The default size is 4, as in numcodecs. Elements of 0 or 1 bytes are unchanged. A chunk without a
+whole number of elements is an error, in numcodecs too; Blosc's own shuffle copies its last bytes.
+TensorStore has no filters.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Shuffle(BytesCodec):
     element_nbytes: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """As many bytes.
+        """Return the length of the decoded bytes.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class _Shuffle(BytesCodec):
         return decoded_nbytes
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """The bytes of the elements by their place."""
+        """Group the bytes of the elements by their place."""
         if self.element_nbytes == 1:
             return decoded
         elements = np.frombuffer(decoded, np.uint8).reshape(-1, self.element_nbytes)
@@ -83,7 +83,7 @@ class _Shuffle(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """The bytes of each element together again."""
+        """Join the bytes of each element."""
         nbytes = len(encoded)
         if nbytes > decoded_max:
             raise too_long(decoded_max, nbytes, codec=self.name)
@@ -106,14 +106,14 @@ class _Shuffle(BytesCodec):
         return decoded
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None: there is a kernel, which reads what it is told to whatever the bytes are."""
+        """Return None: a kernel decodes on every device, and checks bounds for any bytes."""
         del device, distrust
         return None
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """All values, also those whose bytes only the device has."""
+        """Record the decoding of all values, also of those only on the device."""
         del device
         nbytes = commands.values.nbytes.astype(np.int64)
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)

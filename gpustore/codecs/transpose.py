@@ -1,7 +1,7 @@
 """The ``transpose`` codec.
 
 ============  ====================================================================
-what          The dimensions of a chunk in another order
+content       The dimensions of a chunk in another order
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/transpose/index.html
 v3 name       ``transpose``
 v2 id         none: ``order`` says the same, for two of the orders
@@ -15,7 +15,7 @@ Dimension ``order[i]`` of the decoded chunk is dimension i of the encoded one, a
 ``numpy.transpose(chunk, order)``. Several in a row act one after the other. The words ``"C"`` and
 ``"F"`` of early drafts are read, as TensorStore does, and stored as the permutation they mean.
 
-It costs nothing: strides are permuted once, when the chain is resolved.
+The codec costs no time: strides are permuted once, when the chain is resolved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORDS: Final = ("C", "F")
 
 
 def _convert(value: JsonValue) -> JsonValue:
-    """A permutation or a word; whoever is wrong is told why it is neither, as in TensorStore."""
+    """Return a permutation or a word; the error names both forms, as in TensorStore."""
     try:
         return _permutation(value)
     except GpustoreError as error:
@@ -64,7 +64,7 @@ def _permutation(value: JsonValue) -> list[int]:
 
 
 def _merge(a: JsonValue, b: JsonValue) -> JsonValue:
-    """A word and the permutation it means are the same; the permutation says more."""
+    """Merge a word and the permutation it means into the permutation."""
     if isinstance(a, str) and not isinstance(b, str):
         a, b = b, a
     if isinstance(b, str) and not isinstance(a, str):

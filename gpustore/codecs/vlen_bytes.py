@@ -1,7 +1,7 @@
 """The ``vlen-bytes`` codec.
 
 ============  ===========================================================================
-what          Bytes of any length, each element as its length and its bytes
+content       Bytes of any length, each element as its length and its bytes
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/vlen-bytes
 v3 name       ``vlen-bytes``, of data type ``bytes`` or ``variable_length_bytes``
 v2 id         ``vlen-bytes``, the first of the filters of dtype ``|O``

@@ -1,7 +1,7 @@
 """The ``vlen-utf8`` codec.
 
 ============  ==========================================================================
-what          Strings of any length, each as its length and its UTF-8
+content       Strings of any length, each as its length and its UTF-8
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/vlen-utf8
 v3 name       ``vlen-utf8``, of data type ``string``
 v2 id         ``vlen-utf8``, the first of the filters of dtype ``|O``

@@ -1,7 +1,7 @@
 """The ``zfp`` codec.
 
 ============  ======================================================================
-what          Arrays of one to four dimensions in few bits, with or without loss
+content       Arrays of one to four dimensions in few bits, with or without loss
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/zfp
 v3 name       ``zfp``
 v2 id         none; :mod:`gpustore.codecs.zfpy` is another format
@@ -17,7 +17,7 @@ zfpy has no mode ``expert``. Numbers of 8 and 16 bits, ``float16`` and ``bfloat1
 32 bits of their kind. zfp has no unsigned integers of 32 and 64 bits: they are stored as signed
 ones, and larger values are an error.
 
-Needs the extra ``zfp``.
+The codec needs the extra ``zfp``.
 """
 
 from __future__ import annotations

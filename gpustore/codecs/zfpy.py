@@ -1,7 +1,7 @@
 """The ``zfpy`` codec of numcodecs.
 
 ============  ======================================================================
-what          Arrays of one to four dimensions in few bits, with or without loss
+content       Arrays of one to four dimensions in few bits, with or without loss
 specification https://numcodecs.readthedocs.io/en/stable/compression/zfpy.html
 v3 name       ``numcodecs.zfpy``, array -> bytes
 v2 id         ``zfpy``, as a compressor or among the filters
@@ -12,11 +12,11 @@ Zarr v2::
     "compressor": {"id": "zfpy", "mode": 4, "tolerance": 0.05, "rate": -1, "precision": -1}
 
 ``mode`` is 2 (``rate``), 3 (``precision``) or 4 (``tolerance``); the other numbers are -1, and mode
-4 with a tolerance of -1 loses nothing. A header repeats type, shape and mode, and decides when
+4 with a tolerance of -1 is lossless. A header repeats type, shape and mode, and decides when
 reading. ``compression_kwargs``, which numcodecs writes and ignores, is kept. In order F the shape
 is that of the transposed chunk; numcodecs refuses to write such arrays.
 
-Needs the extra ``zfp``.
+The codec needs the extra ``zfp``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ``zlib`` codec.
 
 ============  ====================================================================
-what          Deflate in a zlib wrapper with an Adler-32 (RFC 1950)
+content       Deflate in a zlib wrapper with an Adler-32 (RFC 1950)
 specification https://numcodecs.readthedocs.io/en/stable/compression/zlib.html
 v3 name       none
 v2 id         ``zlib``
@@ -11,8 +11,8 @@ Zarr v2::
 
     {"id": "zlib", "level": 1}
 
-The default level is 1, TensorStore's. A stored level of -1 is 6, as for zlib itself: numcodecs
-writes it. TensorStore refuses such an array.
+The default level is 1, TensorStore's. A stored level of -1, which numcodecs writes, is 6, as in
+zlib itself. TensorStore refuses such an array.
 """
 
 from __future__ import annotations

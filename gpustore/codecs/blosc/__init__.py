@@ -1,7 +1,7 @@
 """The ``blosc`` codec.
 
 ============  ====================================================================
-what          Blosc 1 frames: shuffled blocks, each compressed on its own
+content       Blosc 1 frames: shuffled blocks, each compressed on its own
 specification https://zarr-specs.readthedocs.io/en/latest/v3/codecs/blosc/index.html
 frame format  https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
 v3 name       ``blosc``
@@ -22,9 +22,9 @@ Zarr v2::
 ``typesize`` member (null or a number) is read because numcodecs writes it. A ``blocksize`` of 0
 lets Blosc choose. Blosc 2 frames are not Blosc 1 frames and are refused.
 
-numcodecs' Blosc is built without Snappy, so frames of it are put into another code and back; see
-:func:`recode`. Reading them is quick and writing them possible where cramjam is installed
-(``pip install gpustore[snappy]``); without it they are read, slowly.
+numcodecs' Blosc is built without Snappy, so frames with Snappy are converted to another code and
+back; see :func:`recode`. With cramjam (``pip install gpustore[snappy]``) reading is fast and
+writing possible; without it reading is slow.
 
 The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
 
@@ -112,11 +112,10 @@ class _Blosc(BytesCodec):
     blocksize: int
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Blosc stores what does not compress; some room for encoders that do not."""
+        """Return the length of stored blocks in bytes, with room for other encoders."""
         return decoded_nbytes + (decoded_nbytes >> 8) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One frame."""
         if self.cname == "snappy" and not snappy.can_encode():
             raise UnsupportedError(
                 'blosc: encoding with cname "snappy" needs cramjam: pip install gpustore[snappy]'
@@ -140,14 +139,14 @@ class _Blosc(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One frame, whatever compressor it names."""
+        """Decode one frame with any compressor."""
         header = _header(encoded, decoded_max, exact=exact)
         return self._decode(encoded, header, decoded_max, exact=exact, out=out)
 
     def decode_part(
         self, encoded: Buffer, nbytes: int, start: int, stop: int, out: memoryview
     ) -> tuple[Buffer, int]:
-        """Whole blocks."""
+        """Decode the whole blocks that hold a range of the decoded bytes."""
         header = _header(encoded, nbytes, exact=True)
         if header.is_stored or header.nbytes == 0:
             return memoryview(encoded)[HEADER_NBYTES + start : HEADER_NBYTES + stop], start
@@ -162,13 +161,13 @@ class _Blosc(BytesCodec):
         return DEVICE_CODECS[self.cname]
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None if the device has the codec that the metadata name, whatever frames say."""
+        """Return None if the device has the codec that the metadata name."""
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Frames of all compressors and shuffles."""
+        """Record the decoding of frames with any compressor and shuffle."""
         columns = self._columns(commands)
         if columns is not None:
             decode_frames(commands, device, columns, decoded_max, exact=exact)
@@ -199,7 +198,7 @@ class _Blosc(BytesCodec):
 
 
 def _header(encoded: Buffer, decoded_max: int, *, exact: bool) -> BloscHeader:
-    """The header of a frame of an acceptable size."""
+    """Return the header of a frame of an acceptable size."""
     header = read_header(encoded)
     if header.nbytes > decoded_max:
         raise too_long(decoded_max, header.nbytes, codec="blosc")
@@ -218,7 +217,7 @@ def _from_snappy(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
 
 
 def _to_snappy(frame: bytes, decoded: Buffer) -> Buffer:
-    """A frame that the library compressed with LZ4, compressed with Snappy."""
+    """Convert a frame from LZ4 to Snappy."""
     header = read_header(frame)
     if not header.is_stored:
         recoded = recode(memoryview(frame), header, _SNAPPY, _snappy_of_lz4)
@@ -266,7 +265,7 @@ def _check_v3(options: Options) -> None:
 def _complete_v3(
     variant: CodecVariant, options: Options, itemsize: int | None
 ) -> dict[str, JsonValue]:
-    """Shuffle elements if the stage is given elements; the typesize tells how long they are."""
+    """Choose the shuffle of elements where the stage has elements; the typesize is their length."""
     completed = fill_defaults(variant, options, itemsize)
     typesize = options.get("typesize")
     shuffle = options.get("shuffle")

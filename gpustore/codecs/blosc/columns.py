@@ -1,8 +1,8 @@
 """Blosc 1 frames of a whole batch, read as columns: one row for each stream of each block.
 
-What :mod:`gpustore.codecs.blosc.frame` checks of one frame is checked here of all of them with a
-number of NumPy calls that does not depend on how many there are. It is stricter: streams that
-lie in each other, which no encoder writes, are refused.
+The checks are those of :mod:`gpustore.codecs.blosc.frame` for one frame, in a number of NumPy calls
+that is independent of the number of frames. They are stricter: overlapping streams, which no
+encoder writes, are refused.
 
 Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
 """
@@ -57,7 +57,7 @@ class BloscStreams:
     src, src_nbytes : ndarray of int64
         Bytes of the stream, within the frame.
     dst, dst_nbytes : ndarray of int64
-        What it decodes to, within the still shuffled bytes of the frame.
+        Range of the decoded stream, within the shuffled bytes of the frame.
     """
 
     frame: Integers
@@ -68,12 +68,12 @@ class BloscStreams:
 
     @property
     def is_stored(self) -> Mask:
-        """Streams that are the bytes they decode to."""
+        """Whether each stream is stored without compression, a bool array."""
         stored: Mask = self.src_nbytes == self.dst_nbytes
         return stored
 
     def take(self, chosen: Mask) -> BloscStreams:
-        """Some of the streams."""
+        """Return some of the streams."""
         return BloscStreams(
             self.frame[chosen],
             self.src[chosen],
@@ -85,7 +85,7 @@ class BloscStreams:
 
 @dataclass(frozen=True, slots=True)
 class BloscColumns:
-    """Frames, their blocks and their streams.
+    """Frames of a batch, with their blocks and streams.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class BloscColumns:
     streams: BloscStreams
 
     def take(self, kept: Mask) -> BloscColumns:
-        """Some of the frames, numbered anew."""
+        """Return some of the frames, numbered anew."""
         number = np.cumsum(kept) - 1
         blocks, streams = kept[self.blocks.frame], self.streams.take(kept[self.streams.frame])
         return BloscColumns(
@@ -128,7 +128,7 @@ class BloscColumns:
 
 
 class _Refusals:
-    """The first reason against each frame."""
+    """First reason against each frame."""
 
     def __init__(self, count: int) -> None:
         self.ok: Mask = np.ones(count, np.bool_)
@@ -155,17 +155,17 @@ def read_columns(
     ----------
     encoded : EncodedColumns
     decoded_max : int
-        Most bytes a frame may decode to.
+        Longest decoded frame, in bytes.
     exact : bool
-        Whether each must decode to exactly that many.
+        Whether each frame must decode to exactly that length.
 
     Returns
     -------
     BloscColumns
-        All streams lie in their frame, decode to disjoint pieces that cover it, and do not
-        lie in each other. Of frames that were refused the columns mean nothing.
+        All streams lie in their frame, decode to disjoint ranges that cover it, and do not overlap.
+        The columns of refused frames are undefined.
     dict of int to str
-        Why frames were refused, by number.
+        Reasons against refused frames, by number.
     """
     count = len(encoded.start)
     found = _Refusals(count)
@@ -269,7 +269,7 @@ def _read_streams(
 
 
 def _numbered(count_of: Integers) -> tuple[Integers, Integers]:
-    """The owner of each of so many things, and its number among those of its owner."""
+    """Return the owner of each item, and its number among those of its owner."""
     owner = np.repeat(np.arange(len(count_of)), count_of)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(count_of) - count_of, count_of)
     return owner, number

@@ -1,4 +1,4 @@
-"""What is recorded to decode Blosc 1 frames on a device.
+"""Commands that decode Blosc 1 frames on a device.
 
 1. Read all frames of the list (:mod:`gpustore.codecs.blosc.columns`), and the headers of their
    streams where the code has any.
@@ -9,7 +9,7 @@
 4. One launch for each kernel instance undoes the shuffles. Frames without shuffle are decompressed
    to their last place at once.
 
-The bytes of a stored frame are taken from where they are.
+The bytes of a stored frame are used in place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpustore.device.protocol import Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 
 _CODECS: Final = ("blosclz", "lz4", "snappy", "deflate", "zstd")
-"""What decodes the streams, by the number of their code."""
+"""Device codec of the streams, by the number of their code."""
 
 DEVICE_CODECS: Final = {
     "blosclz": "blosclz",
@@ -48,7 +48,7 @@ DEVICE_CODECS: Final = {
     "zlib": "deflate",
     "zstd": "zstd",
 }
-"""The same by ``cname``."""
+"""Device codec of the streams, by ``cname``."""
 
 _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 
@@ -56,7 +56,7 @@ _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 def decode_frames(
     commands: CommandList, device: Device, encoded: EncodedColumns, decoded_max: int, *, exact: bool
 ) -> None:
-    """Record how all values of `commands`, each one frame, are decoded; see the module."""
+    """Record the decoding of all values of `commands`, each one frame; see the module."""
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
     columns = _refuse(commands, columns, reasons)
     encoded = encoded.take(reasons)
@@ -77,13 +77,13 @@ def _refuse(commands: CommandList, columns: BloscColumns, reasons: dict[int, str
 
 
 def _of_code(columns: BloscColumns, code: int) -> BloscStreams:
-    """The compressed streams of one code."""
+    """Return the compressed streams of one code."""
     streams = columns.streams
     return streams.take((columns.code[streams.frame] == code) & ~streams.is_stored)
 
 
 def _damaged_streams(encoded: EncodedColumns, columns: BloscColumns) -> dict[int, str]:
-    """Frames with streams whose headers do not say what they must."""
+    """Return the frames with streams whose headers are wrong."""
     found: dict[int, str] = {}
     for code, read in ((_SNAPPY, _read_snappy), (_ZLIB, read_zlib), (_ZSTD, read_frames)):
         streams = _of_code(columns, code)
@@ -102,7 +102,7 @@ def _damaged_streams(encoded: EncodedColumns, columns: BloscColumns) -> dict[int
 def _read_snappy(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:
-    """Decoded sizes that raw Snappy blocks begin with.
+    """Return the decoded sizes at the beginning of raw Snappy blocks.
 
     Source: https://github.com/google/snappy/blob/main/format_description.txt
     """
@@ -119,7 +119,7 @@ def _read_snappy(
 def _unfit_codes(
     device: Device, columns: BloscColumns, distrust: Distrust | None
 ) -> dict[int, str]:
-    """Frames of codes that this device, or this commands, does not have decoded there."""
+    """Return the frames with codes that this device, or these commands, leave to the host."""
     found: dict[int, str] = {}
     for code, codec in enumerate(_CODECS):
         streams = _of_code(columns, code)

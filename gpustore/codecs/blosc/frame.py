@@ -1,12 +1,12 @@
-"""Blosc 1 frames: the header, and how the streams of a frame are put into another code.
+"""Blosc 1 frames: the header, conversion of streams to another code, selection of blocks.
 
 A frame is a header of 16 bytes, the offsets of its blocks, and the blocks, which may lie in any
 order. A block was shuffled and then cut into streams, each behind its length in four bytes; a
 stream as long as its share of the block is stored as it is.
 
-:func:`recode` leaves all that as it is and changes the streams alone. So what the library cannot
-compress or decompress is done with its shuffles nonetheless. :func:`take_blocks` makes a frame of
-some of the blocks, so that the others need not be decompressed.
+:func:`recode` changes only the streams, so that the library's shuffles serve codes that it cannot
+compress or decompress. :func:`take_blocks` makes a frame of some of the blocks, so that the others
+need not be decompressed.
 
 Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``. Offsets count from the start of
 the frame, against what the former says.
@@ -41,7 +41,7 @@ HEADER_NBYTES: Final = _HEADER.size
 
 @dataclass(frozen=True, slots=True)
 class BloscHeader:
-    """The first 16 bytes of a frame, found consistent with its length.
+    """The first 16 bytes of a frame, consistent with its length.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class BloscHeader:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the bytes follow the header as they are, not even shuffled."""
+        """Whether the bytes follow the header without compression and shuffle."""
         return bool(self.flags & _MEMCPYED)
 
 
@@ -69,8 +69,8 @@ def read_header(encoded: Buffer) -> BloscHeader:
     Raises
     ------
     CorruptChunkError
-        ``Invalid blosc-compressed data: ...`` if it is not that of a Blosc 1 frame of exactly
-        ``len(encoded)`` bytes.
+        ``Invalid blosc-compressed data: ...`` if the header is not that of a Blosc 1 frame of
+        exactly ``len(encoded)`` bytes.
     """
     found = len(encoded)
     if found < _HEADER.size:
@@ -98,12 +98,12 @@ def read_header(encoded: Buffer) -> BloscHeader:
 
 
 def invalid(reason: str) -> CorruptChunkError:
-    """The error for a frame that is none."""
+    """Return the error for an invalid frame."""
     return CorruptChunkError(f"Invalid blosc-compressed data: {reason}", codec="blosc")
 
 
 def with_code(frame: Buffer, code: int) -> bytearray:
-    """A copy of a frame whose header names another compressor."""
+    """Return a copy of a frame whose header names another compressor."""
     changed = bytearray(frame)
     changed[2] = changed[2] & 0x1F | code << 5
     return changed
@@ -115,19 +115,19 @@ def recode(
     code: int,
     convert: Callable[[memoryview, int, bool], Buffer],
 ) -> bytearray:
-    """The same frame with other streams.
+    """Return the same frame with other streams.
 
     Parameters
     ----------
     frame : memoryview
         A frame that is not stored as it is.
     header : BloscHeader
-        Its header.
+        Header of the frame.
     code : int
         Position in :data:`CODES` of the compressor that the new frame names.
     convert : callable
-        ``convert(stream, nbytes, is_stored)`` makes the new stream of one that decodes to `nbytes`
-        bytes and may be stored as it is. `nbytes` bytes mean that the new one is.
+        ``convert(stream, nbytes, is_stored)`` returns the new form of a stream that decodes to
+        `nbytes` bytes; a result of `nbytes` bytes is a stored stream.
 
     Raises
     ------
@@ -161,21 +161,21 @@ def recode(
 def take_blocks(
     frame: memoryview, header: BloscHeader, start: int, stop: int
 ) -> tuple[Buffer, int]:
-    """A frame of the blocks that hold a range of the decoded bytes.
+    """Return a frame of the blocks that hold a range of the decoded bytes.
 
     Parameters
     ----------
     frame : memoryview
         A frame that is not stored as it is.
     header : BloscHeader
-        Its header.
+        Header of the frame.
     start, stop : int
-        The range, not empty.
+        Range of decoded bytes, not empty.
 
     Returns
     -------
     bytes-like, int
-        The frame, and where its first byte stands in the decoded bytes of the whole.
+        The frame, and the position of its first byte in the decoded bytes of the whole.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def take_blocks(
 
 
 def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tuple[int, int, int]]:
-    """Where each stream of a block begins, its length, and its length when decoded."""
+    """Yield the beginning of each stream of a block, its length, and its decoded length."""
     (position,) = _INT32.unpack_from(frame, _HEADER.size + 4 * block)
     nbytes = min(header.blocksize, header.nbytes - block * header.blocksize)
     splits = _splits(header, nbytes)
@@ -225,7 +225,7 @@ def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tup
 
 
 def _splits(header: BloscHeader, nbytes: int) -> int:
-    """Streams of a block of `nbytes` bytes."""
+    """Return the number of streams of a block of `nbytes` bytes."""
     typesize = header.typesize
     if header.flags & _NOT_SPLIT or typesize > _MAX_SPLITS or nbytes != header.blocksize:
         return 1

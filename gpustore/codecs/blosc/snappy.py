@@ -26,23 +26,23 @@ _MAX_VARINT_NBYTES: Final = 5
 
 
 def can_encode() -> bool:
-    """Whether the library that encodes is installed."""
+    """Return whether the library that encodes is installed."""
     return _library is not None
 
 
 def encode(decoded: Buffer) -> Buffer:
-    """One block; only if :func:`can_encode`."""
+    """Encode one block; requires :func:`can_encode`."""
     encoded: Buffer = memoryview(_library.snappy.compress_raw(decoded))
     return encoded
 
 
 def decode(encoded: memoryview, nbytes: int) -> Buffer:
-    """Decode one block of exactly `nbytes` bytes; nothing more is allocated.
+    """Decode one block of exactly `nbytes` bytes; allocates no more.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If `encoded` is not such a block.
     """
     start = _check_length(encoded, nbytes)
     if _library is None:
@@ -58,7 +58,7 @@ def decode(encoded: memoryview, nbytes: int) -> Buffer:
 
 
 def _check_length(encoded: memoryview, nbytes: int) -> int:
-    """Where the elements begin, the length before them being `nbytes`."""
+    """Check that a block decodes to `nbytes` bytes; return the beginning of its elements."""
     length = 0
     for position, byte in enumerate(encoded[:_MAX_VARINT_NBYTES]):
         length |= (byte & 0x7F) << 7 * position
@@ -105,7 +105,7 @@ def _decode_elements(encoded: memoryview, position: int, nbytes: int) -> bytearr
 
 
 def _copy(encoded: memoryview, position: int, kind: int) -> tuple[int, int, int]:
-    """Length and offset of a copy, and the bytes it is written in."""
+    """Return length and offset of a copy, and the number of its bytes."""
     tag = encoded[position]
     if kind == 1:
         low = int.from_bytes(encoded[position + 1 : position + 2], "little")

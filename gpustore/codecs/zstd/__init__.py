@@ -1,7 +1,7 @@
 """The ``zstd`` codec.
 
 ============  ====================================================================
-what          Zstandard frames (RFC 8878)
+content       Zstandard frames (RFC 8878)
 specification https://github.com/zarr-developers/zarr-extensions/tree/main/codecs/zstd
 v3 name       ``zstd``
 v2 id         ``zstd``
@@ -67,7 +67,7 @@ _BLOCK_NBYTES: Final = 128 << 10
 
 
 class _Contexts(threading.local):
-    """Contexts of zstandard, which only one thread may use at a time."""
+    """Contexts of zstandard, each for one thread at a time."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
@@ -91,9 +91,9 @@ class Frame:
     Attributes
     ----------
     start, stop : int
-        Its bytes.
+        Byte range of the frame in the value.
     decoded_max : int
-        Most bytes its blocks can hold; 0 for a skippable frame.
+        Upper bound of the decoded bytes of its blocks; 0 for a skippable frame.
     """
 
     start: int
@@ -128,7 +128,7 @@ def walk_frames(encoded: memoryview) -> Iterator[Frame]:
 
 
 def _walk_blocks(encoded: memoryview, position: int) -> tuple[int, int]:
-    """From behind the magic number to the end of the frame, and the number of blocks."""
+    """Return the end of a frame and its number of blocks, from behind the magic number."""
     descriptor = _uint(encoded, position, 1)
     single_segment = descriptor >> 5 & 1
     position += 2 - single_segment
@@ -163,11 +163,11 @@ class _Zstd(BytesCodec):
     checksum: bool
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
-        """Blocks stored as they are, even small ones, and room for headers."""
+        """Return the length of stored blocks, even of small ones, with headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 6) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """One frame that tells its content size."""
+        """Encode one frame with its content size."""
         encoded: bytes
         if len(decoded) <= _SMALL_NBYTES:
             encoded = _contexts.compressor(self.level, self.checksum).compress(decoded)
@@ -178,7 +178,7 @@ class _Zstd(BytesCodec):
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
-        """One frame of known size at once, anything else frame by frame."""
+        """Decode one frame of known size at once, other values frame by frame."""
         # What stops it, several frames or damage, the walk tells.
         with contextlib.suppress(zstandard.ZstdError, RuntimeError, ValueError):
             if exact and zstandard.frame_content_size(encoded) == decoded_max:
@@ -193,13 +193,13 @@ class _Zstd(BytesCodec):
         return "zstd"
 
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """None if the device has the codec."""
+        """Return None if the device has the codec."""
         return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Values of one plain frame; see :mod:`gpustore.codecs.zstd.columns`."""
+        """Record the decoding of values of one plain frame."""
         columns = self._columns(commands)
         if columns is None:
             return
@@ -213,7 +213,7 @@ class _Zstd(BytesCodec):
 
 
 def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffer:
-    """Decode a value whose first frame holds `nbytes` bytes; nothing else may be in it."""
+    """Decode a value that is one frame of `nbytes` decoded bytes."""
     if nbytes <= _SMALL_NBYTES:
         decoded = _contexts.decompressor.decompress(encoded, allow_extra_data=False)
         return deliver(decoded, nbytes, exact=True, out=out)
@@ -241,7 +241,7 @@ def _decode_frames(encoded: memoryview, decoded_max: int) -> bytes:
 
 
 def _decode_frame(encoded: memoryview, frame: Frame, room: int) -> bytes:
-    """One frame; if that is longer than `room`, one byte more than `room` or an error."""
+    """Decode one frame; a frame longer than `room` gives one byte more than `room` or an error."""
     try:
         # A known size is what the library allocates, so it has to be looked at first.
         if zstandard.frame_content_size(encoded) > room:

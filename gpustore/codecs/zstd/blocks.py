@@ -1,8 +1,8 @@
-"""Compressed blocks of Zstandard frames, walked together as far as their headers lead.
+"""Headers of compressed blocks of Zstandard frames, checked together.
 
-A block has literals and sequences. Headers tell how many literals there are, where their Huffman
-tree and streams end, how many sequences follow, and how their tables are stored. What these cannot
-be is found here; what is left to a decoder are the bits within tables and streams.
+A block has literals and sequences. Its headers contain the number of literals, the ends of their
+Huffman tree and streams, the number of sequences, and the form of their tables. This module finds
+impossible headers; the bits within tables and streams are left to a decoder.
 
 Source: RFC 8878 3.1.1.3.
 """
@@ -32,16 +32,16 @@ _LEAST_MATCH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What the headers of blocks say; all arrays have one entry a block.
+    """Contents of the headers of blocks; all arrays have one entry a block.
 
     Attributes
     ----------
     wrong : mask
-        Blocks that no encoder writes. What the others say means nothing for them.
+        Blocks that no encoder writes, for which the other columns are undefined.
     least : ndarray of int64
-        Bytes they decode to at least.
+        Lower bound of the decoded bytes.
     is_exact : mask
-        Whether they decode to just so many.
+        Whether the lower bound is the exact number.
     """
 
     wrong: Mask
@@ -62,11 +62,11 @@ def read_blocks(
     ----------
     encoded : EncodedColumns
     frame : ndarray of int64, shape (n,)
-        Number of the frame of each block; the blocks of one follow each other in their order.
+        Number of the frame of each block; blocks of one frame are consecutive and in order.
     start, nbytes : ndarray of int64, shape (n,)
-        Where the contents of each block begin, counted as in `encoded`, and their length.
+        Beginning of the contents of each block, counted as in `encoded`, and their length in bytes.
     most : ndarray of int64, shape (n,)
-        Bytes a block may decode to.
+        Upper bound of the decoded bytes of each block.
     """
     end = start + nbytes
     header = encoded.uint_before(end, start, 5)
@@ -100,7 +100,7 @@ def read_blocks(
 
 
 def _before(frame: Integers, is_so: Mask) -> Mask:
-    """Whether any block before, of the same frame, is so."""
+    """Return whether any earlier block of the same frame has a property."""
     seen: Integers = np.cumsum(is_so) - is_so
     is_first = np.ones(len(frame), np.bool_)
     is_first[1:] = frame[1:] != frame[:-1]
@@ -118,7 +118,7 @@ def _wrong_streams(
     are_four: Mask,
     ok: Mask,
 ) -> Mask:
-    """Where there are no Huffman streams of literals between `begin` and `end`."""
+    """Return the blocks without legal Huffman streams of literals between `begin` and `end`."""
     begin, end = np.where(ok, begin, 0), np.where(ok, end, 0)
     first = encoded.uint_before(end, begin, 1)
     # Weights are 4 bits each, or compressed.
@@ -145,7 +145,7 @@ def _wrong_streams(
 def _read_sequences(
     encoded: EncodedColumns, start: Integers, end: Integers, *, ok: Mask
 ) -> tuple[Integers, Mask, Mask]:
-    """Sequences between `start` and `end`, whether they repeat tables, and what cannot be."""
+    """Return numbers of sequences, whether they repeat tables, and impossible ones."""
     start, end = np.where(ok, start, 0), np.where(ok, end, 0)
     header = encoded.uint_before(end, start, 4)
     first, second, third = (header >> (8 * k) & 0xFF for k in range(3))

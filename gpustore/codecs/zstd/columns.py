@@ -1,9 +1,9 @@
-"""Headers of many Zstandard frames, walked together.
+"""Headers of many Zstandard frames, read together.
 
-Only what every decoder reads alike goes to a device: one frame that says how many bytes it holds,
-without dictionary, whose blocks end where the value ends, have headers that can be
-(:mod:`gpustore.codecs.zstd.blocks`), and can hold just so many bytes. A content checksum (XXH64)
-is not compared by a device, so frames that have one are left to the host, which does.
+Only values that every decoder reads alike go to a device: one frame with its content size and
+without dictionary, whose blocks end with the value, have legal headers
+(:mod:`gpustore.codecs.zstd.blocks`), and can hold exactly the content. A device does not compare a
+content checksum (XXH64), so frames with one are left to the host, which does.
 
 Source: RFC 8878 3.1.1.
 """
@@ -33,13 +33,13 @@ _MEAN_BLOCK_NBYTES: Final = 1024
 
 
 class _Frames:
-    """Frames on their way: which are fine so far, and what is wrong with the others.
+    """State of the check of frames: which are legal so far, and the reasons against others.
 
     Attributes
     ----------
     ok : ndarray of bool, shape (n,)
     reasons : dict of int to str
-        By number of the frame.
+        Reasons by number of the frame.
     """
 
     def __init__(self, count: int) -> None:
@@ -63,18 +63,18 @@ class _Frames:
 def read_frames(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:
-    """How many bytes frames hold, and why some are left to the host.
+    """Check frames; return their content sizes and the reasons for leaving some to the host.
 
     Parameters
     ----------
     encoded : EncodedColumns
     start, nbytes : ndarray of int64, shape (n,)
-        Where each frame begins, counted as in `encoded`, and how many bytes it has.
+        Beginning of each frame, counted as in `encoded`, and its length in bytes.
 
     Returns
     -------
     ndarray of int64
-        Content sizes; 0 for frames that are refused.
+        Content sizes in bytes; 0 for refused frames.
     dict of int to str
         Reasons, by number of the frame.
     """
@@ -100,7 +100,7 @@ def read_frames(
 def _read_headers(
     frames: _Frames, encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """Of each frame the content size, the largest block, and where its first block begins."""
+    """Return content size, largest block, and the beginning of the first block of each frame."""
     ok, refuse = frames.ok, frames.refuse
     refuse(nbytes < 9, "shorter than a frame")
     magic, descriptor = encoded.uint(start, 4, ok), encoded.uint(start + 4, 1, ok)
@@ -143,11 +143,11 @@ def _walk(
     Parameters
     ----------
     position, end : ndarray of int64, shape (n,)
-        Where the first block of each frame begins, and where the frame ends.
+        Beginning of the first block of each frame, and end of the frame.
     content, block_max : ndarray of int64, shape (n,)
-        Most bytes of each frame, and of a block of it.
+        Upper bounds of the bytes of each frame, and of one of its blocks.
     room : ndarray of int64, shape (n,)
-        Made less by the bytes of blocks that say how many they hold.
+        Reduced in place by the bytes of blocks with a known length.
 
     Returns
     -------
