@@ -24,7 +24,7 @@ from tests.on_device import emulated, on_host
 from tests.reliability import array_on_disk
 from tests.streams import CODECS
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.matrix]
 
 COUNT, COUNT_ALONE = (500, 200) if host_build.SANITIZER else (72, 24)
 """Mutants of each format."""

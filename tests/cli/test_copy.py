@@ -136,6 +136,7 @@ def stored_nbytes(path):
 # --------------------------------------------------------------------------- what is copied
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_copy_holds_the_same_elements(copied, sources, source, options):
@@ -221,6 +222,7 @@ def bits(array):
     return (array.astype("i1") if array.dtype == ml_dtypes.int4 else array).tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
 def test_data_type_and_fill_value_go_from_format_to_format(copied, tmp_path, before, after, dtype):
@@ -266,6 +268,7 @@ def test_an_array_of_fill_values_stays_empty(copied, tmp_path, options, fill):
     np.testing.assert_array_equal(read_by_all(path)["gpustore"], np.full(SHAPE, fill))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("after", [2, 3])
 @pytest.mark.parametrize(("before", "array"), [("zarr", metadata2), ("zarr3", metadata3)])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)], ids=str)
@@ -520,6 +523,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "options", "text"), PLACES)
 def test_what_lies_at_the_target_is_safe(gpustore_command, sources, tmp_path, kind, options, text):
     path = tmp_path / "b"
@@ -577,6 +581,7 @@ def test_the_source_is_safe(gpustore_command, tmp_path, where):
     np.testing.assert_array_equal(read_by_all(source)["gpustore"], values())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("source", "target", "overlaps"),
     [
@@ -633,6 +638,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("options", "code", "text"), ERRORS, ids=[e[0] for e in ERRORS])
 def test_wrong_options_change_nothing(gpustore_command, sources, tmp_path, options, code, text):
     """Neither is a target begun, nor the old one deleted."""
@@ -709,6 +715,7 @@ def test_copy_does_not_need_rich_to_be_quiet(sources, tmp_path, monkeypatch):
     assert main([*arguments, "--quiet"]) == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("options", "chunk"),
     [
@@ -745,6 +752,7 @@ def test_from_chunks_that_differ(gpustore_command, tmp_path, options, chunk, sha
     assert copied.chunk_layout.write_chunk.shape == chunk
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["ustring", "string"])
 @pytest.mark.parametrize(("driver", "version"), [("zarr", 2), ("zarr3", 3)])
 @pytest.mark.parametrize("target", [2, 3])

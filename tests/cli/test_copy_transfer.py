@@ -103,6 +103,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("nchunks", "options"), MOMENTS)
 def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     target = tmp_path / "b"
@@ -111,10 +112,8 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
         nchunks //= 64
     with start(COMMAND, *arguments) as copy:
         wait_for(copy, target, nchunks)
-        sent = time.monotonic()
         os.kill(copy.pid, signal.SIGINT)
-        out, err = copy.communicate(timeout=60)
-    assert time.monotonic() - sent < 30
+        out, err = copy.communicate(timeout=30)
     assert (copy.returncode, err.count("\n")) == (130, 1), err
     assert err.startswith(f"gpustore: interrupted: {target} opens and its chunks are whole, but")
     assert err.endswith(

@@ -57,6 +57,7 @@ def bytes_of(path, **members):
     return gpustore.open({**spec, **members}).result().read().result().tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("version", "data_type", "option"),
     [
@@ -88,6 +89,7 @@ def test_whole_elements_keep_their_bytes(version, data_type, option, tmp_path, g
         assert np.array_equal(theirs, whole[name])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("data_type", "before", "after"), list(itertools.product(NUMBERS, (2, 3), (2, 3)))
 )

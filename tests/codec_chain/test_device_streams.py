@@ -23,6 +23,8 @@ from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 
+pytestmark = pytest.mark.matrix
+
 NBYTES = 6000
 VERSIONS = {"zstd": "v3", "gzip": "v3", "zlib": "v2", "lz4": "v2", "crc32c": "v3"}
 

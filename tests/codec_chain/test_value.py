@@ -187,6 +187,7 @@ V2_CHAINS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", V2_CHAINS)
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("as_compressor", [False, True], ids=["filters", "compressor"])

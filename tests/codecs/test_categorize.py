@@ -104,6 +104,7 @@ def test_the_last_of_equal_labels_is_stored():
     assert numcodecs.get_codec(dict(config)).encode(np.array(["a", "b"])).tobytes() == b"\x03\x02"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("compressor", [None, {"id": "zstd", "level": 1}])
 @pytest.mark.parametrize("dtype", ["<U5", ">U5"])

@@ -136,6 +136,7 @@ def test_after_a_codec_of_any_length_it_is_refused():
         resolve_v2(None, filters, component, (4,), "C")
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 @pytest.mark.parametrize("options", OPTIONS[::2], ids=str)
 @pytest.mark.parametrize("layout", ["C", "F", "shards"])

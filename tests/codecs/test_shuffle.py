@@ -106,6 +106,7 @@ def spec_of(path, filters, compressor=None, **metadata):
     return {"driver": "zarr", "kvstore": f"file://{path}", "metadata": metadata}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
 def test_zarr_reads_what_is_written_and_the_reverse(tmp_path, filters, compressor):

@@ -17,6 +17,8 @@ from tests.emulator.queue import ORDERS
 from tests.kernels import test_value
 from tests.streams import encode, smooth
 
+pytestmark = pytest.mark.matrix
+
 NBYTES = 3000
 
 

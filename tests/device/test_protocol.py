@@ -17,6 +17,8 @@ from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
 from tests.streams import CODECS, decode, encode, smooth
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture
 def bench(device):

@@ -230,6 +230,7 @@ def shrunk(library, root, driver, view, operation, times):
     return result, opened(library, root, driver).read().result()
 
 
+@pytest.mark.matrix
 @each("driver", KEYS)
 @each("times", TIMES)
 @each("view", VIEWS)
@@ -380,6 +381,7 @@ POOLS = {"none": 0, "large": 10**7}
 RECHECKS = [True, False, "open", 1.0, 1e12]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("driver", KEYS)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("recheck", RECHECKS)

@@ -83,6 +83,7 @@ def part(records, field):
     return values[..., None].view("V1") if values.dtype.type is np.void else values
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("chain", CHAINS)
 def test_fields_keep_each_other(chain, tmp_path):
     record = record_of(FIELDS)

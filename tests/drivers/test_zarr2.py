@@ -18,6 +18,7 @@ RAW = parity.RAW["zarr2"]
 created = partial(parity.created, "zarr2")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [name for name in V3_DATA_TYPES if name != "float8_e8m0fnu"])
 @pytest.mark.parametrize("fill", [False, True])
 def test_data_type(dtype, fill, tmp_path):
@@ -194,6 +195,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("element", [0, 3])
 @pytest.mark.parametrize("fill", [None, 0])

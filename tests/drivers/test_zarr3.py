@@ -28,6 +28,7 @@ RAW = parity.RAW["zarr3"]
 created = partial(parity.created, "zarr3")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [name for name in V3_DATA_TYPES if name != "float8_e8m0fnu"])
 @pytest.mark.parametrize("fill", [False, True])
 def test_data_type(dtype, fill, tmp_path):
@@ -192,6 +193,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("element", [0, 3])
 def test_option(name, element, tmp_path):

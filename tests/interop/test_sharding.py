@@ -87,6 +87,7 @@ def test_shards_are_exchanged_whole_and_in_parts(tmp_path, chain, writer, reader
     assert np.array_equal(again.read().result(), expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 @pytest.mark.parametrize("chain", [name for name in CHAINS if name not in NOT_FOR_ZARR])
 def test_zarr_python_reads_shards_and_writes_them(tmp_path, chain):

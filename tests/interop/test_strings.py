@@ -105,6 +105,7 @@ def test_cross_reading(tmp_path, version, kind, codec, layout):
     }
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 specification.*", "ignore:Numcodecs codecs are not in"
 )

@@ -180,6 +180,7 @@ def check_faults(make_place, examples):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("id", IDS)
 def test_faults_are_errors_and_nothing_is_lost(make_place):
     check_faults(make_place, 15)
@@ -235,6 +236,7 @@ def check_device(place, name, device):
     assert np.array_equal(found, VOLUME)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("id", IDS)
 def test_the_device_reads_the_same_bytes(make_place):
     place = make_place()

@@ -73,6 +73,7 @@ def test_v3_fill_value_of_one_byte_keeps_every_bit(name):
         check_v3(value, DTYPES[name])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize > 1])
 @settings(max_examples=200)
 @given(data=st.data())
@@ -97,6 +98,7 @@ def test_v2_fill_value_of_one_byte_keeps_every_bit_but_those_of_nan(typestr):
         check_v2(value, stored)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize > 1])
 @settings(max_examples=200)
 @given(data=st.data())

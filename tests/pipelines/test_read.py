@@ -228,11 +228,14 @@ def test_out_is_not_touched_once_the_future_has_failed():
     numbered(with_writes)
     store.rules.append(Rule(Fault.ERROR, key="c/0"))
     array = replace(with_writes, executor=Executor(4))
+    all_idle = threading.Barrier(5)
     out = np.zeros(array.shape, "u2")
     assert isinstance(read(array, whole(array), out=out).exception(), StoreIOError)
     before = out.copy()
     reads = len(store.threads)
-    time.sleep(0.05)
+    for _ in range(4):
+        array.executor.submit(all_idle.wait)
+    all_idle.wait(30)
     assert np.array_equal(out, before)
     assert len(store.threads) == reads <= 4, "no task is begun after the failure"
 

@@ -25,6 +25,8 @@ from tests.reliability.array_on_disk import (
     values,
 )
 
+pytestmark = pytest.mark.matrix
+
 KVSTORES = ("file", "memory")
 CELL = (1, 0)
 

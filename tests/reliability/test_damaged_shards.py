@@ -16,6 +16,8 @@ from gpustore.errors import CorruptChunkError
 from gpustore.sharding.shard_codec import unpack
 from tests.reliability.array_on_disk import values
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (32, 32)
 INNER = 16
 """Inner chunks of a shard; 8 x 8 elements each."""

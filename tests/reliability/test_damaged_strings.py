@@ -19,6 +19,8 @@ from gpustore.errors import CorruptChunkError, LimitError
 from tests.matrix import each
 from tests.reliability.test_fuzz import damage, reads
 
+pytestmark = pytest.mark.matrix
+
 TEXTS = ["", "é", "plain", "日本", "x" * 40, "\0", "née"]
 SHAPE, CHUNK = (6, 4), (3, 2)
 NAMES = {str: "vlen-utf8", bytes: "vlen-bytes"}

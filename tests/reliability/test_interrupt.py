@@ -11,6 +11,8 @@ from tests.reliability.array_on_disk import create
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (4096, 2048)
 LONG_SHAPE = (1 << 16, 512)
 
@@ -32,13 +34,11 @@ def interrupt(action, path, delay_s):
     with start("interrupted", action, path) as worker:
         assert worker.stdout.readline() == "ready\n", worker.stderr.read()
         time.sleep(delay_s)
-        sent = time.time()
         os.kill(worker.pid, signal.SIGINT)
-        out, err = worker.communicate(timeout=60)
+        out, err = worker.communicate(timeout=30)
     assert worker.returncode == 0, err
-    name, ended, *rest = out.rstrip().split(",")
+    name, *rest = out.rstrip().split(",")
     assert name == "KeyboardInterrupt"
-    assert float(ended) - sent < 30
     return rest
 
 

@@ -19,7 +19,7 @@ from gpustore.errors import GpustoreError
 from tests.reliability.scales import scales
 
 DOCUMENTS, LONG_DOCUMENTS = 3500, 250_000
-SLOWEST_S = 30
+SLOWEST_S = 30  # Of processor time.
 FILES = {"zarr": ".zarray", "zarr3": "zarr.json"}
 LIMITS = {"chunk_nbytes": 1 << 20, "chunks_per_request": 1000}
 
@@ -246,13 +246,13 @@ def test_changed_metadata_are_refused_or_whole(documents):
             encoded = mutate(generator, document)
         else:
             encoded = mutate_bytes(generator, json.dumps(document).encode())
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             outcomes[check(driver, encoded, generator.choice(selections(document)))] += 1
         except BaseException:
             print(driver, encoded[:3000])
             raise
-        assert time.perf_counter() - begin < SLOWEST_S, encoded[:3000]
+        assert time.process_time() - begin < SLOWEST_S, encoded[:3000]
     assert outcomes["whole"] > 0.06 * documents
     assert outcomes["MetadataError"] > 0.5 * documents
     assert outcomes["LimitError"] > 0.001 * documents

@@ -113,6 +113,7 @@ def check_chunks(path, operation):
             assert any(np.array_equal(found[cell], one) for one in possible if one.size), row
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_each_call_fails_once(tmp_path, monkeypatch, operation):

@@ -170,7 +170,6 @@ def interrupted(action, path):
                 store.read().result()
     except KeyboardInterrupt:
         name = "KeyboardInterrupt"
-    ended = time.time()
     chunks, _ = files(path)
     time.sleep(0.3)
     soon = STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"]
@@ -181,7 +180,7 @@ def interrupted(action, path):
     changed = sum(later[file] != chunks.get(file) for file in later)
     changed_late = sum(latest[file] != later.get(file) for file in latest)
     works = bool(store[0, 0].read().result())
-    print(name, ended, changed, changed_late, len(temporary), idle, works, sep=",", flush=True)
+    print(name, changed, changed_late, len(temporary), idle, works, sep=",", flush=True)
 
 
 # --------------------------------------------------------------------------- the end

@@ -43,6 +43,7 @@ def counted(future):
     return future.result(), future.statistics["host_conversions"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_elements_of_a_byte_become_is_looked_up(tmp_path, name):
     spec = spec_of(tmp_path, name)
@@ -79,6 +80,7 @@ NUMBERS = (
 COMPUTED = ("bool", "int2", "int4", "int8", "uint8", *NUMBERS)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_are_computed(name):
     dtype = gpustore.dtype(name).numpy_dtype

@@ -12,6 +12,8 @@ from tests.emulator.dlpack import DlpackArray, TorchLikeArray
 from tests.emulator.queue import ORDERS
 from tests.on_device import emulated, on_host
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (50, 70)
 
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}

@@ -16,7 +16,7 @@ from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.matrix]
 
 SHAPE = (37, 41)
 

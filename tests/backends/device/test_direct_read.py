@@ -21,6 +21,8 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS, Breach
 from tests.on_device import emulated, on_host
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (75, 90)
 COUNTERS = ("direct_reads", "bytes_direct", "direct_fallbacks", "direct_unavailable")
 

@@ -19,7 +19,7 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.matrix]
 
 ITEMS = 400
 NBYTES = 2 * ITEMS

@@ -154,6 +154,7 @@ def test_refuses_to_encode_more_than_a_frame_can_hold():
         stage("blosc").encode(chunk)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(

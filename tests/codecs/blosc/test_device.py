@@ -16,7 +16,7 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 from tests.matrix import each
 
-pytestmark = pytest.mark.usefixtures("kernels")
+pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")

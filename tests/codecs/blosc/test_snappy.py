@@ -54,6 +54,7 @@ def written(payload, dtype, **options):
     return kvstore.read("0").result().value, read
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shuffle", [-1, 0, 1, 2])
 @pytest.mark.parametrize("dtype", ["|u1", "<u2", "<f4", ">f8", "<c16"])
 def test_reads_what_tensorstore_writes_and_the_reverse(dtype, shuffle):

@@ -110,6 +110,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 @pytest.mark.parametrize("name", EXTREMES)
 def test_extreme_configurations_are_exchanged_with_tensorstore(name, kind):

@@ -18,6 +18,8 @@ from tests.emulator.queue import ORDERS
 from tests.kvstores.zip.archive import central, made, patched
 from tests.on_device import emulated, on_host
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (75, 90)
 CRC32C = {"name": "crc32c"}
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
