@@ -53,16 +53,14 @@ def estimate(
     together : int
         Reads or crops that share the chunks.
     """
-    stored = array.stored or array
-    chain = stored.chain
-    sums = [_stored(one, plan) for one, plan in plans]
+    chain = (array.stored or array).chain
+    sums = [_needed(one, plan) for one, plan in plans]
     device = _device(array)
     decoders = None if device is None else device.driven
     host_reason = None
     if decoders is not None:
         host_reason = chain.unsupported_reason(decoders) if array.stored is None else _CACHED
-    longest = max((one.longest for one in sums), default=0)
-    direct_reason = _direct_reason(array, longest)
+    direct_reason = _direct_reason(array, max((one.longest for one in sums), default=0))
     gpu = GpuDecoders(has_nvcomp=True)
     gpu_reason = chain.unsupported_reason(gpu)
     on_host = decoders is None
@@ -77,8 +75,7 @@ def estimate(
         values=sum(one.values for one in sums),
         bytes_returned=array.dtype.itemsize * sum(map(math.prod, shapes)),
         chunk_nbytes=chain.layout.nbytes,
-        refined_by=_refined_by(stored, on_host=on_host and array.stored is None),
-        is_cached=array.stored is not None,
+        refined_by=_refined_by(array),
         codecs=_codecs(chain, None if host_reason else decoders),
         host_reason=host_reason,
         direct_reason=direct_reason,
@@ -94,20 +91,8 @@ def _device(array: ChunkedArray) -> DeviceBackend | None:
     return backend if isinstance(backend, DeviceBackend) else None
 
 
-class _Stored(NamedTuple):
-    """What a plan needs of stored values.
-
-    Attributes
-    ----------
-    chunks, values : int
-        Number of chunks, and of the stored values they are in.
-    reads : Bounds
-        Ranges asked of the kvstore.
-    fetched, decoded : Bounds
-        Bytes.
-    longest : int
-        Most bytes of the range of one chunk.
-    """
+class _Needed(NamedTuple):
+    """What a plan needs of stored values: ranges of them, in bytes, the longest of one chunk."""
 
     chunks: int
     values: int
@@ -117,7 +102,7 @@ class _Stored(NamedTuple):
     longest: int
 
 
-def _stored(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Stored:
+def _needed(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Needed:
     stored = array.stored or array
     is_cached = array.stored is not None
     chunks, values = len(plan), plan.objects
@@ -145,14 +130,8 @@ def _stored(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Stored:
     if is_cached or array.fill_missing:
         decoded = Bounds(0, decoded.most)
         least = 0
-    return _Stored(
-        chunks,
-        values,
-        Bounds(fewest_reads, reads),
-        Bounds(0 if levels else least, most),
-        decoded,
-        longest,
-    )
+    fetched = Bounds(0 if levels else least, most)
+    return _Needed(chunks, values, Bounds(fewest_reads, reads), fetched, decoded, longest)
 
 
 def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, int]:
@@ -175,7 +154,7 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
 
 def _counts(
     array: ChunkedArray,
-    sums: Sequence[_Stored],
+    sums: Sequence[_Needed],
     reads: int,
     host_reason: str | None,
     direct_reason: str | None,
@@ -226,13 +205,13 @@ def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
     return direct_unsupported_reason(nbytes=longest, file_nbytes=file_nbytes)
 
 
-def _refined_by(array: ChunkedArray, *, on_host: bool) -> tuple[str, ...]:
-    found = ["shard index"] * len(array.levels)
+def _refined_by(array: ChunkedArray) -> tuple[str, ...]:
+    shards = ("shard index",) * len(array.levels)
+    if array.stored is not None:
+        return ("cache", *shards)
     if array.refiners and isinstance(array.refiners[-1], RawBytesRefiner):
-        found.append("byte range")
-    if on_host and array.chain.decodes_parts:
-        found.append("block")
-    return tuple(found)
+        return (*shards, "byte range")
+    return (*shards, "block") if array.chain.decodes_parts and not _device(array) else shards
 
 
 def _codecs(chain: CodecChain, decoders: Decoders | None) -> tuple[CodecPath, ...]:

@@ -13,13 +13,7 @@ AMPLIFIED = 4.0
 
 
 class Bounds(NamedTuple):
-    """Bounds of a counter, exact where both are the same.
-
-    Attributes
-    ----------
-    least : int
-    most : int or None
-        None if nothing bounds it.
+    """Bounds of a counter, exact where both are the same; `most` is None if nothing bounds it.
 
     Examples
     --------
@@ -52,6 +46,10 @@ class CodecPath(NamedTuple):
 
     codec: str
     decoder: str
+
+    def __str__(self) -> str:
+        by = {"host": "by the host", "nothing": "as it is"}
+        return f"{self.codec} {by.get(self.decoder, f'by {self.decoder}')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +84,16 @@ class Explanation:
     chunk_nbytes : int
         Decoded bytes of such a chunk.
     refined_by : tuple of str
-        What makes the read smaller than whole stored values: ``"shard index"`` (once a level of
-        sharding), which is read first; ``"byte range"``, the wanted part of an uncompressed chunk;
-        ``"block"``, blocks of a compressed chunk, which is fetched whole.
-    is_cached : bool
-        Whether decoded chunks are looked up in a cache first, and kept there.
+        What spares parts of stored values: ``"cache"``, of decoded chunks, which is looked at
+        first; ``"shard index"`` (once a level of sharding), which is read first; ``"byte range"``,
+        the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks of a compressed
+        chunk, which is fetched whole.
     codecs : tuple of CodecPath
         In the order of decoding. Of values whose bytes a device does not take the host undoes all.
     host_reason : str or None
         Why the host decodes all chunks although the array will be on a device.
     direct_reason : str or None
-        Why no bytes go from files straight to the device; None if large ones do where the system
-        can.
+        Why no bytes go from files straight to the device; None if large values may.
     counts : mapping of str to Bounds
         Bounds of what the ``statistics`` of the read will count, by the names of
         :data:`gpustore.statistics`. They hold if nobody writes meanwhile and nothing is retried.
@@ -122,7 +118,6 @@ class Explanation:
     bytes_returned: int
     chunk_nbytes: int
     refined_by: tuple[str, ...]
-    is_cached: bool
     codecs: tuple[CodecPath, ...]
     host_reason: str | None
     direct_reason: str | None
@@ -171,16 +166,8 @@ class Explanation:
 
     def _lines(self) -> list[tuple[str, str]]:
         lines = [
-            (
-                "read",
-                f"{self._arrays_text()}{self.dtype}, {self.bytes_returned:,} bytes, "
-                f"into {'host memory' if self.device == 'cpu' else self.device}",
-            ),
+            ("read", self._read_text()),
             ("chunks", self._chunks_text()),
-        ]
-        if self.is_cached:
-            lines.append(("cache", "chunks found there are neither fetched nor decoded"))
-        lines += [
             ("fetched", self._fetched_text()),
             ("decoded", self._decoded_text()),
             ("by", _decoders_text(self.codecs, self.host_reason)),
@@ -190,57 +177,53 @@ class Explanation:
             lines.append(("on a GPU", _decoders_text(self.gpu, self.gpu_reason)))
         elif self.counts["chunks_decoded_device"].most:
             lines.append(("", "the host: values whose bytes the device does not take"))
-        if self.advice is not None:
-            lines.append(("advice", self.advice))
-        return lines
+        return lines if self.advice is None else [*lines, ("advice", self.advice)]
 
-    def _arrays_text(self) -> str:
-        several = "" if self.arrays == 1 else f"{self.arrays:,} arrays of "
-        return several if self.shape is None else f"{several}{_extents(self.shape)} of "
+    def _read_text(self) -> str:
+        text = "" if self.arrays == 1 else f"{self.arrays:,} arrays of "
+        text += "" if self.shape is None else f"{_extents(self.shape)} of "
+        where = "host memory" if self.device == "cpu" else self.device
+        return f"{text}{self.dtype}, {self.bytes_returned:,} bytes, into {where}"
 
     def _chunks_text(self) -> str:
         text = f"{self.chunks:,} of {_extents(self.chunk_shape)}, in {self.values:,} stored values"
         return text + (f", each once for all {self.together:,}" if self.together > 1 else "")
 
     def _fetched_text(self) -> str:
-        text = f"{self.counts['bytes_fetched']} bytes in {self.counts['key_reads']} reads"
-        if "shard index" in self.refined_by:
-            text += ", indices of shards first"
-        if "byte range" in self.refined_by:
-            text += ", of chunks only the bytes wanted"
-        elif self.codecs:
-            text += "; the stored bytes decide"
-        if self.device == "cpu":
-            return text
-        if self.direct_reason is not None:
-            return f"{text}; through host memory: {self.direct_reason}"
-        return f"{text}; large ones straight to the device if it can"
+        texts = [f"{self.counts['bytes_fetched']} bytes in {self.counts['key_reads']} reads"]
+        texts += [_NOTES[one] for one in dict.fromkeys(self.refined_by) if one in _NOTES]
+        texts += ["the stored bytes decide"] * bool(self.codecs)
+        if self.device != "cpu":
+            direct = "large ones straight to the device if it can"
+            reason = self.direct_reason
+            texts.append(f"through host memory: {reason}" if reason else direct)
+        return "; ".join(texts)
 
     def _decoded_text(self) -> str:
         text = f"{self.counts['bytes_decoded']} bytes, "
         text += f"{self.decoded_per_byte:.3g} for each byte returned"
-        if self.counts["chunks_missing"].most:
-            text += "; less if some are not stored"
+        text += "; less if some are not stored" if self.counts["chunks_missing"].most else ""
         return f"{text}; only the blocks wanted" if "block" in self.refined_by else text
+
+
+_NOTES = {
+    "cache": "none of what is cached",
+    "shard index": "indices of shards first",
+    "byte range": "of chunks only the bytes wanted",
+}
 
 
 def _json(value: Any) -> JsonValue:
     if isinstance(value, Bounds | CodecPath):
-        return _json(value._asdict())
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {name: _json(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_json(one) for one in value]
-    found: JsonValue = value
+    found: JsonValue = [_json(one) for one in value] if isinstance(value, tuple) else value
     return found
 
 
 def _decoders_text(codecs: Sequence[CodecPath], reason: str | None) -> str:
-    if reason is not None:
-        return f"the host: {reason}"
-    text = ", ".join(f"{one.codec} by {one.decoder}" for one in codecs)
-    text = text.replace(" by nothing", " as it is")
-    return text.replace("by host", "by the host") if text else "nothing to decode"
+    return f"the host: {reason}" if reason else ", ".join(map(str, codecs)) or "nothing to decode"
 
 
 def _extents(shape: Sequence[int]) -> str:

@@ -398,10 +398,11 @@ def test_strings():
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_what_is_explained_beforehand_is_counted(kind):
     store, values = filled("memory://", (15, 14), [[2, [4, 2], 6], [6, 2, [4, 2]]], KINDS[kind])
-    explained = store[1:].explain()
-    read = store[1:].read()
+    explained, crops = store[1:].explain(), store.explain_many([[0, 0], [5, 3]], (7, 6))
+    read, many = store[1:].read(), store.read_many([[0, 0], [5, 3]], (7, 6))
     np.testing.assert_array_equal(read.result(), values[1:])
-    found = read.statistics
-    assert all(least <= found[name] <= most for name, (least, most) in explained.counts.items())
-    assert explained.chunks == found["chunks_planned"]
+    np.testing.assert_array_equal(many.result(), [values[:7, :6], values[5:12, 3:9]])
+    for one, found in ((explained, read.statistics), (crops, many.statistics)):
+        assert all(least <= found[name] <= most for name, (least, most) in one.counts.items())
+        assert one.chunks == found["chunks_planned"]
     assert explained.chunk_shape == ((6, 6) if kind in CODECS else (1, 2))
