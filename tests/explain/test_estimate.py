@@ -193,6 +193,20 @@ def test_of_chunks_that_must_be_stored_is_said_what_is_read(tmp_path, name):
     assert counts["bytes_decoded"].least == counts["bytes_decoded"].most
 
 
+def test_reads_that_threads_share(tmp_path):
+    """Each of them needs the index of the shard, and sees its own chunks at the array's edge."""
+    context = gpustore.Context({"data_copy_concurrency": {"limit": 4}})
+    elements = np.random.default_rng(3).integers(1, 256, (641, 16384), "u1")
+    inner = sharded([4, 16384], [LITTLE, ZSTD])
+    for rows, codecs, part in ((4, [LITTLE], np.s_[1:]), (644, inner, np.s_[::8])):
+        grid = {"name": "regular", "configuration": {"chunk_shape": [rows, 16384]}}
+        spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/{rows}"}
+        spec["metadata"] = {"shape": [641, 16384], "chunk_grid": grid, "codecs": codecs}
+        store = gpustore.open(spec, create=True, dtype="uint8", context=context).result()
+        store[...] = elements
+        check(store[part])
+
+
 spans = st.tuples(*[st.integers(0, n) for n in SHAPE], *[st.integers(0, n) for n in SHAPE])
 _opened = {}
 
@@ -279,13 +293,16 @@ def test_large_values_may_go_straight_to_the_device(tmp_path, name):
         del there, read
 
 
-def test_a_cache_is_looked_at_first(tmp_path):
+@pytest.mark.parametrize("name", ["zstd", "shards-zstd-crc32c"])
+def test_a_cache_is_looked_at_first(tmp_path, name):
     context = gpustore.Context({"cache_pool": {"total_bytes_limit": 1 << 20}})
-    spec = create(tmp_path, "shards-zstd-crc32c")
+    spec = create(tmp_path, name)
     store = gpustore.open(spec, context=context, recheck_cached_data=True).result()
     explanations = [check(store[3:30]) for _ in range(2)]
-    assert explanations[0] == explanations[1]
-    assert explanations[0].refined_by == ("cache", "shard index")
+    gpustore.open(spec).result()[...] = 7
+    explanations += [check(store[3:30])]
+    assert explanations[0] == explanations[1] == explanations[2]
+    assert explanations[0].refined_by == ("cache", "shard index")[: 1 + (name != "zstd")]
     assert explanations[0].codecs[-1] == ("zstd", "host")
     assert "none of what is cached" in str(explanations[0])
     check_many(store, STARTS, (9, 13))
