@@ -68,7 +68,7 @@ class CudaTarget:
 
 
 class CudaClock:
-    """Marks are events; see :class:`benchmarks.gpu.noted_device.NoClock`."""
+    """Marks are events; see :class:`benchmarks.gpu.recording_device.NoClock`."""
 
     def __init__(self):
         self._first = None

@@ -8,7 +8,7 @@ import importlib
 
 import numpy as np
 
-from benchmarks.gpu.noted_device import NoClock
+from benchmarks.gpu.recording_device import NoClock
 
 
 class EmulatedTarget:

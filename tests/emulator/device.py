@@ -647,7 +647,7 @@ class EmulatedDevice:
 
 
 class _Asked:
-    """One operation at a time; counted, refused once the device is lost, breaches noted."""
+    """One operation at a time; counted, refused once the device is lost, breaches recorded."""
 
     def __init__(self, device, operation):
         self._device = device

@@ -17,9 +17,9 @@ from benchmarks.gpu import stage, stored
 from benchmarks.gpu.access import FULL, QUICK, TINY, boxes
 from benchmarks.gpu.dataset import load
 from benchmarks.gpu.emulated_target import emulated_target
-from benchmarks.gpu.noted_device import NotedDevice, opened
 from benchmarks.gpu.read_plan import cells
 from benchmarks.gpu.reader import readers
+from benchmarks.gpu.recording_device import RecordingDevice, opened
 
 COUNTED = (
     "launches", "copies", "waits", "host_fallbacks", "retries", "chunks_decoded_device",
@@ -123,7 +123,7 @@ def opener(reader, path, array_format):
 
 def stages(target, path, array_format):
     """Of a second read of the whole, what the device does when."""
-    device = NotedDevice(target.device, target.clock())
+    device = RecordingDevice(target.device, target.clock())
     with opened(device) as name:
         store = gpustore.open(array_format.spec(path), device=name).result()
         store.read().result()

@@ -12,10 +12,10 @@ from benchmarks.gpu import (
     access,
     dataset,
     findings,
-    noted_device,
     overlap,
     read_plan,
     reader,
+    recording_device,
     result,
     stage,
     stored,
@@ -298,10 +298,10 @@ def test_time_that_overlaps_is_counted_once():
         assert stage.union(intervals) == len(covered)
 
 
-def test_a_noted_device_is_a_device(tmp_path, volume):
+def test_a_recording_device_is_a_device(tmp_path, volume):
     stored.write(tmp_path / "array", WHOLE, volume, access.TINY)
 
-    class Clock(noted_device.NoClock):
+    class Clock(recording_device.NoClock):
         now = 0
 
         def mark(self, stream):
@@ -312,12 +312,12 @@ def test_a_noted_device_is_a_device(tmp_path, volume):
             return mark
 
     with emulated() as device:
-        noted = noted_device.NotedDevice(device, Clock())
-        with noted_device.opened(noted) as name:
+        recorder = recording_device.RecordingDevice(device, Clock())
+        with recording_device.opened(recorder) as name:
             store = gpustore.open(WHOLE.spec(tmp_path / "array"), device=name).result()
-            noted.begin()
+            recorder.begin()
             array = on_host(device, store.read().result())
-        rows = stage.rows(noted.stages())
+        rows = stage.rows(recorder.stages())
     assert np.array_equal(array, np.resize(volume.base, array.shape))
     # The clock ticks once at each mark: nothing overlaps, and each call takes one tick.
     for name, row in rows.items():

@@ -1,7 +1,6 @@
-"""A device that notes what it is asked for, and when each call ran.
+"""A device that records the calls it gets, and when each of them ran.
 
-gpustore is opened on it by the name that :func:`opened` gives; it hands everything on to the device
-below it.
+gpustore is opened on it by the name that :func:`opened` gives; all calls go on to the device below.
 """
 
 import contextlib
@@ -11,21 +10,21 @@ from gpustore.resources.device import DEVICES, parse_device
 
 
 class NoClock:
-    """For a device on which time means nothing."""
+    """Clock of a device on which time means nothing."""
 
     def mark(self, stream):
-        """Note a point of a stream."""
+        """Record a point of a stream."""
 
     def start(self):
         """Begin to count."""
 
     def milliseconds(self, mark):
-        """From the start to a point; known once it has passed."""
+        """Time from the start to a point, which must have passed."""
         return 0.0
 
 
-class NotedDevice:
-    """A device, and what it was asked for.
+class RecordingDevice:
+    """A device and a record of its calls.
 
     Parameters
     ----------
@@ -34,7 +33,7 @@ class NotedDevice:
 
     Attributes
     ----------
-    notes : list of tuple
+    calls : list of tuple
         Stage, bytes (0 where the call does not say), first and last mark.
     """
 
@@ -42,15 +41,15 @@ class NotedDevice:
         self._device = device
         self._clock = clock
         self._families = {}
-        self.notes = []
+        self.calls = []
 
     def __getattr__(self, name):
         return getattr(self._device, name)
 
-    def _noted(self, stage, nbytes, stream, call, *arguments):
+    def _recorded(self, stage, nbytes, stream, call, *arguments):
         first = self._clock.mark(stream)
         call(*arguments)
-        self.notes.append((stage, nbytes, first, self._clock.mark(stream)))
+        self.calls.append((stage, nbytes, first, self._clock.mark(stream)))
 
     def kernel(self, family, expression):
         self._families[expression] = family
@@ -58,25 +57,25 @@ class NotedDevice:
 
     def launch(self, kernel, blocks, arguments, stream):
         stage = self._families[kernel.expression]
-        self._noted(stage, 0, stream, self._device.launch, kernel, blocks, arguments, stream)
+        self._recorded(stage, 0, stream, self._device.launch, kernel, blocks, arguments, stream)
 
     def upload(self, src, start, dst, nbytes, stream):
         arguments = src, start, dst, nbytes, stream
-        self._noted("upload", nbytes, stream, self._device.upload, *arguments)
+        self._recorded("upload", nbytes, stream, self._device.upload, *arguments)
 
     def decompress(self, batch, stream):
         nbytes = int(batch.dst.nbytes.sum())
-        self._noted("decompress", nbytes, stream, self._device.decompress, batch, stream)
+        self._recorded("decompress", nbytes, stream, self._device.decompress, batch, stream)
 
     def begin(self):
-        """Forget what was noted."""
-        self.notes.clear()
+        """Forget the calls recorded so far."""
+        self.calls.clear()
         self._clock.start()
 
     def stages(self):
-        """By stage: how often, bytes, and milliseconds in which at least one ran."""
+        """Return for each stage its calls, bytes, and intervals in milliseconds."""
         found = {}
-        for stage, nbytes, first, last in self.notes:
+        for stage, nbytes, first, last in self.calls:
             row = found.setdefault(stage, {"calls": 0, "nbytes": 0, "intervals": []})
             row["calls"] += 1
             row["nbytes"] += nbytes
@@ -87,7 +86,7 @@ class NotedDevice:
 
 
 _devices = {}
-DEVICES["noted"] = _devices.__getitem__
+DEVICES["recording"] = _devices.__getitem__
 
 
 @contextlib.contextmanager
@@ -95,7 +94,7 @@ def opened(device):
     """The name by which gpustore opens on a device; what it keeps there is freed at the end."""
     number = len(_devices)
     _devices[number] = device
-    name = f"noted:{number}"
+    name = f"recording:{number}"
     try:
         yield name
     finally:
