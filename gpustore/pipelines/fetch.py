@@ -68,15 +68,13 @@ def refine(array: ChunkedArray, rows: PlanWindow) -> tuple[PlanWindow, dict[str,
         Naming the key.
     """
     generations: dict[str, bytes] = {}
-    if not array.refiners:
-        return rows, generations
-    arena = thread_arena()
     for refiner in array.refiners:
         probe = refiner.probe(rows)
         heads: Sequence[Buffer | None] = ()
         totals: Sequence[int] = ()
         if probe is not None:
             keys = [rows.keys[row] for row in probe.rows]
+            arena = thread_arena()
             columns = _read(array, keys, probe.start, probe.stop, generations, arena, 0)
             heads, totals = columns.value, columns.total
             generations.update(zip(keys, columns.generation))
@@ -334,7 +332,10 @@ def fetched_batches(
         try:
             # After a change one key at a time: of many, one could change in every attempt.
             end = _end_of_key(planned.keys, done) if attempts else len(planned)
-            rows, generations = refine(array, planned.part(done, end))
+            rows = planned.part(done, end)
+            generations: dict[str, bytes] = {}
+            if array.refiners:
+                rows, generations = refine(array, rows)
             for first in range(0, len(rows), batch):
                 wanted.check()  # After Ctrl-C the threads stop here.
                 some = rows.part(first, first + batch)

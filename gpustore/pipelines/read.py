@@ -163,7 +163,10 @@ def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, par
     with array.backend.sink(
         array.chain, array.fill_value, (out,), array.limits, check, rows=rows
     ) as sink:
-        most_rows = whole_batches(array, sink)
+        most_rows = PLANNED_ROWS
+        if sink.nbytes is not None:  # Windows of whole batches.
+            batch = max(1, sink.nbytes // max(1, array.chain.layout.nbytes))
+            most_rows -= PLANNED_ROWS % min(PLANNED_ROWS, batch)
         for planned in plan.windows(part, parts, most_rows, most_keys=most_keys(array)):
             for _, some, values in batches(array, planned, sink):
                 sink.scatter(some, values)
@@ -177,14 +180,6 @@ def batches(
     if array.stored is None:
         return fetched_batches(array, planned, sink.nbytes, sink.arena)
     return cached_batches(array, planned, sink.nbytes)
-
-
-def whole_batches(array: ChunkedArray, sink: Sink) -> int:
-    """Rows that a window has at most, so that its batches are as large as `sink` wants them."""
-    if sink.nbytes is None:
-        return PLANNED_ROWS
-    batch = min(PLANNED_ROWS, max(1, sink.nbytes // max(1, array.chain.layout.nbytes)))
-    return PLANNED_ROWS // batch * batch
 
 
 def most_keys(array: ChunkedArray) -> int | None:

@@ -23,7 +23,7 @@ from gpustore.backends.stack import STACK_NBYTES, stacks
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.arena import Arena, thread_arena
+from gpustore.kvstores.arena import thread_arena
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
@@ -67,6 +67,7 @@ class HostSink:
     __slots__ = ("_chain", "_check", "_counts_fallbacks", "_decoded", "_fill_value", "_out")
 
     nbytes = None
+    arena = staticmethod(thread_arena)
 
     def __init__(
         self,
@@ -96,9 +97,6 @@ class HostSink:
         traceback: TracebackType | None,
     ) -> None:
         """Nothing is under way."""
-
-    def arena(self) -> Arena:
-        return thread_arena()
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -141,7 +139,7 @@ class HostSink:
             and chain.layout.is_dense
             and stored == dtype
             and src_stride == dst_stride
-            and all(stride >= 0 for stride in src_stride)
+            and min(src_stride, default=0) >= 0
         )
         scratch = None
         if not chain.is_view and values.count(None) < len(values):
