@@ -3,7 +3,7 @@
 :func:`plan_chunks` turns an index transform and a regular chunk grid into a :class:`ChunkPlan`:
 
 1. The input dimensions that share no output dimension are independent of each other, so each
-   makes a :class:`~gpustore.planning.connected_set.PlanTable` of its own: the runs of its interval
+   makes a :class:`~gpustore.planning.connected_set.ConnectedSet`: the runs of its interval
    during which no cell index changes. A constant output dimension makes a table of one row.
 2. The rows of the plan are the product of the tables in C order. They are never all written
    down: a plan of ten million chunks is a few small tables.
@@ -36,7 +36,7 @@ from gpustore.errors import LimitError, OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.planning import connected_set
 from gpustore.planning.connected_set import (
-    PlanTable,
+    ConnectedSet,
     constant_index,
     constant_table,
     fewest_runs,
@@ -57,7 +57,7 @@ class ChunkPlan:
 
     Attributes
     ----------
-    tables : tuple of PlanTable
+    tables : tuple of ConnectedSet
         In order of their first output dimension; rows are their product in C order.
     src_stride, dst_stride : tuple of int, one an input dimension
         Bytes between neighbours in the decoded chunk and in the array.
@@ -75,7 +75,7 @@ class ChunkPlan:
         Input dimensions whose elements are listed one by one, because of an index array.
     """
 
-    tables: tuple[PlanTable, ...]
+    tables: tuple[ConnectedSet, ...]
     src_stride: tuple[int, ...]
     dst_stride: tuple[int, ...]
     input_shape: tuple[int, ...]
@@ -419,7 +419,7 @@ def plan_chunks(
     domain = transform.domain
     low = domain.inclusive_min
     input_shape = tuple(domain.shape)
-    tables: list[PlanTable] = []
+    tables: list[ConnectedSet] = []
     empty = 0 in input_shape
     strides = [0] * len(input_shape)
     sets = pointed_sets(transform)

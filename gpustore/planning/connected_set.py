@@ -26,7 +26,7 @@ StridedMap = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTable:
+class ConnectedSet:
     """The runs of one connected set: one input dimension (or none) and the outputs that use it.
 
     Attributes
@@ -89,11 +89,11 @@ def constant_index(map_: OutputIndexMap) -> int:
 
 def constant_table(
     o: int, offset: int, shape: Sequence[int], chunk_shape: Sequence[int], stride: Sequence[int]
-) -> PlanTable:
+) -> ConnectedSet:
     """One row: the cell that holds the one index of an output dimension."""
     cell, position = divmod(offset, chunk_shape[o])
     extent = min(chunk_shape[o], shape[o] - cell * chunk_shape[o])
-    return PlanTable(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
+    return ConnectedSet(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
 
 
 def fewest_runs(n: int, maps: list[StridedMap], chunk_shape: Sequence[int]) -> int:
@@ -135,7 +135,7 @@ def strided_table(
     chunk_shape: Sequence[int],
     src_stride: Sequence[int],
     dst_stride: int,
-) -> PlanTable:
+) -> ConnectedSet:
     """The runs of an input interval during which the cells of its outputs stay the same."""
     scalar = _most_runs(n, maps, chunk_shape) <= SCALAR_ROWS
     starts: Any
@@ -160,7 +160,7 @@ def strided_table(
         src += src_stride[o] * (position - cell * chunk_shape[o])
         extent *= np.minimum(chunk_shape[o], shape[o] - cell * chunk_shape[o])
         cells.append(cell)
-    return PlanTable(
+    return ConnectedSet(
         d,
         tuple(o for o, _, _ in maps),
         tuple(cells),
@@ -181,7 +181,7 @@ def _scalar_table(
     chunk_shape: Sequence[int],
     src_stride: Sequence[int],
     dst_stride: int,
-) -> PlanTable:
+) -> ConnectedSet:
     count = [b - a for a, b in zip(starts, [*starts[1:], low + n])]
     extent = [1] * len(starts)
     src = [0] * len(starts)
@@ -195,7 +195,7 @@ def _scalar_table(
             extent[row] *= min(chunk, size - cell * chunk)
             column.append(cell)
         cells.append(column)
-    return PlanTable(
+    return ConnectedSet(
         d,
         tuple(o for o, _, _ in maps),
         tuple(cells),
@@ -235,7 +235,7 @@ def points_table(
     chunk_shape: Sequence[int],
     src_stride: Sequence[int],
     dst_stride: Sequence[int],
-) -> PlanTable:
+) -> ConnectedSet:
     """The elements of a set that holds an index array, sorted by cell."""
     domain = transform.domain
     extent = [domain.shape[d] for d in dims]
@@ -270,7 +270,7 @@ def points_table(
     src_points = np.split(src.ravel()[order], first[1:])
     dst_points = np.split(dst.ravel()[order], first[1:])
     rows = len(first)
-    return PlanTable(
+    return ConnectedSet(
         None,
         tuple(outputs),
         tuple(cell[first].tolist() for cell in ordered),

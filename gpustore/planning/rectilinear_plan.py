@@ -22,7 +22,7 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
 from gpustore.planning.connected_set import (
     SCALAR_ROWS,
-    PlanTable,
+    ConnectedSet,
     StridedMap,
     constant_index,
     maps_by_input,
@@ -89,7 +89,7 @@ class _Rows:
     Attributes
     ----------
     dimension : int or None
-        As in :class:`~gpustore.planning.connected_set.PlanTable`.
+        As in :class:`~gpustore.planning.connected_set.ConnectedSet`.
     outputs : tuple of int
     cells, sizes : list of int64 arrays, one an output dimension
         Of each row: index of the innermost chunk, and the size of the chunk with a key.
@@ -118,7 +118,7 @@ class _Rows:
         ends = np.cumsum(np.bincount(group.ravel(), minlength=found.shape[1]))
         return list(zip(map(tuple, found.T.tolist()), np.split(order, ends[:-1])))
 
-    def table(self, rows: Integers, src_stride: Sequence[int]) -> PlanTable:
+    def table(self, rows: Integers, src_stride: Sequence[int]) -> ConnectedSet:
         """Some of the rows, for chunks with these strides."""
         n = len(rows)
         strides = [src_stride[o] for o in self.outputs]
@@ -131,7 +131,7 @@ class _Rows:
             src = np.zeros(n, np.int64)
             for stride, inside in zip(strides, self.inside):
                 src += stride * inside[rows]
-            return PlanTable(
+            return ConnectedSet(
                 self.dimension,
                 self.outputs,
                 cells,
@@ -148,7 +148,7 @@ class _Rows:
                 at += stride * inside[cut]
             points.append((at, self.dst_start[cut]))
         zeros = [0] * n
-        return PlanTable(
+        return ConnectedSet(
             None, self.outputs, cells, zeros, zeros, [1] * n, [False] * n, tuple(points)
         )
 
