@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.planning.chunk_plan import plan_chunks
+from gpustore.planning.chunk_grid import ChunkGrid
+from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
 
 CHUNK = (32, 32, 32)
 SHAPE = (1600, 1280, 1600)
@@ -18,24 +19,18 @@ ROWS = 4096
 def make_plan():
     transform = IndexTransform(domain=IndexDomain(shape=SHAPE))
     strides = np.cumprod((2, *SHAPE[:0:-1])).tolist()[::-1]
+    form = ChunkFormat((2048, 64, 2), "", "/", (1, 1, 1), 3)
 
     def make():
-        return plan_chunks(
-            transform,
-            shape=SHAPE,
-            chunk_shape=CHUNK,
-            src_stride=(2048, 64, 2),
-            dst_stride=strides,
-            key_prefix="",
-            key_separator="/",
-            max_chunks=1 << 20,
-        )
+        grid = ChunkGrid(SHAPE, CHUNK)
+        ((_, plan),) = plan_chunks(transform, grid, lambda _: form, strides, 1 << 20)
+        return plan
 
     return make
 
 
 def test_plan(benchmark, make_plan):
-    """Tables only."""
+    """Connected sets only."""
     assert len(benchmark(make_plan)) == 100_000
 
 

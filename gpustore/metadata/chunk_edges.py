@@ -20,6 +20,7 @@ array.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,6 +119,11 @@ class ChunkEdges:
         """Largest size in elements, 1 if there are no chunks."""
         return max(self.sizes, default=1)
 
+    @property
+    def constant(self) -> int | None:
+        """The size of all chunks, if they have one."""
+        return self.runs[0][0] if len(self.runs) == 1 else None
+
     @cached_property
     def _columns(self) -> tuple[Integers, Integers, Integers]:
         """Size, first cell and first position of each run, int64 of shape (runs,) each."""
@@ -125,6 +131,18 @@ class ChunkEdges:
         cell = np.concatenate([[0], np.cumsum(count)[:-1]])
         position = np.concatenate([[0], np.cumsum(size * count)[:-1]])
         return size, cell, position
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[int]]:
+        size, cell, position = self._columns
+        return size.tolist(), cell.tolist(), position.tolist()
+
+    def at(self, position: int) -> tuple[int, int, int]:
+        """Locate one position: its cell, the position in the chunk, and the chunk's size."""
+        size, cell, start = self._lists
+        run = bisect_right(start, position) - 1
+        along, inside = divmod(position - start[run], size[run])
+        return cell[run] + along, inside, size[run]
 
     def locate(self, positions: Any) -> tuple[Integers, Integers, Integers]:
         """Return cell, offset in the chunk and size of the chunk of each position.
@@ -152,7 +170,7 @@ class ChunkEdges:
 
     def cells(self, extent: int) -> int:
         """Return the number of chunks that hold the first `extent` elements."""
-        return int(self.locate(np.array([extent - 1]))[0][0]) + 1 if extent else 0
+        return self.at(extent - 1)[0] + 1 if extent else 0
 
     def uniform(self, extent: int) -> int | None:
         """Return the size of the chunks of the first `extent` elements, None if they differ."""
@@ -161,17 +179,3 @@ class ChunkEdges:
         within: Iterable[int] = size[start <= last].tolist()
         sizes = set(within)
         return sizes.pop() if len(sizes) == 1 else None
-
-    def crossed(self, low: int, high: int) -> int:
-        """Return the number of chunks that begin in (low, high]."""
-        first, last = self.locate(np.array([low, high]))[0].tolist()
-        return int(last) - int(first)
-
-    def beginnings(self, low: int, high: int) -> Integers:
-        """Return the first positions of the chunks that begin in (low, high], int64."""
-        first, last = self.locate(np.array([low, high]))[0].tolist()
-        return self.starts(np.arange(first + 1, last + 1, dtype=np.int64))
-
-    def divided(self, size: int) -> ChunkEdges:
-        """Return the edges with each chunk divided into chunks of `size`, which divides all."""
-        return ChunkEdges(tuple((size, one // size * count) for one, count in self.runs))

@@ -14,8 +14,8 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
-from gpustore.planning.chunk_plan import ChunkPlan, check_bounds, plan_chunks
-from gpustore.planning.rectilinear_plan import ShapedGrid, ShapeLayout, plan_shapes
+from gpustore.planning.chunk_grid import ChunkGrid
+from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, check_bounds, plan_chunks
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
@@ -114,16 +114,21 @@ class ChunkedArray:
         stored = replace(self, refiners=whole, fill_missing=True)
         return replace(self, chain=chain, refiners=(), stored=stored)
 
-    def plan(
+    def plans(
         self,
         transform: IndexTransform,
         strides: tuple[int, ...],
         *,
-        src_stride: tuple[int, ...] | None = None,
-    ) -> ChunkPlan:
+        src_stride: Callable[[ChunkedArray], tuple[int, ...]] | None = None,
+    ) -> list[tuple[ChunkedArray, ChunkPlan]]:
         """Plan the chunks `transform` touches, for an array in memory with these byte strides.
 
-        Chunks have one shape. `src_stride` replaces those of the decoded chunk.
+        `src_stride` replaces the strides of the decoded chunks of an array.
+
+        Returns
+        -------
+        list of (ChunkedArray, ChunkPlan)
+            For each chunk shape the array of the chunks of that shape, and its plan.
 
         Raises
         ------
@@ -133,66 +138,41 @@ class ChunkedArray:
             If it touches more chunks than the limit.
         """
         check_bounds(transform, self.shape)
-        return plan_chunks(
-            transform,
-            shape=self.shape,
-            chunk_shape=self.chunk_shape,
-            src_stride=self.chain.layout.strides if src_stride is None else src_stride,
-            dst_stride=strides,
-            key_prefix=self.key_prefix,
-            key_separator=self.key_separator,
-            max_chunks=self.limits.chunks_per_request,
-            key_ratio=self.key_ratio,
-            key_rank=self.key_rank,
-            dense=self.chain.layout.is_dense,
-        )
-
-    def plans(
-        self,
-        transform: IndexTransform,
-        strides: tuple[int, ...],
-        *,
-        src_stride: Callable[[ChunkedArray], tuple[int, ...]] | None = None,
-    ) -> list[tuple[ChunkedArray, ChunkPlan]]:
-        """As :meth:`plan`: for each chunk shape an array of chunks of that shape, and its plan."""
-        if self.grid is None:
-            return [
-                (self, self.plan(transform, strides, src_stride=src_stride and src_stride(self)))
-            ]
-        check_bounds(transform, self.shape)
-        grid = self.shaped_grid
         arrays: dict[tuple[int, ...], ChunkedArray] = {}
 
-        def layout(chunk_shape: tuple[int, ...]) -> ShapeLayout:
+        def format_of(chunk_shape: tuple[int, ...]) -> ChunkFormat:
             array = arrays[chunk_shape] = self.of_chunks(chunk_shape)
-            stride = src_stride(array) if src_stride else array.chain.layout.strides
-            return ShapeLayout(stride, array.key_ratio)
+            return array.format(src_stride(array) if src_stride else None)
 
-        plans = plan_shapes(
-            transform,
-            grid=grid,
-            layout=layout,
-            dst_stride=strides,
-            key_prefix=self.key_prefix,
-            key_separator=self.key_separator,
-            key_rank=self.key_rank,
-            max_chunks=self.limits.chunks_per_request,
-            dense=self.chain.layout.is_dense,
-        )
+        limit = self.limits.chunks_per_request
+        plans = plan_chunks(transform, self.chunk_grid, format_of, strides, limit)
         return [(arrays[chunk_shape], plan) for chunk_shape, plan in plans]
 
     @property
-    def shaped_grid(self) -> ShapedGrid:
-        """The chunks of a rectilinear grid."""
-        assert self.grid is not None
-        inner = self.chunk_shape if self.levels else None
-        return ShapedGrid(self.shape, self.grid.edges, inner)
+    def chunk_grid(self) -> ChunkGrid:
+        """Where the chunks begin."""
+        if self.grid is None:
+            return ChunkGrid(self.shape, self.chunk_shape)
+        return ChunkGrid(self.shape, self.grid.planned, self.chunk_shape if self.levels else None)
+
+    def format(self, stride: tuple[int, ...] | None = None) -> ChunkFormat:
+        """How chunks of `chunk_shape` are stored; `stride` replaces that of the decoded chunk."""
+        layout = self.chain.layout
+        return ChunkFormat(
+            layout.strides if stride is None else stride,
+            self.key_prefix,
+            self.key_separator,
+            self.key_ratio,
+            self.key_rank,
+            layout.is_dense,
+        )
 
     def of_chunks(self, chunk_shape: tuple[int, ...]) -> ChunkedArray:
-        """The chunks of a rectilinear grid that have this shape."""
+        """The chunks that have this shape: all of them, or some of a rectilinear grid."""
+        if self.grid is None:
+            return self
         if self.stored is not None:
             return self.stored.of_chunks(chunk_shape).reader()
-        assert self.grid is not None
         codecs = self.grid.codecs(chunk_shape)
         inner = chunk_shape[len(chunk_shape) - self.inner_rank :]
         chain = codecs.chain.trusted_as(self.chain)

@@ -2,8 +2,8 @@
 
 1. Bounds are checked when a read is asked for.
 2. When the batch is submitted, its reads are planned together: as crops, if they differ in their
-   origin only (:mod:`gpustore.planning.crop_plan`), else one by one and then joined
-   (:mod:`gpustore.planning.merge`).
+   origin only (:mod:`gpustore.planning.crop_plan`), else one by one and then merged
+   (:func:`gpustore.planning.copy_plan.merge_plans`).
 3. The plan is read in one pass (:func:`gpustore.pipelines.read_many.read_regions`): a chunk is
    fetched and decoded once, and copied to all reads that want regions of it.
 4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
@@ -30,21 +30,18 @@ from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import (
-    BLOCK_NBYTES,
-    join_shapes,
+    merge_reads,
+    plan_many,
     read_regions,
-    single_chunks,
 )
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.copy_plan import CopyPlan
-from gpustore.planning.crop_plan import plan_crops
-from gpustore.planning.merge import join_plans
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
 MOST_ROWS = 1 << 20
-"""Reads that touch chunks more often than this together are not joined, to bound the plan."""
+"""Reads that touch chunks more often than this together are not merged, to bound the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,32 +170,22 @@ def _start(reads: list[BatchedRead]) -> None:
 def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, CopyPlan]] | None:
     """The reads as one plan a chunk shape; None if they would have too many rows."""
     first = reads[0]
-    array, transforms = first.array, [one.transform for one in reads]
-    block = single_chunks(array, transforms)
-    form = first.form
+    array, form = first.array, first.form
+    most = min(MOST_ROWS, len(reads) * array.limits.chunks_per_request)
     try:
-        if array.grid is not None:
-            return join_shapes(array, transforms, [one.memory.strides for one in reads])
-        if all(one.form == form for one in reads):
-            starts = np.array([one.transform.domain.origin for one in reads], np.int64)
-            crops = plan_crops(
-                first.transform,
-                starts.reshape(len(reads), first.transform.input_rank),
-                tuple(first.transform.domain.shape),
-                block=block,
-                dst_stride=(0, *first.memory.strides),
-                max_chunks=min(MOST_ROWS, len(reads) * array.limits.chunks_per_request),
-                block_nbytes=BLOCK_NBYTES,
-                separate=True,
-            )
-            return [(array, crops)]
-        plans = []
-        rows = 0
-        for one in reads:
-            plans.append(array.plan(one.transform, one.memory.strides, src_stride=block.stride))
-            rows += len(plans[-1])
-            if rows > MOST_ROWS:
-                return None
+        if any(one.form != form for one in reads):
+            transforms = [one.transform for one in reads]
+            return merge_reads(array, transforms, [one.memory.strides for one in reads], most)
+        domain = first.transform.domain
+        starts = np.array([one.transform.domain.origin for one in reads], np.int64)
+        return plan_many(
+            array,
+            first.transform,
+            starts.reshape(len(reads), domain.rank),
+            tuple(domain.shape),
+            (0, *first.memory.strides),
+            separate=True,
+            max_chunks=most,
+        )
     except LimitError:
         return None
-    return [(array, join_plans(plans, block))]

@@ -33,11 +33,10 @@ from gpustore.pipelines.read import (
     contiguous,
     most_keys,
 )
+from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
-from gpustore.planning.copy_plan import Block, CopyPlan, Integers
+from gpustore.planning.copy_plan import Block, CopyPlan, merge_plans
 from gpustore.planning.crop_plan import check_starts, plan_crops
-from gpustore.planning.merge import join_plans
-from gpustore.planning.rectilinear_crop_plan import plan_shaped_crops
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
@@ -118,63 +117,66 @@ def plan_many(
     starts: Integers,
     extent: tuple[int, ...],
     strides: tuple[int, ...],
+    *,
+    separate: bool = False,
+    max_chunks: int | None = None,
 ) -> list[tuple[ChunkedArray, CopyPlan]]:
     """Plan the crops whose checked `starts` these are, one plan a chunk shape.
 
     Parameters
     ----------
     strides : tuple of int, length 1 + input_rank
-        Byte strides of the array of all crops.
-    """
-    if array.grid is None:
-        plan = plan_crops(
-            transform,
-            starts,
-            extent,
-            block=single_chunks(array, [transform]),
-            dst_stride=strides,
-            max_chunks=array.limits.chunks_per_request,
-            block_nbytes=BLOCK_NBYTES,
-        )
-        return [(array, plan)]
-    arrays: dict[tuple[int, ...], ChunkedArray] = {}
-
-    def block(chunk_shape: tuple[int, ...]) -> Block:
-        one = arrays[chunk_shape] = array.of_chunks(chunk_shape)
-        return single_chunks(one, [transform])
-
-    shaped = plan_shaped_crops(
-        transform,
-        starts,
-        extent,
-        grid=array.shaped_grid,
-        block=block,
-        dst_stride=strides,
-        max_chunks=array.limits.chunks_per_request,
-    )
-    return [(arrays[chunk_shape], plan) for chunk_shape, plan in shaped]
-
-
-def join_shapes(
-    array: ChunkedArray,
-    transforms: Sequence[IndexTransform],
-    strides: Sequence[tuple[int, ...]],
-) -> list[tuple[ChunkedArray, CopyPlan]]:
-    """Join the plans of several reads, one joined plan a chunk shape.
-
-    Parameters
-    ----------
-    array : ChunkedArray
-        Its chunks may differ in shape.
-    transforms, strides : sequence
-        Of each read, with the byte strides of its array; without index arrays.
+        Byte strides of the array of all crops; with `separate` each crop has an array, and the
+        first is 0.
+    max_chunks : int, optional
+        Most regions; by default the limit of the array.
 
     Raises
     ------
     LimitError
-        If there are more regions than the limit of chunks.
+        If there are more regions.
     """
-    found: dict[tuple[int, ...], tuple[ChunkedArray, list[int], list[ChunkPlan]]] = {}
+    arrays: dict[tuple[int, ...], ChunkedArray] = {}
+
+    def block_of(chunk_shape: tuple[int, ...]) -> Block:
+        one = arrays[chunk_shape] = array.of_chunks(chunk_shape)
+        return single_chunks(one, [transform])
+
+    plans = plan_crops(
+        transform,
+        starts,
+        extent,
+        grid=array.chunk_grid,
+        block_of=block_of,
+        dst_stride=strides,
+        max_chunks=array.limits.chunks_per_request if max_chunks is None else max_chunks,
+        block_nbytes=BLOCK_NBYTES,
+        separate=separate,
+    )
+    return [(arrays[chunk_shape], plan) for chunk_shape, plan in plans]
+
+
+def merge_reads(
+    array: ChunkedArray,
+    transforms: Sequence[IndexTransform],
+    strides: Sequence[tuple[int, ...]],
+    max_chunks: int,
+) -> list[tuple[ChunkedArray, CopyPlan]]:
+    """Merge the plans of several reads, one merged plan a chunk shape.
+
+    Parameters
+    ----------
+    transforms, strides : sequence
+        Of each read, with the byte strides of its array; without index arrays.
+    max_chunks : int
+        Most regions.
+
+    Raises
+    ------
+    LimitError
+        If there are more regions.
+    """
+    found: dict[tuple[int, ...], tuple[ChunkedArray, list[ChunkPlan], list[int]]] = {}
     rows = 0
     for number, (transform, stride) in enumerate(zip(transforms, strides)):
         planned = array.plans(
@@ -182,13 +184,13 @@ def join_shapes(
         )
         for one, plan in planned:
             rows += len(plan)
-            check_row_count(rows, array.limits.chunks_per_request)
-            _, numbers, plans = found.setdefault(_form(one), (one, [], []))
-            numbers.append(number)
+            check_row_count(rows, max_chunks)
+            _, plans, numbers = found.setdefault(_form(one), (one, [], []))
             plans.append(plan)
+            numbers.append(number)
     return [
-        (one, join_plans(plans, single_chunks(one, transforms), numbers))
-        for one, numbers, plans in found.values()
+        (one, merge_plans(plans, single_chunks(one, transforms), numbers))
+        for one, plans, numbers in found.values()
     ]
 
 
@@ -204,11 +206,7 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
         array.shape if array.grid is None else None,
         array.chunk_shape,
         (1,) * len(array.shape),
-        array.key_ratio,
-        array.key_rank,
-        array.key_prefix,
-        array.key_separator,
-        array.chain.layout.strides,
+        array.format(),
         array.dtype.itemsize,
         reads_parts and not any(map(_is_crossed, views)),
         direct=not array.backend.uses_blocks,

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, UnsupportedError
@@ -34,6 +35,11 @@ class RectilinearGrid:
     resolve: Callable[[tuple[int, ...]], ResolvedCodecs]
     inner_rank: int
     _resolved: dict[tuple[int, ...], ResolvedCodecs] = field(default_factory=dict)
+
+    @cached_property
+    def planned(self) -> tuple[int | ChunkEdges, ...]:
+        """The edges as plans want them: an integer where all chunks have one size."""
+        return tuple(edges.constant or edges for edges in self.edges)
 
     def codecs(self, chunk_shape: tuple[int, ...]) -> ResolvedCodecs:
         """The codecs of the chunks of a shape."""

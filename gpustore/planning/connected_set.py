@@ -1,209 +1,195 @@
 """The rows that one connected set of dimensions adds to a plan.
 
 A set is one input dimension and the output dimensions that use it, a constant output dimension, or
-all that an index array ties together. Below ``SCALAR_ROWS`` rows a table's columns are made by a
-scalar loop, above by NumPy; both hold the same numbers.
+all that an index array ties together. A few rows are found by a scalar loop, more by NumPy; up to
+``SCALAR_ROWS`` rows are kept in lists. All hold the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.output_map import OutputIndexMap
-from gpustore.planning.window import Column, Points
+from gpustore.planning.chunk_grid import ChunkGrid, Integers, StridedMap
+from gpustore.planning.window import Points
 
 SCALAR_ROWS = 500
-"""Largest number of rows whose columns are made by the scalar loop."""
+"""Largest number of rows that are kept in lists, because a plan of so few is written as lists."""
 
-StridedMap = tuple[int, int, int]
-"""Output dimension, offset and stride of a strided output index map."""
+SCALAR_RUNS = 64
+"""Largest number of rows of one set that are found by a scalar loop; NumPy is slower for fewer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConnectedSet:
-    """The runs of one connected set: one input dimension (or none) and the outputs that use it.
+    """The runs of one connected set of dimensions.
 
     Attributes
     ----------
-    input_dimension : int or None
-        None for a constant output dimension.
+    input_dimensions : sequence of int
+        One; none for a constant output dimension, any number with an index array.
     output_dimensions : tuple of int
-        Array dimensions whose cell index the rows of this table determine.
-    cells : tuple of columns, one an output dimension
+        Array dimensions whose cell index the rows of this set determine.
+    cells : sequence of columns, one an output dimension
         Index of the chunk in the grid.
-    src_start, dst_start : column
-        Bytes this table adds to the start in the decoded chunk and in the array.
+    inside : sequence of columns, one an output dimension
+        Position of the first element in the chunk; with `first`, of each element.
+    sizes : dict of int to column
+        By output dimension, the size of the chunk with a key; only where sizes differ.
+    dst_start : column
+        Bytes this set adds to the start in the array; with `first`, of each element.
     count : column
         Elements of the run.
-    whole : list of bool
+    whole : column of bool
         Whether the run covers all of the chunk that lies inside the array, as far as the
-        dimensions of this table go.
-    points : tuple of Points, optional
-        For a set that holds an index array: the elements of each row, one by one.
+        dimensions of this set go.
+    first : int64 array, optional
+        For a set that holds an index array: where the elements of each row begin and the last end.
+    points : list of Points, optional
+        The same elements for one shape of chunks; see :meth:`listed`.
     """
 
-    input_dimension: int | None
+    input_dimensions: Sequence[int]
     output_dimensions: tuple[int, ...]
-    cells: tuple[Column, ...]
-    src_start: Column
-    dst_start: Column
-    count: Column
-    whole: Sequence[bool] | NDArray[np.bool_]
-    points: tuple[Points, ...] | None = None
+    cells: Sequence[Any]
+    inside: Sequence[Any]
+    sizes: dict[int, Any]
+    dst_start: Any
+    count: Any
+    whole: Any
+    first: Integers | None = None
+    points: list[Points] | None = None
 
     def __len__(self) -> int:
         return len(self.count)
 
+    def groups(self) -> list[tuple[dict[int, int], ConnectedSet]]:
+        """Split the rows by the sizes of their chunks; rows of one size keep their order."""
+        if not self.sizes:
+            return [({}, self)]
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, key in enumerate(zip(*self.sizes.values())):
+            rows.setdefault(key, []).append(row)
+        return [(dict(zip(self.sizes, key)), self._part(rows[key])) for key in sorted(rows)]
+
+    def _part(self, rows: list[int]) -> ConnectedSet:
+        """Some of the rows, of chunks of one size; those of elements follow one another."""
+        first, elements = self.first, slice(None)
+        if first is not None:
+            elements = slice(int(first[rows[0]]), int(first[rows[-1] + 1]))
+            first = first[rows[0] : rows[-1] + 2] - elements.start
+        by_element = [*self.inside, self.dst_start]
+        if first is None:
+            by_element = [_take(column, rows) for column in by_element]
+        else:
+            by_element = [column[elements] for column in by_element]
+        return ConnectedSet(
+            self.input_dimensions,
+            self.output_dimensions,
+            [_take(column, rows) for column in self.cells],
+            by_element[:-1],
+            {},
+            by_element[-1],
+            _take(self.count, rows),
+            _take(self.whole, rows),
+            first,
+        )
+
+    def listed(self, chunk_stride: Sequence[int], key_ratio: Sequence[int]) -> ConnectedSet:
+        """The same set for chunks stored so, its elements written down as points."""
+        if self.first is None:
+            return self
+        src = np.zeros(len(self.dst_start), np.int64)
+        for o, inside in zip(self.output_dimensions, self.inside):
+            src += chunk_stride[o] * inside
+        at = self.first[1:-1]
+        points = list(zip(np.split(src, at), np.split(self.dst_start, at)))
+        # Rows that share a key follow one another, so that a shard is read or written once.
+        columns = zip(self.cells, [key_ratio[o] for o in self.output_dimensions])
+        keys = list(zip(*[[cell // ratio for cell in cells] for cells, ratio in columns]))
+        rows = sorted(range(len(self)), key=keys.__getitem__)
+        zeros = [0] * len(rows)
+        return ConnectedSet(
+            self.input_dimensions,
+            self.output_dimensions,
+            [_take(cells, rows) for cells in self.cells],
+            [zeros] * len(self.cells),
+            {},
+            zeros,
+            self.count,
+            self.whole,
+            points=_take(points, rows),
+        )
+
+
+def _take(column: Any, rows: list[int]) -> Any:
+    return [column[row] for row in rows] if isinstance(column, list) else _short(column[rows])
+
+
+def _short(column: Any) -> Any:
+    """A column as a list if it is short."""
+    return column.tolist() if len(column) <= SCALAR_ROWS else column
+
+
+def connected_sets(
+    transform: IndexTransform,
+    grid: ChunkGrid,
+    dst_stride: Sequence[int],
+    check: Callable[[int], None],
+) -> list[ConnectedSet]:
+    """Find the runs of all connected sets, in order of their first output dimension.
+
+    Parameters
+    ----------
+    transform : IndexTransform
+        From a domain that is not empty into the array of `grid`.
+    dst_stride : sequence of int, length input_rank
+        Bytes between neighbours in the array read or written.
+    check : callable
+        Raises if there are too many rows; called before memory is taken for them.
+    """
+    domain = transform.domain
+    low, extent = domain.inclusive_min, domain.shape
+    pointed = pointed_sets(transform)
+    used_by, constant = maps_by_input(transform, {o for _, outputs in pointed for o in outputs})
+    rows = 1
+    for d, maps in used_by.items():
+        rows *= grid.fewest_runs(extent[d], maps)
+    check(rows)
+    found = [_constant_set(o, _constant_index(map_), grid) for o, map_ in constant]
+    found += [_pointed_set(transform, *one, grid, dst_stride) for one in pointed]
+    for d, maps in used_by.items():
+        found.append(_strided_set(d, low[d], extent[d], maps, grid, dst_stride[d], check))
+    found.sort(key=lambda one: one.output_dimensions[0])
+    rows = 1
+    for one in found:
+        rows *= len(one.count)
+    check(rows)
+    return found
+
 
 def maps_by_input(
-    transform: IndexTransform, listed: Container[int]
+    transform: IndexTransform, listed: Container[int] = ()
 ) -> tuple[dict[int, list[StridedMap]], list[tuple[int, OutputIndexMap]]]:
     """Strided maps by the input dimension that they follow, and outputs that follow none.
 
-    Those in `listed`, which lists of points tell, are left out.
+    Output dimensions in `listed` are left out.
     """
     used_by: dict[int, list[StridedMap]] = {}
     constant: list[tuple[int, OutputIndexMap]] = []
     for o, map_ in enumerate(transform.output):
         if o in listed:
             continue
-        if map_.input_dimension is not None and map_.stride is not None:
+        if map_.input_dimension is not None and map_.stride:
             used_by.setdefault(map_.input_dimension, []).append((o, map_.offset, map_.stride))
         else:
             constant.append((o, map_))
     return used_by, constant
-
-
-def constant_index(map_: OutputIndexMap) -> int:
-    """The index that a map leads to which follows no dimension; the domain is not empty."""
-    if map_.index_array is None or map_.stride is None:
-        return map_.offset
-    return map_.offset + map_.stride * int(map_.index_array.item(0))  # The same everywhere.
-
-
-def constant_table(
-    o: int, offset: int, shape: Sequence[int], chunk_shape: Sequence[int], stride: Sequence[int]
-) -> ConnectedSet:
-    """One row: the cell that holds the one index of an output dimension."""
-    cell, position = divmod(offset, chunk_shape[o])
-    extent = min(chunk_shape[o], shape[o] - cell * chunk_shape[o])
-    return ConnectedSet(None, (o,), ([cell],), [position * stride[o]], [0], [1], [extent == 1])
-
-
-def fewest_runs(n: int, maps: list[StridedMap], chunk_shape: Sequence[int]) -> int:
-    """Lower bound of the runs of an interval of `n` indices, without building them."""
-    return min(n, max(1 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
-
-
-def _most_runs(n: int, maps: list[StridedMap], chunk_shape: Sequence[int]) -> int:
-    """Upper bound of the runs."""
-    return min(n, sum(2 + (n - 1) * abs(stride) // chunk_shape[o] for o, _, stride in maps))
-
-
-def _run_starts(
-    i: int, n: int, offset: int, stride: int, chunk: int, *, scalar: bool
-) -> list[int] | NDArray[np.int64]:
-    """Indices in [i, i+n) at which the cell of ``offset + stride * index`` changes, and `i`."""
-    if abs(stride) >= chunk:
-        return list(range(i, i + n)) if scalar else np.arange(i, i + n)
-    first = (offset + stride * i) // chunk
-    last = (offset + stride * (i + n - 1)) // chunk
-    # Cell c begins at the first index whose position reaches (rising) or falls to (falling)
-    # its edge: ceil((edge - offset) / stride), written with the floor division Python has.
-    if stride > 0:
-        cells, edge = (first + 1, last + 1, 1), 0
-    else:
-        cells, edge = (first - 1, last - 1, -1), chunk - 1
-    if scalar:
-        return [i, *(-((offset - c * chunk - edge) // stride) for c in range(*cells))]
-    positions = np.arange(*cells, dtype=np.int64) * chunk + edge
-    return np.concatenate([np.array([i]), -((offset - positions) // stride)])
-
-
-def strided_table(
-    d: int,
-    low: int,
-    n: int,
-    maps: list[StridedMap],
-    shape: Sequence[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-    dst_stride: int,
-) -> ConnectedSet:
-    """The runs of an input interval during which the cells of its outputs stay the same."""
-    scalar = _most_runs(n, maps, chunk_shape) <= SCALAR_ROWS
-    starts: Any
-    if len(maps) == 1:
-        o, offset, stride = maps[0]
-        starts = _run_starts(low, n, offset, stride, chunk_shape[o], scalar=scalar)
-    else:
-        # A diagonal: a run ends where any of the outputs changes its cell.
-        every = [_run_starts(low, n, a, b, chunk_shape[o], scalar=scalar) for o, a, b in maps]
-        starts = sorted(set().union(*every)) if scalar else np.unique(np.concatenate(every))
-    if scalar:
-        return _scalar_table(
-            d, low, n, list(starts), maps, shape, chunk_shape, src_stride, dst_stride
-        )
-    count = np.diff(starts, append=low + n)
-    extent = np.ones(len(starts), np.int64)
-    src = np.zeros(len(starts), np.int64)
-    cells = []
-    for o, offset, stride in maps:
-        position = offset + stride * starts
-        cell = position // chunk_shape[o]
-        src += src_stride[o] * (position - cell * chunk_shape[o])
-        extent *= np.minimum(chunk_shape[o], shape[o] - cell * chunk_shape[o])
-        cells.append(cell)
-    return ConnectedSet(
-        d,
-        tuple(o for o, _, _ in maps),
-        tuple(cells),
-        src,
-        dst_stride * (starts - low),
-        count,
-        count == extent,
-    )
-
-
-def _scalar_table(
-    d: int,
-    low: int,
-    n: int,
-    starts: list[int],
-    maps: list[StridedMap],
-    shape: Sequence[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-    dst_stride: int,
-) -> ConnectedSet:
-    count = [b - a for a, b in zip(starts, [*starts[1:], low + n])]
-    extent = [1] * len(starts)
-    src = [0] * len(starts)
-    cells = []
-    for o, offset, stride in maps:
-        chunk, size, byte_stride = chunk_shape[o], shape[o], src_stride[o]
-        column = []
-        for row, start in enumerate(starts):
-            cell, position = divmod(offset + stride * start, chunk)
-            src[row] += byte_stride * position
-            extent[row] *= min(chunk, size - cell * chunk)
-            column.append(cell)
-        cells.append(column)
-    return ConnectedSet(
-        d,
-        tuple(o for o, _, _ in maps),
-        tuple(cells),
-        src,
-        [dst_stride * (start - low) for start in starts],
-        count,
-        [c == e for c, e in zip(count, extent)],
-    )
 
 
 def pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]:
@@ -228,60 +214,154 @@ def pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]
     return [(sorted(dims), sorted(outputs)) for dims, outputs in groups]
 
 
-def points_table(
+def _constant_index(map_: OutputIndexMap) -> int:
+    """The index that a map leads to which follows no dimension; the domain is not empty."""
+    if map_.index_array is None or map_.stride is None:
+        return map_.offset
+    return map_.offset + map_.stride * int(map_.index_array.item(0))  # The same everywhere.
+
+
+def _constant_set(o: int, position: int, grid: ChunkGrid) -> ConnectedSet:
+    """One row: the chunk that holds the one index of an output dimension."""
+    cell, inside, size, extent = grid.at(o, position)
+    sizes = {} if isinstance(grid.edges[o], int) else {o: [size]}
+    return ConnectedSet((), (o,), ([cell],), ([inside],), sizes, [0], [1], [extent == 1])
+
+
+def _strided_set(
+    d: int,
+    low: int,
+    n: int,
+    maps: Sequence[StridedMap],
+    grid: ChunkGrid,
+    dst_stride: int,
+    check: Callable[[int], None],
+) -> ConnectedSet:
+    """The runs of input dimension `d` during which the chunks of its outputs stay the same."""
+    outputs = tuple([o for o, _, _ in maps])
+    if _most_runs(low, n, maps, grid) <= SCALAR_RUNS:
+        return _scalar_set(d, low, n, maps, grid, dst_stride)
+    _, _, offset, count = grid.runs(np.array([low]), n, maps, check)
+    extent: Any = 1
+    cells, inside, sizes = [], [], {}
+    for o, a, b in maps:
+        positions = a + b * (low + offset)
+        cell, position, size = grid.locate(o, positions)
+        extent = extent * grid.extent(o, positions, position, size)
+        cells.append(_short(cell))
+        inside.append(_short(position))
+        if not isinstance(size, int):
+            sizes[o] = size.tolist()
+    dst = _short(dst_stride * offset)
+    whole = _short(count == extent)
+    return ConnectedSet((d,), outputs, cells, inside, sizes, dst, _short(count), whole)
+
+
+def _most_runs(low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid) -> int:
+    """Upper bound of the runs."""
+    if n <= SCALAR_RUNS:
+        return n
+    most = 1
+    for o, offset, stride in maps:
+        first, last = offset + stride * low, offset + stride * (low + n - 1)
+        most += grid.crossed(o, first, last)
+    return min(n, most)
+
+
+def _scalar_set(
+    d: int, low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid, dst_stride: int
+) -> ConnectedSet:
+    """The same run by run."""
+    columns: list[tuple[list[int], ...]] = [([], [], []) for _ in maps]
+    dst_start, counts, whole = [], [], []
+    at = 0
+    while at < n:
+        count, extent = n - at, 1
+        for (o, offset, stride), (cells, inside, sizes) in zip(maps, columns):
+            cell, position, size, reach = grid.at(o, offset + stride * (low + at))
+            left = (reach - 1 - position) // stride if stride > 0 else position // -stride
+            if left < count:
+                count = left + 1
+            extent *= reach
+            cells.append(cell)
+            inside.append(position)
+            sizes.append(size)
+        dst_start.append(dst_stride * at)
+        counts.append(count)
+        whole.append(count == extent)
+        at += count
+    return ConnectedSet(
+        (d,),
+        tuple([o for o, _, _ in maps]),
+        [cells for cells, _, _ in columns],
+        [inside for _, inside, _ in columns],
+        {
+            o: sizes
+            for (o, _, _), (_, _, sizes) in zip(maps, columns)
+            if not isinstance(grid.edges[o], int)
+        },
+        dst_start,
+        counts,
+        whole,
+    )
+
+
+def _pointed_set(
     transform: IndexTransform,
     dims: list[int],
     outputs: list[int],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
+    grid: ChunkGrid,
     dst_stride: Sequence[int],
 ) -> ConnectedSet:
-    """The elements of a set that holds an index array, sorted by cell."""
+    """The elements of a set that holds an index array, sorted by chunk."""
     domain = transform.domain
     extent = [domain.shape[d] for d in dims]
-    src = np.zeros(extent, np.int64)
+    axes = {}
     dst = np.zeros(extent, np.int64)
-    axes = {d: np.arange(domain.shape[d]).reshape(_along(i, len(dims))) for i, d in enumerate(dims)}
-    cells = []
+    for i, d in enumerate(dims):
+        along = [1] * len(dims)
+        along[i] = -1
+        axes[d] = np.arange(domain.shape[d]).reshape(along)
+        dst += dst_stride[d] * axes[d]
+
+    def spread(column: Integers) -> Integers:
+        return np.broadcast_to(column, extent).ravel()
+
+    cells, inside, sizes = [], [], {}
     for o in outputs:
         map_ = transform.output[o]
-        stride = 1 if map_.stride is None else map_.stride
-        d = map_.input_dimension
         if map_.index_array is not None:
             # One axis for each dimension of the set: the array has size 1 along all others.
             index = map_.index_array.reshape([map_.index_array.shape[d] for d in dims])
         else:
-            assert d is not None
-            index = domain.inclusive_min[d] + axes[d]
-        position = map_.offset + stride * index
-        cell = position // chunk_shape[o]
-        src += src_stride[o] * (position - cell * chunk_shape[o])
-        cells.append(np.broadcast_to(cell, extent).ravel())
-    for d in dims:
-        dst += dst_stride[d] * axes[d]
-    # Stable, so that the elements of a cell stay in the order of the request.
-    order = np.lexsort(cells[::-1])
-    ordered = [cell[order] for cell in cells]
+            assert map_.input_dimension is not None
+            index = domain.inclusive_min[map_.input_dimension] + axes[map_.input_dimension]
+        position = map_.offset + (1 if map_.stride is None else map_.stride) * index
+        cell, at, size = grid.locate(o, position)
+        cells.append(spread(cell))
+        inside.append(spread(at))
+        if not isinstance(size, int):
+            sizes[o] = spread(size)
+    # By size first: elements of chunks of one size follow one another. Stable, so that those of a
+    # chunk stay in the order of the request.
+    keys = [*sizes.values(), *cells]
+    order = np.lexsort(keys[::-1])
     changes = np.zeros(len(order), np.bool_)
     changes[:1] = True
-    for cell in ordered:
-        changes[1:] |= cell[1:] != cell[:-1]
+    for i, key in enumerate(keys):
+        keys[i] = key = key[order]
+        changes[1:] |= key[1:] != key[:-1]
     first = np.flatnonzero(changes)
-    src_points = np.split(src.ravel()[order], first[1:])
-    dst_points = np.split(dst.ravel()[order], first[1:])
+    columns = [key[first].tolist() for key in keys]
     rows = len(first)
     return ConnectedSet(
-        None,
+        dims,
         tuple(outputs),
-        tuple(cell[first].tolist() for cell in ordered),
-        [0] * rows,
-        [0] * rows,
+        columns[len(sizes) :],
+        [at[order] for at in inside],
+        dict(zip(sizes, columns)),
+        dst.ravel()[order],
         [1] * rows,
         [False] * rows,
-        tuple(zip(src_points, dst_points)),
+        np.append(first, len(order)),
     )
-
-
-def _along(axis: int, rank: int) -> tuple[int, ...]:
-    """The shape that stretches one axis."""
-    return tuple(-1 if i == axis else 1 for i in range(rank))

@@ -11,28 +11,27 @@ one block for one read, are copied from it:
 2. :meth:`CopyPlan.windows` writes down some units at a time: a
    :class:`~gpustore.planning.window.PlanWindow` of their chunks, and their regions.
 
-A plan holds 8 bytes a region: its number. A :class:`CopySource` turns numbers into columns; see
-:mod:`gpustore.planning.crop_plan` for crops, :mod:`gpustore.planning.merge` for a batch.
+A plan holds 8 bytes a region: its number. A :class:`CopySource` turns numbers into columns: for
+crops see :mod:`gpustore.planning.crop_plan`, for a batch of reads :func:`merge_plans`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gpustore.planning.chunk_grid import Integers
+from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkFormat, ChunkPlan
 from gpustore.planning.window import PlanWindow
 
 WINDOW_CHUNKS = 4096
 WINDOW_REGIONS = 65_536
 """Most chunks and regions in a window, unless one unit alone has more."""
-
-Integers = NDArray[np.int64]
 
 CellColumn = tuple[Integers, Integers | None]
 """Grid indices ``values[rows[i]]``, or ``values[i]`` without rows; one value alone is for all."""
@@ -40,7 +39,7 @@ CellColumn = tuple[Integers, Integers | None]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A grid of chunks, the blocks they are decoded into, and the keys they are stored under.
+    """A grid of chunks and the blocks they are decoded into.
 
     Attributes
     ----------
@@ -51,15 +50,9 @@ class Block:
         Of a chunk, in elements.
     factor : tuple of int
         Chunks of a block along each dimension.
-    key_ratio : tuple of int
-        Chunks along each dimension that share a key: 1, or the inner chunks of a shard. It divides
-        `factor` or the other way round.
-    key_rank : int
-        How many dimensions a key has; the others are inside each stored element.
-    key_prefix, key_separator : str
-        A key is the prefix and the indices joined by the separator.
-    chunk_stride : tuple of int
-        Bytes between neighbours in a decoded chunk.
+    format : ChunkFormat
+        How the chunks are stored. Along each dimension its `key_ratio` divides `factor` or the
+        other way round.
     itemsize : int
         Bytes of an element in a block; its elements are in C order, if not `direct`.
     partial : bool
@@ -72,11 +65,7 @@ class Block:
     shape: tuple[int, ...] | None
     chunk_shape: tuple[int, ...]
     factor: tuple[int, ...]
-    key_ratio: tuple[int, ...]
-    key_rank: int
-    key_prefix: str
-    key_separator: str
-    chunk_stride: tuple[int, ...]
+    format: ChunkFormat
     itemsize: int
     partial: bool
     direct: bool = False
@@ -95,7 +84,7 @@ class Block:
     def stride(self) -> tuple[int, ...]:
         """Bytes between neighbours in what regions are copied from."""
         if self.direct:
-            return self.chunk_stride
+            return self.format.stride
         strides = [self.itemsize]
         for size in self.block_shape[:0:-1]:
             strides.append(strides[-1] * size)
@@ -114,15 +103,6 @@ class Block:
         inside: Integers = np.minimum(size, self.shape[o] - cell * size)
         return inside
 
-    def keys(self, cells: Sequence[Integers], count: int) -> list[str]:
-        """The key of each of `count` chunks."""
-        if not self.key_rank:
-            return [self.key_prefix] * count
-        ratios = self.key_ratio[: self.key_rank]
-        columns = [(cell // ratio).tolist() for cell, ratio in zip(cells, ratios)]
-        join = self.key_separator.join
-        return [self.key_prefix + join(map(str, index)) for index in zip(*columns)]
-
     def chunks(
         self, cells: Sequence[Integers], low: Sequence[Integers], high: Sequence[Integers]
     ) -> PlanWindow:
@@ -134,7 +114,7 @@ class Block:
         whole = np.ones(count, np.bool_)
         for o, cell in enumerate(cells):
             size = self.chunk_shape[o]
-            src += self.chunk_stride[o] * low[o]
+            src += self.format.stride[o] * low[o]
             dst += self.stride[o] * (cell % self.factor[o] * size + low[o])
             extent = high[o] - low[o]
             counts.append(extent.tolist())
@@ -145,9 +125,9 @@ class Block:
             dst_start=dst.tolist(),
             count=tuple(counts),
             whole=whole.tolist(),
-            src_stride=self.chunk_stride,
+            src_stride=self.format.stride,
             dst_stride=self.stride,
-            keys=self.keys(cells, count),
+            keys=self.format.keys(cells, count),
         )
 
 
@@ -292,7 +272,7 @@ class CopyPlan:
     @property
     def objects(self) -> int:
         """Number of keys."""
-        ratio, factor = self.block.key_ratio, self.block.factor
+        ratio, factor = self.block.format.key_ratio, self.block.factor
         if self.cells is None or all(f <= r for f, r in zip(factor, ratio)):
             return self.units  # A unit is all that is stored under one key.
         keys = [cell // r for cell, r in zip(self.cells, ratio)]
@@ -405,7 +385,7 @@ def plan_copies(
         Grid indices of all chunks needed, with repetitions; only if blocks are not single chunks.
     """
     # Blocks or keys along each dimension in one unit, whichever is larger.
-    in_unit = [max(1, ratio // f) for ratio, f in zip(block.key_ratio, block.factor)]
+    in_unit = [max(1, ratio // f) for ratio, f in zip(block.format.key_ratio, block.factor)]
     unit, unit_extent = numbered(_coarser(cells, in_unit), regions)
     ids, extent = unit, unit_extent
     several = any(ratio != 1 for ratio in in_unit)
@@ -432,6 +412,77 @@ def plan_copies(
     ]
     first_chunk = _edges(by_block[once])
     return CopyPlan(block, source, order, first, first_block, written, first_chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of several plans as columns; a CopySource."""
+
+    rows: CopyColumns
+    src_stride: list[tuple[int, ...]]
+    dst_stride: list[tuple[int, ...]]
+
+    def columns(self, regions: Integers) -> CopyColumns:
+        """Write down the rows of these numbers."""
+        rows = self.rows
+        return CopyColumns(
+            [cell[regions] for cell in rows.cells],
+            rows.src_start[regions],
+            rows.dst_start[regions],
+            rows.count[:, regions],
+            None if rows.target is None else rows.target[regions],
+        )
+
+
+def merge_plans(plans: Sequence[ChunkPlan], block: Block, targets: Sequence[int]) -> CopyPlan:
+    """Merge plans of several reads, so that each chunk is met once.
+
+    Parameters
+    ----------
+    plans : sequence of ChunkPlan
+        With the strides of `block` as that of their chunks; without index arrays.
+    block : Block
+        Of single chunks.
+    targets : sequence of int
+        Number of the array that each plan fills.
+    """
+    rank = max(len(plan.input_shape) for plan in plans)
+    windows = [
+        plan.window(lo, min(lo + WINDOW_ROWS, len(plan)))
+        for plan in plans
+        for lo in range(0, len(plan), WINDOW_ROWS)
+    ]
+
+    def column(parts: Iterable[Any]) -> Integers:
+        return np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+    # Shapes and strides are padded to the largest rank.
+    count = [
+        column(one.count[d] if d < len(one.count) else [1] * len(one) for one in windows)
+        for d in range(rank)
+    ]
+    target = np.repeat(np.array(targets, np.int64), [len(plan) for plan in plans])
+    rows = CopyColumns(
+        [column(one.cells[o] for one in windows) for o in range(len(block.chunk_shape))],
+        column(one.src_start for one in windows),
+        column(one.dst_start for one in windows),
+        np.array(count, np.int64).reshape(rank, len(target)),
+        target,
+    )
+    # Arrays that no plan fills have no regions either.
+    of_target = [plans[0]] * (max(targets) + 1)
+    for number, plan in zip(targets, plans):
+        of_target[number] = plan
+    source = _Rows(
+        rows,
+        [_padded(plan.src_stride, rank) for plan in of_target],
+        [_padded(plan.dst_stride, rank) for plan in of_target],
+    )
+    return plan_copies(block, source, len(target), [(cells, None) for cells in rows.cells])
+
+
+def _padded(strides: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return strides + (0,) * (rank - len(strides))
 
 
 def _coarser(columns: Sequence[CellColumn], ratios: Sequence[int]) -> list[CellColumn]:

@@ -3,17 +3,18 @@
 :func:`plan_crops` finds the regions of all crops without a Python object for any of them:
 
 1. Along each input dimension of the view, interval arithmetic gives the runs of each crop during
-   which no cell index changes, as columns over all crops (:class:`CropRuns`).
+   which no cell index changes, as columns over all crops.
 2. The regions of a crop are the product of its runs. They are numbered crop by crop, and only
    their numbers are kept.
-3. :func:`gpustore.planning.copy_plan.plan_copies` sorts the numbers by chunk; a window turns
+3. Where chunks differ in size the numbers are grouped by the shape of their chunk.
+4. :func:`gpustore.planning.copy_plan.plan_copies` sorts the numbers by chunk; a window turns
    some of them back into columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,14 +23,15 @@ from numpy.typing import NDArray
 
 from gpustore.errors import LimitError, MismatchError, OutOfBoundsError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.planning.chunk_grid import ChunkGrid, Integers
 from gpustore.planning.chunk_plan import check_bounds
-from gpustore.planning.connected_set import StridedMap, fewest_runs
+from gpustore.planning.connected_set import maps_by_input
 from gpustore.planning.copy_plan import (
     Block,
     CellColumn,
     CopyColumns,
     CopyPlan,
-    Integers,
+    numbered,
     plan_copies,
 )
 
@@ -163,8 +165,8 @@ def _constant(transform: IndexTransform, o: int) -> IndexTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class CropRuns:
-    """The runs of all crops along one input dimension.
+class _Runs:
+    """The runs of all crops along one input dimension, as columns over all crops.
 
     Attributes
     ----------
@@ -174,159 +176,157 @@ class CropRuns:
         Where the runs of each crop begin in the columns below.
     offset, count : int64 array
         First index of a run, counted from the start of its crop, and its elements.
-    cells : dict of int to int64 array
-        By output dimension, the grid index during the run.
-    src_start : int64 array
-        Bytes it adds to the start in the decoded chunk.
+    located : dict of int to tuple
+        By output dimension, what :meth:`ChunkGrid.locate` finds of the beginnings.
     """
 
     dimension: int
     first: Integers
     offset: Integers
     count: Integers
-    cells: dict[int, Integers]
-    src_start: Integers
-
-
-def _crop_runs(
-    d: int,
-    start: Integers,
-    size: int,
-    maps: Sequence[StridedMap],
-    chunk_shape: Sequence[int],
-    src_stride: Sequence[int],
-) -> CropRuns:
-    """The runs of the intervals ``[start, start + size)``."""
-    changes = [_run_offsets(start, size, a, b, chunk_shape[o]) for o, a, b in maps]
-    first, crop, offset, count = run_columns(changes, len(start), size)
-    src = np.zeros(len(crop), np.int64)
-    cells = {}
-    for o, a, b in maps:
-        position = a + b * (start[crop] + offset)
-        cells[o], inside = np.divmod(position, chunk_shape[o])
-        src += src_stride[o] * inside
-    return CropRuns(d, first, offset, count, cells, src)
-
-
-def run_columns(
-    changes: Sequence[tuple[Integers, Integers]], crops: int, size: int
-) -> tuple[Integers, Integers, Integers, Integers]:
-    """The runs of crops along one dimension, none of which crosses a change of cell.
-
-    Parameters
-    ----------
-    changes : sequence of two int64 arrays
-        For each output dimension that depends on it, crop and offset of each change, the beginning
-        of each crop included.
-    crops, size : int
-        How many crops there are, and their extent.
-
-    Returns
-    -------
-    first : int64 array, length crops + 1
-        Where the runs of each crop begin in the columns below.
-    crop, offset, count : int64 array
-        Crop of a run, its first index from the start of that, and its elements.
-    """
-    crop, offset = changes[0]
-    if len(changes) > 1:
-        # A diagonal: a run ends where any of the outputs changes its cell.
-        codes = np.unique(np.concatenate([crop * size + offset for crop, offset in changes]))
-        crop, offset = np.divmod(codes, size)
-    first = np.searchsorted(crop, np.arange(crops + 1))
-    end = np.append(offset[1:], size)
-    end[first[1:] - 1] = size
-    return first, crop, offset, end - offset
-
-
-def _run_offsets(
-    start: Integers, size: int, a: int, b: int, chunk: int
-) -> tuple[Integers, Integers]:
-    """Crop and offset of each index at which the cell of ``a + b * index`` changes."""
-    n = len(start)
-    if abs(b) >= chunk:
-        return np.repeat(np.arange(n), size), np.tile(np.arange(size), n)
-    first = (a + b * start) // chunk
-    last = (a + b * (start + (size - 1))) // chunk
-    counts = np.abs(last - first) + 1
-    crop = np.repeat(np.arange(n), counts)
-    step = np.arange(len(crop)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # Cell c begins at the first index whose position reaches (rising) or falls to (falling) its
-    # edge: ceil((edge - a) / b), written with the floor division Python has.
-    edge = (first[crop] + (step if b > 0 else -step)) * chunk + (0 if b > 0 else chunk - 1)
-    offset = -((a - edge) // b) - start[crop]
-    offset[step == 0] = 0
-    return crop, offset
-
-
-def rows_of(firsts: Sequence[Integers], crop: Integers, left: Integers) -> list[Integers]:
-    """The runs that make up regions, along each dimension.
-
-    Parameters
-    ----------
-    firsts : sequence of int64 arrays
-        Of each dimension, where the runs of each crop begin.
-    crop, left : int64 array
-        The crop of each region, and its number among the regions of that.
-    """
-    found = []
-    for runs in reversed(firsts):
-        first = runs[crop]
-        left, along = np.divmod(left, runs[crop + 1] - first)
-        found.append(first + along)
-    return found[::-1]
+    located: dict[int, tuple[Integers, Integers, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Crops:
-    """The regions of all crops, by number: crop by crop, each the product of its runs."""
+    """The regions of all crops, by number: crop by crop, each the product of its runs.
 
-    runs: tuple[CropRuns, ...]
+    Attributes
+    ----------
+    runs : list of _Runs
+    first : int64 array, length crops + 1
+        Where the regions of each crop begin.
+    constant : dict of int to tuple
+        By output dimension that has one index, what :meth:`ChunkGrid.at` finds of it.
+    """
+
+    runs: list[_Runs]
     first: Integers
-    constant_cells: dict[int, int]
-    constant_src: int
-    extent: tuple[int, ...]
-    crop_stride: int
-    src_stride: tuple[tuple[int, ...], ...]
-    dst_stride: tuple[tuple[int, ...], ...]
+    constant: dict[int, tuple[int, int, int, int]]
+
+    def __len__(self) -> int:
+        """Number of regions."""
+        return int(self.first[-1])
 
     def rows(self, crop: Integers, left: Integers) -> list[Integers]:
         """For each dimension with runs, the run of the region `left` of `crop`."""
-        return rows_of([runs.first for runs in self.runs], crop, left)
+        found = []
+        for runs in reversed(self.runs):
+            first = runs.first[crop]
+            left, along = np.divmod(left, runs.first[crop + 1] - first)
+            found.append(first + along)
+        return found[::-1]
+
+    def columns(self, which: int) -> list[CellColumn]:
+        """Cells (0) or sizes (2) of all regions, along each array dimension."""
+        crop = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+        columns: dict[int, CellColumn] = {
+            o: (np.array([one[which]]), None) for o, one in self.constant.items()
+        }
+        rows = self.rows(crop, np.arange(len(self)) - self.first[crop])
+        for runs, of_region in zip(self.runs, rows):
+            for o, one in runs.located.items():
+                fixed = isinstance(one[which], int)
+                columns[o] = (np.array([one[which]]), None) if fixed else (one[which], of_region)
+        return [columns[o] for o in sorted(columns)]
+
+
+def _crops(
+    transform: IndexTransform,
+    starts: Integers,
+    extent: Sequence[int],
+    grid: ChunkGrid,
+    max_chunks: int,
+) -> _Crops:
+    """Find the regions of crops that are not empty."""
+
+    def check(regions: int) -> None:
+        check_regions(regions, max_chunks)
+
+    used_by, constant = maps_by_input(transform)
+    # Refused before it is built: the runs of one dimension alone could fill the memory.
+    fewest = [grid.fewest_runs(extent[d], maps) for d, maps in used_by.items()]
+    check(len(starts) * math.prod(fewest))
+    every = []
+    regions: NDArray[Any] = np.ones(len(starts))
+    for d, maps in used_by.items():
+        first, crop, offset, count = grid.runs(starts[:, d], extent[d], maps, check)
+        index = starts[crop, d] + offset
+        located = {o: grid.locate(o, a + b * index) for o, a, b in maps}
+        every.append(_Runs(d, first, offset, count, located))
+        regions *= np.diff(first)  # As floats: 32 dimensions could overflow integers.
+    check(int(regions.sum()))
+    return _Crops(
+        every,
+        np.concatenate([[0], np.cumsum(regions.astype(np.int64))]),
+        {o: grid.at(o, map_.offset) for o, map_ in constant},
+    )
+
+
+class _Regions:
+    """The regions of crops that are copied from blocks of one shape; a CopySource.
+
+    Parameters
+    ----------
+    crops : _Crops
+    numbers : int64 array, or None
+        Those of these regions among all; None for all.
+    stride : tuple of int, one an array dimension
+        Bytes between neighbours in a block.
+    transform, extent, dst_stride, separate
+        As for :func:`plan_crops`.
+    """
+
+    def __init__(
+        self,
+        crops: _Crops,
+        numbers: Integers | None,
+        stride: Sequence[int],
+        transform: IndexTransform,
+        extent: Sequence[int],
+        dst_stride: Sequence[int],
+        targets: int | None,
+    ) -> None:
+        self._crops = crops
+        self._numbers = numbers
+        self._extent = np.array(extent, np.int64)[:, None]
+        self._crop_stride = dst_stride[0]
+        self._separate = targets is not None
+        self._constant_src = sum(stride[o] * one[1] for o, one in crops.constant.items())
+        self._src_start = []
+        for runs in crops.runs:
+            src = np.zeros(len(runs.count), np.int64)
+            for o, one in runs.located.items():
+                src += stride[o] * one[1]
+            self._src_start.append(src)
+        strides = [0] * len(extent)
+        for o, map_ in enumerate(transform.output):
+            if map_.input_dimension is not None and map_.stride:
+                strides[map_.input_dimension] += stride[o] * map_.stride
+        self.src_stride = (tuple(strides),) * (targets or 1)
+        self.dst_stride = (tuple(dst_stride[1:]),) * (targets or 1)
 
     def columns(self, regions: Integers) -> CopyColumns:
         """Write down the regions of these numbers."""
-        crop = np.searchsorted(self.first, regions, "right") - 1
-        src = np.full(len(regions), self.constant_src, np.int64)
-        dst = crop * self.crop_stride
-        count = np.empty((len(self.extent), len(regions)), np.int64)
-        count[:] = np.array(self.extent, np.int64)[:, None]
+        crops = self._crops
+        numbers = regions if self._numbers is None else self._numbers[regions]
+        crop = np.searchsorted(crops.first, numbers, "right") - 1
+        src = np.full(len(numbers), self._constant_src, np.int64)
+        dst = crop * self._crop_stride
+        count = np.empty((len(self._extent), len(numbers)), np.int64)
+        count[:] = self._extent
         cells: dict[int, Integers] = {
-            o: np.full(len(regions), cell, np.int64) for o, cell in self.constant_cells.items()
+            o: np.full(len(numbers), one[0], np.int64) for o, one in crops.constant.items()
         }
-        for runs, rows in zip(self.runs, self.rows(crop, regions - self.first[crop])):
-            src += runs.src_start[rows]
-            dst += self.dst_stride[0][runs.dimension] * runs.offset[rows]
-            count[runs.dimension] = runs.count[rows]
-            for o, column in runs.cells.items():
-                cells[o] = column[rows]
-        target = crop if len(self.src_stride) > 1 else None
+        rows = crops.rows(crop, numbers - crops.first[crop])
+        for runs, src_start, of_region in zip(crops.runs, self._src_start, rows):
+            src += src_start[of_region]
+            dst += self.dst_stride[0][runs.dimension] * runs.offset[of_region]
+            count[runs.dimension] = runs.count[of_region]
+            for o, one in runs.located.items():
+                cells[o] = one[0][of_region]
+        target = crop if self._separate else None
         return CopyColumns([cells[o] for o in sorted(cells)], src, dst, count, target)
-
-    def cells(self) -> list[CellColumn]:
-        """Grid indices of all regions."""
-        crop = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
-        cells: dict[int, CellColumn] = {
-            o: (np.array([cell]), None) for o, cell in self.constant_cells.items()
-        }
-        rows = self.rows(crop, np.arange(self.regions) - self.first[crop])
-        for table, of_region in zip(self.runs, rows):
-            cells.update({o: (column, of_region) for o, column in table.cells.items()})
-        return [cells[o] for o in sorted(cells)]
-
-    @property
-    def regions(self) -> int:
-        return int(self.first[-1])
 
 
 def plan_crops(
@@ -334,13 +334,14 @@ def plan_crops(
     starts: Integers,
     extent: tuple[int, ...],
     *,
-    block: Block,
+    grid: ChunkGrid,
+    block_of: Callable[[tuple[int, ...]], Block],
     dst_stride: Sequence[int],
     max_chunks: int,
     block_nbytes: int,
     separate: bool = False,
-) -> CopyPlan:
-    """Plan which regions of which chunks make up the crops.
+) -> list[tuple[tuple[int, ...], CopyPlan]]:
+    """Plan which regions of which chunks make up the crops, one plan a chunk shape.
 
     Parameters
     ----------
@@ -350,8 +351,11 @@ def plan_crops(
         First index of each crop, as :func:`check_starts` returns it.
     extent : tuple of int, length input_rank
         Shape of a crop.
-    block : Block
-        Of single chunks; larger ones are made of it if they pay.
+    grid : ChunkGrid
+        Of the chunked array.
+    block_of : callable
+        The single chunks of a shape, of shards that of chunks with keys; larger blocks are made of
+        them if they pay.
     dst_stride : sequence of int, length 1 + input_rank
         Bytes between neighbours in the array of all crops; first between crops, 0 if each has an
         array.
@@ -362,69 +366,51 @@ def plan_crops(
     separate : bool
         Whether each crop goes to an array of its own, its number being that of the crop.
 
+    Returns
+    -------
+    list of (tuple of int, CopyPlan)
+        By the shape of chunks with keys; empty if the crops are.
+
     Raises
     ------
     LimitError
         If there are more than `max_chunks` regions.
     """
-    crops = _crops(transform, starts, extent, block, dst_stride, max_chunks, separate=separate)
-    chunks = crops.cells() if crops.regions else []
-    larger = block
-    if not block.direct:
-        larger = _larger(block, transform, extent, len(starts), crops.regions, block_nbytes)
-    if larger.single:
-        return plan_copies(block, crops, crops.regions, chunks)
-    cut = _crops(transform, starts, extent, larger, dst_stride, max_chunks, separate=separate)
-    return plan_copies(larger, cut, cut.regions, cut.cells(), (crops.regions, chunks))
+    if 0 in extent or not len(starts):
+        return []
+    targets = len(starts) if separate else None
+    crops = _crops(transform, starts, extent, grid, max_chunks)
+    cells = crops.columns(0)
 
+    def source(of: _Crops, numbers: Integers | None, block: Block) -> _Regions:
+        return _Regions(of, numbers, block.stride, transform, extent, dst_stride, targets)
 
-def _crops(
-    transform: IndexTransform,
-    starts: Integers,
-    extent: tuple[int, ...],
-    block: Block,
-    dst_stride: Sequence[int],
-    max_chunks: int,
-    *,
-    separate: bool,
-) -> _Crops:
-    used_by: dict[int, list[StridedMap]] = {}
-    constant_cells, constant_src = {}, 0
-    shape, stride = block.block_shape, block.stride
-    strides = [0] * len(extent)
-    for o, map_ in enumerate(transform.output):
-        d = map_.input_dimension
-        if d is None or not map_.stride:
-            constant_cells[o], inside = divmod(map_.offset, shape[o])
-            constant_src += stride[o] * inside
-        else:
-            used_by.setdefault(d, []).append((o, map_.offset, map_.stride))
-            strides[d] += stride[o] * map_.stride
-    crops = 0 if 0 in extent else len(starts)
-    # Refused before it is built: the runs of one dimension alone could fill the memory.
-    fewest = [fewest_runs(extent[d], maps, shape) for d, maps in used_by.items()]
-    check_regions(crops * math.prod(fewest), max_chunks)
-    runs: tuple[CropRuns, ...] = ()
-    count: NDArray[Any] = np.ones(crops)
-    if crops:
-        runs = tuple(
-            _crop_runs(d, starts[:, d], extent[d], maps, shape, stride)
-            for d, maps in used_by.items()
-        )
-        for table in runs:
-            count *= np.diff(table.first)  # As floats: 32 dimensions could overflow integers.
-        check_regions(int(count.sum()), max_chunks)
-    targets = len(starts) if separate else 1
-    return _Crops(
-        runs,
-        np.concatenate([[0], np.cumsum(count.astype(np.int64))]),
-        constant_cells,
-        constant_src,
-        extent,
-        dst_stride[0],
-        (tuple(strides),) * targets,
-        (tuple(dst_stride[1:]),) * targets,
-    )
+    shape = tuple([edges for edges in grid.edges if isinstance(edges, int)])
+    if len(shape) == len(grid.edges):
+        block = block_of(shape)
+        larger = block
+        if block.shape is not None and not block.direct:
+            larger = _larger(block, transform, extent, len(starts), len(crops), block_nbytes)
+        if larger.single:
+            return [(shape, plan_copies(block, source(crops, None, block), len(crops), cells))]
+        of_blocks = ChunkGrid(grid.shape, larger.block_shape)
+        few = _crops(transform, starts, extent, of_blocks, max_chunks)
+        regions = source(few, None, larger)
+        touched = len(crops), cells
+        return [(shape, plan_copies(larger, regions, len(few), few.columns(0), touched))]
+    sizes = crops.columns(2)
+    groups, _ = numbered(sizes, len(crops))
+    _, groups = np.unique(groups, return_inverse=True)
+    ends = np.cumsum(np.bincount(groups))
+    plans = []
+    for numbers in np.split(np.argsort(groups, kind="stable"), ends[:-1]):
+        at = numbers[0]
+        shape = tuple([int(size[0 if rows is None else rows[at]]) for size, rows in sizes])
+        block = block_of(shape)
+        of_shape = [(column, rows if rows is None else rows[numbers]) for column, rows in cells]
+        regions = source(crops, numbers, block)
+        plans.append((shape, plan_copies(block, regions, len(numbers), of_shape)))
+    return plans
 
 
 def _larger(
@@ -458,7 +444,7 @@ def _larger(
         if not lengths or lengths[o] < SHORT:
             return best
         factor = list(grown.factor)
-        factor[o] = _next_factor(factor[o], block.key_ratio[o])
+        factor[o] = _next_factor(factor[o], block.format.key_ratio[o])
         if math.prod(factor) * chunk_nbytes > most_nbytes:
             return best
         grown = replace(block, factor=tuple(factor))

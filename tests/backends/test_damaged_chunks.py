@@ -138,7 +138,7 @@ def check(name, count, order="lazy", seed=0, decodes=NO_LZ4):
         encoded = [bytes(chain.encode(chunk)) for chunk in whole]
         values = [encoded[0], *mutants(*encoded, seed, count), None, encoded[1]]
         memory = reader.backend.empty((rows * CHUNK,), reader.dtype, "C")
-        plan = reader.plan(IndexTransform(store.domain), memory.strides)
+        ((_, plan),) = reader.plans(IndexTransform(store.domain), memory.strides)
         window = plan.window(0, rows)
         errors = {}
 

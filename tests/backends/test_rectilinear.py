@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from tests.on_device import emulated, on_host
-from tests.planning.test_rectilinear_plan import filled, of, selections, stored, view
+from tests.pipelines.test_rectilinear_grid import filled, of, selections, stored, view
 
 pytestmark = pytest.mark.long
 

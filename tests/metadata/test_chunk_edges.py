@@ -65,19 +65,10 @@ def test_runs_are_the_list(value):
     cell, inside, size = edges.locate(at)
     assert (starts[cell] + inside == at).all()
     assert size.tolist() == [sizes[c] for c in cell]
-    for low, high in [(0, edges.total - 1), (edges.total // 3, edges.total // 2)]:
-        begin = edges.beginnings(low, high)
-        assert begin.tolist() == [s for s in starts[:-1].tolist() if low < s <= high]
-        assert edges.crossed(low, high) == len(begin)
-
-
-@given(st.lists(st.integers(1, 4), min_size=1), st.integers(1, 3))
-def test_divided_chunks_have_the_same_boundaries(multiples, size):
-    edges = ChunkEdges.from_json([n * size for n in multiples])
-    inner = edges.divided(size)
-    cell, inside, found = inner.locate(np.arange(edges.total))
-    assert (cell * size + inside == np.arange(edges.total)).all()
-    assert set(found.tolist()) == {size}
+    assert [edges.at(i) for i in at.tolist()] == list(
+        zip(*map(np.ndarray.tolist, (cell, inside, size)))
+    )
+    assert edges.constant == (sizes[0] if len(set(sizes)) == 1 else None)
 
 
 def test_long_runs_are_never_written_out():

@@ -1,25 +1,27 @@
 """Plans of crops: what is decided before anything is read."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+import gpustore
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.planning import copy_plan, crop_plan
+from gpustore.planning.chunk_grid import ChunkGrid
+from gpustore.planning.chunk_plan import ChunkFormat
 from gpustore.planning.copy_plan import Block
 from gpustore.planning.crop_plan import plan_crops
+from tests.pipelines.test_rectilinear_grid import CODECS, spec
 
 
 def single(shape, chunk_shape, key_ratio=None, *, itemsize=2, partial=False):
     """Blocks of one chunk in C order."""
     ratio = key_ratio or (1,) * len(shape)
-    ones = (1,) * len(shape)
-    rank = len(shape)
-    block = Block(shape, chunk_shape, ones, ratio, rank, "c/", "/", (), itemsize, partial)
-    strides = block.stride
-    return Block(
-        shape, chunk_shape, block.factor, ratio, rank, "c/", "/", strides, itemsize, partial
-    )
+    strides = tuple(itertools.accumulate((itemsize, *chunk_shape[:0:-1]), int.__mul__))[::-1]
+    form = ChunkFormat(strides, "c/", "/", ratio, len(shape))
+    return Block(shape, chunk_shape, (1,) * len(shape), form, itemsize, partial)
 
 
 def planned(block, starts, extent, **changes):
@@ -30,7 +32,16 @@ def planned(block, starts, extent, **changes):
         "block_nbytes": 1 << 20,
     }
     starts = np.array(starts, np.int64).reshape(-1, len(extent))
-    return plan_crops(transform, starts, extent, block=block, **{**options, **changes})
+    ((chunk_shape, plan),) = plan_crops(
+        transform,
+        starts,
+        extent,
+        grid=ChunkGrid(block.shape, block.chunk_shape),
+        block_of=lambda _: block,
+        **{**options, **changes},
+    )
+    assert chunk_shape == block.chunk_shape
+    return plan
 
 
 def test_dense_crops_share_blocks_of_several_chunks():
@@ -48,7 +59,7 @@ def test_dense_crops_share_blocks_of_several_chunks():
     assert len(plan) == len(single_plan)
 
 
-def test_few_or_small_crops_are_cut_from_single_chunks():
+def test_few_or_small_crops_are_copied_from_single_chunks():
     block = single((64, 512, 512), (32, 32, 32))
     rng = np.random.default_rng(0)
     starts = rng.integers(0, (48, 448, 448), (1000, 3))
@@ -122,3 +133,29 @@ def test_only_the_box_that_is_needed_is_decoded_of_a_chunk_with_parts():
     assert window.chunks.whole == [False]
     (window,) = planned(single((8, 8), (8, 8)), [[1, 2], [3, 1]], (2, 3)).windows(0, 1, 1)
     assert window.chunks.whole == [True]
+
+
+def test_each_chunk_of_a_rectilinear_grid_is_fetched_once():
+    store = gpustore.open(
+        spec("memory://", [60, 60], [[10, 20, 30], [[30, 2]]], CODECS["zstd"]), create=True
+    ).result()
+    store.write(np.ones((60, 60), "u2")).result()
+    starts = np.random.default_rng(0).integers(0, 50, (1000, 2))
+    read = store.read_many(starts, (10, 10))
+    assert np.all(read.result() == 1)
+    assert read.statistics["chunks_planned"] == read.statistics["key_reads"] == 6
+
+
+def test_regions_have_a_limit_that_counts_what_is_crossed():
+    """Before memory is taken for any of them, however long the stride."""
+    context = gpustore.Context({"limits": {"chunks_per_request": 1000}})
+    edges = [[2**30, 2], [[1, 2**40]]]
+    made = spec("memory://", [4, 2**40], [[4], edges[1]], CODECS["raw"])
+    store = gpustore.open(made, create=True, context=context).result()
+    with pytest.raises(gpustore.LimitError, match="chunks_per_request of 1000"):
+        store.read_many([[0, 0]], (1, 2**32)).result()
+    with pytest.raises(gpustore.LimitError, match="chunks_per_request"):
+        store[:, :: 2**20].read_many([[0, 0]] * 2, (4, 600)).result()
+    few = store[:, :: 2**20].read_many([[0, 5], [1, 9]], (3, 200)).result()
+    assert few.shape == (2, 3, 200)
+    assert np.all(few == 7)

@@ -108,6 +108,16 @@ def test_fields_of_records_are_filled():
     assert store[[1, 5, 6, 0], 0, 0].read().result().tolist() == [7, 8, 9, 10]
 
 
+def test_points_of_a_shard_are_written_together():
+    store = STORES["sharded"](gpustore)
+    y, x, z = np.unravel_index(np.random.default_rng(2).permutation(ARRAY.size)[:500], SHAPE)
+    write = store.vindex[y, x, z].write(ARRAY[y, x, z])
+    write.result()
+    shards = {(i // 4, j // 5, k // 6) for i, j, k in zip(y, x, z, strict=True)}
+    assert write.statistics["key_reads"] == len(shards)
+    assert np.array_equal(store.vindex[y, x, z].read().result(), ARRAY[y, x, z])
+
+
 @pytest.mark.parametrize("index", [[-1], [11], [3, 20]])
 def test_indices_outside_are_errors(stores, index):
     for store in stores:

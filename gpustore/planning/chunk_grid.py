@@ -1,0 +1,175 @@
+"""Where the chunks of a grid begin, whether all have one size or not.
+
+Positions are looked up one by one (:meth:`ChunkGrid.at`) or in columns (:meth:`ChunkGrid.locate`).
+:meth:`ChunkGrid.runs` finds the runs of many intervals of indices during which no chunk changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.metadata.chunk_edges import ChunkEdges
+
+Integers = NDArray[np.int64]
+
+StridedMap = tuple[int, int, int]
+"""Output dimension, offset and stride of a strided output index map."""
+
+
+@dataclass(slots=True)
+class ChunkGrid:
+    """The chunks of an array.
+
+    A position lies in a cell, that of its innermost chunk. In shards that differ in size a cell is
+    numbered ``shard * ratio + number in the shard``, from which keys are computed.
+
+    Attributes
+    ----------
+    shape : sequence of int
+        Of the array, in elements.
+    edges : sequence of int or ChunkEdges, one an array dimension
+        Of the chunks with keys; an integer is the size of all of them.
+    inner : sequence of int, or None
+        Shape of the innermost chunks if those with keys are shards; it divides them.
+    """
+
+    shape: Sequence[int]
+    edges: Sequence[int | ChunkEdges]
+    inner: Sequence[int] | None = None
+
+    def constant(self, o: int) -> int | None:
+        """Size of the innermost chunks along dimension `o`; None if they differ."""
+        if self.inner is not None:
+            return self.inner[o]
+        edges = self.edges[o]
+        return edges if isinstance(edges, int) else None
+
+    def at(self, o: int, position: int) -> tuple[int, int, int, int]:
+        """Locate one position along dimension `o`.
+
+        Returns
+        -------
+        tuple of int
+            Its cell, the position in the innermost chunk, the size of the chunk with a key, and
+            how many elements of the innermost chunk are inside the array.
+        """
+        edges = self.edges[o]
+        if isinstance(edges, int):
+            size, extent = edges, edges if self.inner is None else self.inner[o]
+            cell, inside = divmod(position, extent)
+        else:
+            cell, inside, size = edges.at(position)
+            extent = size
+            if self.inner is not None:
+                extent = self.inner[o]
+                along, inside = divmod(inside, extent)
+                cell = cell * (size // extent) + along
+        return cell, inside, size, min(extent, self.shape[o] - (position - inside))
+
+    def locate(self, o: int, positions: Any) -> tuple[Integers, Integers, Any]:
+        """Locate positions along dimension `o`, as :meth:`at`; the size is an integer if all have
+        one.
+        """
+        edges = self.edges[o]
+        if isinstance(edges, int):
+            return (*np.divmod(positions, self.constant(o) or edges), edges)
+        cell, inside, size = edges.locate(positions)
+        if self.inner is not None:
+            along, inside = np.divmod(inside, self.inner[o])
+            cell = cell * (size // self.inner[o]) + along
+        return cell, inside, size
+
+    def extent(self, o: int, positions: Any, inside: Integers, size: Any) -> Integers:
+        """How many elements of the innermost chunks at located positions are inside the array."""
+        chunk = self.constant(o) or size
+        found: Integers = np.minimum(chunk, self.shape[o] - (positions - inside))
+        return found
+
+    def crossed(self, o: int, first: int, last: int) -> int:
+        """How many edges of innermost chunks lie between two positions along dimension `o`."""
+        edges = self.constant(o) or self.edges[o]
+        if isinstance(edges, int):
+            return abs(last // edges - first // edges)
+        return abs(edges.at(last)[0] - edges.at(first)[0])
+
+    def fewest_runs(self, n: int, maps: Sequence[StridedMap]) -> int:
+        """Lower bound of the runs of an interval of `n` indices, without finding them."""
+        fewest = 1
+        for o, _, stride in maps:
+            chunk = self.constant(o)
+            if chunk is not None:
+                fewest = max(fewest, 1 + (n - 1) * abs(stride) // chunk)
+        return min(n, fewest)
+
+    def runs(
+        self, start: Integers, size: int, maps: Sequence[StridedMap], check: Callable[[int], None]
+    ) -> tuple[Integers, Integers, Integers, Integers]:
+        """Find the runs of intervals of indices during which no map changes its chunk.
+
+        Parameters
+        ----------
+        start : int64 array
+            First index of each interval.
+        size : int
+            Indices in each interval, at least 1.
+        maps : sequence of StridedMap
+            Of the output dimensions that depend on the index.
+        check : callable
+            Raises if there are too many runs; called before memory is taken for them.
+
+        Returns
+        -------
+        first : int64 array, length intervals + 1
+            Where the runs of each interval begin in the columns below.
+        interval, offset, count : int64 array
+            Interval of a run, its first index counted from the start of that, and its elements.
+        """
+        changes = [self._changes(start, size, map_, check) for map_ in maps]
+        interval, offset = changes[0]
+        if len(changes) > 1:
+            # A diagonal: a run ends where any of the outputs changes its chunk.
+            codes = np.unique(np.concatenate([one * size + offset for one, offset in changes]))
+            interval, offset = np.divmod(codes, size)
+        first = np.searchsorted(interval, np.arange(len(start) + 1))
+        end = np.append(offset[1:], size)
+        end[first[1:] - 1] = size
+        return first, interval, offset, end - offset
+
+    def _changes(
+        self, start: Integers, size: int, map_: StridedMap, check: Callable[[int], None]
+    ) -> tuple[Integers, Integers]:
+        """Interval and offset of each index at which a map comes to another chunk."""
+        o, a, b = map_
+        edges = self.constant(o) or self.edges[o]
+        first, last = (_cells(edges, a + b * at) for at in (start, start + (size - 1)))
+        met = np.abs(last - first) + 1
+        # Where more chunks are crossed than there are indices, each index is looked at.
+        found = np.minimum(met, size)
+        check(int(found.sum(dtype=np.float64)))  # As a float: integers could overflow.
+        interval = np.repeat(np.arange(len(start)), found)
+        step = np.arange(len(interval)) - np.repeat(np.cumsum(found) - found, found)
+        # A chunk begins at the first index whose position reaches (rising) or falls below
+        # (falling) an edge: ceil((edge - a) / b), written with the floor division Python has.
+        cell = first[interval] + (step if b > 0 else 1 - step)
+        edge = (cell * edges if isinstance(edges, int) else edges.starts(cell)) - (b < 0)
+        at_edge = -((a - edge) // b) - start[interval]
+        offset = np.maximum(at_edge, 0)  # The first run begins with the interval.
+        crossed = met > size
+        if crossed.any():
+            offset = np.where(crossed[interval], step, offset)
+        if isinstance(edges, int):
+            return interval, offset
+        cell = _cells(edges, a + b * (start[interval] + offset))
+        changed = np.ones(len(cell), np.bool_)
+        changed[1:] = (interval[1:] != interval[:-1]) | (cell[1:] != cell[:-1])
+        return interval[changed], offset[changed]
+
+
+def _cells(edges: int | ChunkEdges, positions: Integers) -> Integers:
+    found: Integers = positions // edges if isinstance(edges, int) else edges.locate(positions)[0]
+    return found
