@@ -40,7 +40,7 @@ class UrlComponent:
     Attributes
     ----------
     scheme : str
-        As typed; ``"file"`` for a plain path.
+        Scheme as typed; ``"file"`` for a plain path.
     path : str
         Text behind the colon and slashes, percent-decoded; of ``http://host/p`` with the host.
     slashes : bool

@@ -31,10 +31,10 @@ V = TypeVar("V")
 
 
 class ResourceType(abc.ABC, Generic[C, V]):
-    """A type of context resource; each module in ``gpustore/resources`` registers one.
+    """Type of context resources; each module in ``gpustore/resources`` registers one.
 
-    Its configuration ``C`` is an immutable value that stands for the JSON, its value ``V`` what
-    users of the resource get.
+    The configuration ``C`` is an immutable value that stands for the JSON; the value ``V`` is the
+    object that users of the resource get.
     """
 
     id: str
@@ -67,7 +67,7 @@ class ResourceType(abc.ABC, Generic[C, V]):
 
 
 class _Reference(str):
-    """A key such as ``cache_pool#a`` where a configuration could stand."""
+    """Reference such as ``cache_pool#a`` in place of a configuration."""
 
     __slots__ = ()
 
@@ -75,8 +75,8 @@ class _Reference(str):
 _NULL: Final = object()  # definition of a resource whose JSON is null
 _UNMADE: Final = object()
 
-# Resources are found without the lock; it is held only while one is looked up the first time or
-# its value made.
+# Resources are found without the lock; it is held only while a resource is looked up the first time
+# or its value is made.
 _lock = threading.RLock()
 
 
@@ -155,7 +155,7 @@ class Context:
             return (Context.Spec, (self.to_json(),))
 
     class Resource:
-        """A context resource, got from a :class:`Context`.
+        """Context resource, got from a :class:`Context`.
 
         Attributes
         ----------
@@ -169,7 +169,7 @@ class Context:
         _type: ResourceType[Any, Any]
         _config: Any
         _value: Any
-        _origin: tuple[Context, str] | None  # where it is defined; None if only in one place
+        _origin: tuple[Context, str] | None  # context and key of its definition; None without one
 
         def __init__(self) -> None:
             raise TypeError("Context.Resource is got from Context[key], not made")

@@ -3,10 +3,10 @@
 :class:`Executor` promises more than :mod:`concurrent.futures`:
 
 * Its threads are daemons, started when there is work for them. The interpreter never waits for
-  reads at exit; writes nobody waited for get at most five seconds (``drain=True``).
+  reads at exit; writes under way get at most five seconds (``drain=True``).
 * A task never waits for another. :meth:`Executor.run_all` fans out without a waiting task: the
-  worker that finishes last goes on. If user code that was called on a worker waits nevertheless
-  (a callback, a user's chunk function), a spare thread stands in, so the pool cannot lock up.
+  worker that finishes last goes on. If user code on a worker waits nevertheless (a callback, a
+  user's chunk function), a spare thread takes its place, so the pool cannot deadlock.
 * Cancelling skips what has not begun, and running tasks may ask ``CancelToken.current()``.
 * After a fork the child has fresh locks and an empty pool, and can use it at once.
 * Between tasks workers hold no reference to the last one.
@@ -39,10 +39,10 @@ from gpustore.runtime.statistics import CURRENT
 
 T = TypeVar("T")
 
-# A fan-out gives way to other work that is queued after this time, in seconds.
+# Time after which a fan-out gives way to other queued work, in seconds.
 _SLICE_S = 0.005
 
-# How long the interpreter waits at exit for writes nobody waited for, in seconds.
+# Longest wait of the interpreter at exit for writes under way, in seconds.
 _DRAIN_S = 5.0
 
 
@@ -95,7 +95,7 @@ class Executor:
             raise ValueError(f"Executor: expected a limit of at least 1, but received: {limit}")
         self.limit = limit
         self._crew = _Crew(limit)
-        # Threads refer to the crew only, so that an executor nobody uses any more can go.
+        # Threads refer to the crew only, so that an executor without references is collected.
         weakref.finalize(self, self._crew.dismiss).atexit = False
 
     def execute(self, task: Callable[[], object], /) -> None:
@@ -167,7 +167,7 @@ class Executor:
 
 
 class _Crew:
-    """The threads of an executor and the work queued for them."""
+    """Threads of an executor and the tasks queued for them."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -176,13 +176,13 @@ class _Crew:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Start anew: the parent's threads do not exist in the child, its queue is not ours."""
+        """Reset threads and queue: the parent's threads do not exist in the child."""
         # Re-entrant, since the garbage collector may call `dismiss` while it is held.
         self._lock = threading.RLock()
         self._queue: deque[Callable[[], object]] = deque()
         self._sleepers: list[threading.Lock] = []  # the last one to fall asleep is woken first
         self._threads = 0
-        self._spare = 0  # how many threads wait for other tasks
+        self._spare = 0  # number of threads that wait for other tasks
 
     def busy(self) -> bool:
         """Whether tasks are queued that no thread has taken."""
@@ -246,8 +246,8 @@ class _Crew:
         while True:
             with self._lock:
                 surplus = self._threads > self.limit + self._spare
-                # Who was woken for a task takes it. Who comes from one and is surplus, because it
-                # stood in for a thread that has come back, leaves the next one to the others.
+                # A thread that was woken for a task takes it. One that has ended a task and is
+                # surplus, because the thread it stood in for is back, leaves the next to others.
                 if self._queue and (woken or not surplus):
                     task = self._queue.popleft()
                 elif surplus or (self._dismissed and not self._queue):
@@ -263,7 +263,7 @@ class _Crew:
             try:
                 task()
             except BaseException as error:
-                # Tasks deal with their own errors: one that escapes must not end the thread.
+                # Tasks handle their own errors; one that escapes must not end the thread.
                 report(error, f"the task {task!r}")
             del task
 
@@ -292,7 +292,7 @@ class _Group(Generic[T]):
     ) -> None:
         self.future: Future[T] = parent.hand_over() if parent else new()
         self.future._epoch = epoch()
-        self._owner = owner  # keeps the threads until we are done
+        self._owner = owner  # keeps the threads until the fan-out is done
         self._crew = owner._crew
         self._tasks: Sequence[Callable[[], object]] | None = tasks
         self._then: Callable[[], T | Future[T]] | None = then
@@ -308,7 +308,7 @@ class _Group(Generic[T]):
                 tasks, index = self._tasks, self._begun
                 if tasks is None or index == len(tasks):
                     return
-                # Once it is cancelled, one turn stands for all tasks that are left.
+                # Once cancelled, one turn skips all tasks that are left.
                 wanted = not self._cancelled()
                 taken = 1 if wanted else len(tasks) - index
                 self._begun += taken
@@ -393,7 +393,7 @@ def reset_after_fork(owner: _Resettable) -> None:
 
 
 def _after_fork() -> None:
-    _writes.clear()  # they are the parent's business
+    _writes.clear()  # the parent process does them
     _unfinished.clear()
     for owner in list(_resettables):
         owner.after_fork()

@@ -386,8 +386,8 @@ class Future(Generic[T]):
     def _block(self, seconds: float) -> bool:
         """Sleep until done, or for `seconds` (-1: no limit). Signal handlers run meanwhile.
 
-        A signal that arrives just before the lock is waited for does not end the wait, and its
-        handler would run no sooner than that: so nobody waits for longer than _SIGNAL_S at a time.
+        A signal that arrives just before the wait for the lock does not end it, and its handler
+        runs only afterwards: so each wait lasts at most _SIGNAL_S.
         """
         waiter = threading.Lock()
         waiter.acquire()
