@@ -1,4 +1,4 @@
-"""Reading of metadata documents, shapes and chunk sizes, for both versions of the format.
+"""Metadata documents of arrays in both versions of the format: reading, shapes, chunk sizes.
 
 Every size is computed in Python integers before anything is allocated, and every error names
 the document.
@@ -6,9 +6,12 @@ the document.
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
 from gpustore.metadata.named_configuration import json_equal
@@ -17,6 +20,7 @@ from gpustore.strict_json.parsing import (
     INT64_MAX,
     JsonValue,
     at_position,
+    dump,
     expect_int,
     expect_list,
     parse,
@@ -31,6 +35,103 @@ _MAX_INT: Final = INT64_MAX - 1
 
 _MAX_EXTENT: Final = 2**62
 """Largest size of a dimension: its last index is ``inf``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ArrayMetadata(abc.ABC):
+    """Content of the metadata document of an array, in either version of the format.
+
+    Attributes
+    ----------
+    shape : tuple of int, length rank
+        Extents in elements.
+    """
+
+    document_name: ClassVar[str]
+    """Usual name of the document."""
+
+    invalid_json_status: ClassVar[str]
+    """TensorStore's status name of the error for a document that is no JSON."""
+
+    free_member: ClassVar[str]
+    """Name of the field, a mapping, that may change while the array is open."""
+
+    shape: tuple[int, ...]
+
+    @classmethod
+    @abc.abstractmethod
+    def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """Validate parsed JSON.
+
+        Raises
+        ------
+        MetadataError
+            If it is not the metadata of an array.
+        UnsupportedError
+            If its data type, or an extension in it, is not supported.
+        LimitError
+            If a size is beyond `limits`.
+        """
+
+    @abc.abstractmethod
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the document."""
+
+    @classmethod
+    def decode(
+        cls,
+        data: bytes | bytearray | memoryview,
+        *,
+        where: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Parse the bytes of a document; `where` describes it in messages, by default its name.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError, LimitError
+            As :meth:`from_json`, or if the bytes are no JSON; messages name `where`.
+        """
+        return read_document(
+            data,
+            lambda value: cls.from_json(value, limits=limits),
+            name=cls.document_name,
+            where=quote(cls.document_name) if where is None else where,
+            limits=limits,
+            invalid_json_status=cls.invalid_json_status,
+        )
+
+    def encode(self) -> bytes:
+        """Return the bytes of the document: compact, members sorted, as TensorStore writes it."""
+        return dump(self.to_json(), sort_keys=True, non_finite=True)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def with_shape(self, shape: tuple[int, ...]) -> Self:
+        """Return the metadata of the array resized to `shape`, of the same rank."""
+        return dataclasses.replace(self, shape=tuple(shape))
+
+    def same_array(self, other: Self) -> bool:
+        """Whether `other` describes the same array, perhaps resized.
+
+        As in TensorStore metadata may differ in extents and in :attr:`free_member` only.
+        """
+        if len(other.shape) != len(self.shape):
+            return False
+        free: dict[str, Any] = {self.free_member: {}}
+        ours = dataclasses.replace(self, **free)
+        return ours == dataclasses.replace(other, shape=self.shape, **free)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.encode() == other.encode()
+
+    @abc.abstractmethod
+    def __hash__(self) -> int: ...
 
 
 def read_document(

@@ -9,10 +9,9 @@ Source: Zarr v2 specification, "Metadata"; TensorStore's zarr2 driver page.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -21,11 +20,11 @@ from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.document import (
+    ArrayMetadata,
     check_chunk_nbytes,
     check_length,
     expect_equal,
     merge_values,
-    read_document,
 )
 from gpustore.metadata.fill_value import (
     FillValue,
@@ -37,14 +36,14 @@ from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.object_type import object_type
 from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
-from gpustore.strict_json.parsing import JsonValue, Members, dump, in_member
+from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
 Order: TypeAlias = Literal["C", "F"]
 Separator: TypeAlias = Literal[".", "/"]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
-class Zarr2Metadata:
+class Zarr2Metadata(ArrayMetadata):
     """Content of a ``.zarray``.
 
     Parameters
@@ -76,7 +75,10 @@ class Zarr2Metadata:
         If the lengths differ.
     """
 
-    shape: tuple[int, ...]
+    document_name: ClassVar[str] = ".zarray"
+    invalid_json_status: ClassVar[str] = "FAILED_PRECONDITION"
+    free_member: ClassVar[str] = "extra"
+
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
     compressor: Codec | None = None
@@ -119,39 +121,10 @@ class Zarr2Metadata:
         metadata.check(limits)
         return metadata
 
-    @classmethod
-    def decode(
-        cls,
-        data: bytes | bytearray | memoryview,
-        *,
-        where: str = '".zarray"',
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> Self:
-        """Parse the bytes of a ``.zarray``.
-
-        Raises
-        ------
-        MetadataError, UnsupportedError, LimitError
-            As :meth:`from_json`, or if the bytes are no JSON; messages name `where`.
-        """
-        return read_document(
-            data,
-            lambda value: cls.from_json(value, limits=limits),
-            name=".zarray",
-            where=where,
-            limits=limits,
-            invalid_json_status="FAILED_PRECONDITION",
-        )
-
     def check(self, limits: Limits) -> None:
         """Raise MetadataError or LimitError if a chunk is too large."""
         with in_member("chunks"):
             check_chunk_nbytes(self.chunks, self.dtype.itemsize, limits, is_sharded=False)
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -162,20 +135,6 @@ class Zarr2Metadata:
     def chunk_key_encoding(self) -> ChunkKeyEncoding:
         """Encoding of grid positions as keys of chunks."""
         return ChunkKeyEncoding("v2", self.dimension_separator or ".")
-
-    def with_shape(self, shape: tuple[int, ...]) -> Self:
-        """Return the metadata of the array resized to `shape`, of the same rank."""
-        return dataclasses.replace(self, shape=tuple(shape))
-
-    def same_array(self, other: Self) -> bool:
-        """Whether `other` describes the same array, perhaps resized.
-
-        As in TensorStore metadata may differ in extents and unknown members only.
-        """
-        if len(other.shape) != len(self.shape):
-            return False
-        ours = dataclasses.replace(self, extra={})
-        return ours == dataclasses.replace(other, shape=self.shape, extra={})
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document."""
@@ -192,15 +151,6 @@ class Zarr2Metadata:
         if self.dimension_separator is not None:
             value["dimension_separator"] = self.dimension_separator
         return value | dict(self.extra)
-
-    def encode(self) -> bytes:
-        """Return the bytes of ``.zarray``: compact, members sorted, as TensorStore writes it."""
-        return dump(self.to_json(), sort_keys=True, non_finite=True)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Zarr2Metadata):
-            return NotImplemented
-        return self.encode() == other.encode()
 
     def __hash__(self) -> int:
         return hash((self.shape, self.chunks, self.dtype, self.order))
@@ -301,9 +251,6 @@ class Zarr2Constraints:
 
     def __hash__(self) -> int:
         return hash((self.shape, self.chunks, self.dtype, self.order))
-
-
-decode = Zarr2Metadata.decode
 
 
 def chunk_key_encoding(constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> ChunkKeyEncoding:

@@ -10,10 +10,9 @@ read than TensorStore reads, see :mod:`gpustore.metadata.zarr3_member`; none are
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.unit import Unit
@@ -22,19 +21,19 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import V3DataType, data_type_to_json
 from gpustore.metadata.document import (
+    ArrayMetadata,
     check_chunk_nbytes,
     check_length,
     expect_equal,
     expect_subset,
     merge_mappings,
     merge_values,
-    read_document,
 )
 from gpustore.metadata.fill_value import FillValue, fill_value_array, v3_fill_value_to_json
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
 from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
-from gpustore.strict_json.parsing import JsonValue, dump, in_member
+from gpustore.strict_json.parsing import JsonValue, in_member
 
 Codecs: TypeAlias = tuple[NamedConfiguration, ...]
 DimensionNames: TypeAlias = tuple[str | None, ...]
@@ -46,7 +45,7 @@ _SHARDING: Final = "sharding_indexed"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
-class Zarr3Metadata:
+class Zarr3Metadata(ArrayMetadata):
     """Content of a ``zarr.json`` of an array.
 
     Parameters
@@ -79,7 +78,10 @@ class Zarr3Metadata:
         If the lengths differ, or edges do not reach as far as the array.
     """
 
-    shape: tuple[int, ...]
+    document_name: ClassVar[str] = "zarr.json"
+    invalid_json_status: ClassVar[str] = "DATA_LOSS"
+    free_member: ClassVar[str] = "attributes"
+
     data_type: V3DataType
     chunk_shape: tuple[int, ...]
     fill_value: FillValue
@@ -122,41 +124,12 @@ class Zarr3Metadata:
         metadata.check(limits)
         return metadata
 
-    @classmethod
-    def decode(
-        cls,
-        data: bytes | bytearray | memoryview,
-        *,
-        where: str = '"zarr.json"',
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> Self:
-        """Parse the bytes of a ``zarr.json``.
-
-        Raises
-        ------
-        MetadataError, UnsupportedError, LimitError
-            As :meth:`from_json`, or if the bytes are no JSON; messages name `where`.
-        """
-        return read_document(
-            data,
-            lambda value: cls.from_json(value, limits=limits),
-            name="zarr.json",
-            where=where,
-            limits=limits,
-            invalid_json_status="DATA_LOSS",
-        )
-
     def check(self, limits: Limits) -> None:
         """Raise MetadataError or LimitError if a chunk is too large."""
         is_sharded = any(codec.name == _SHARDING for codec in self.codecs)
         with in_member("chunk_grid"), in_member("configuration"), in_member("chunk_shape"):
             itemsize = self.data_type.itemsize
             check_chunk_nbytes(self.chunk_shape, itemsize, limits, is_sharded=is_sharded)
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -177,20 +150,6 @@ class Zarr3Metadata:
         units = parse_dimension_units(self.attributes)
         return (None,) * self.rank if units is None else units
 
-    def with_shape(self, shape: tuple[int, ...]) -> Self:
-        """Return the metadata of the array resized to `shape`, of the same rank."""
-        return dataclasses.replace(self, shape=tuple(shape))
-
-    def same_array(self, other: Self) -> bool:
-        """Whether `other` describes the same array, perhaps resized.
-
-        As in TensorStore metadata may differ in extents and attributes only.
-        """
-        if len(other.shape) != len(self.shape):
-            return False
-        ours = dataclasses.replace(self, attributes={})
-        return ours == dataclasses.replace(other, shape=self.shape, attributes={})
-
     def to_json(self) -> dict[str, JsonValue]:
         """Return the document."""
         value: dict[str, JsonValue] = {
@@ -208,15 +167,6 @@ class Zarr3Metadata:
         if self.dimension_names is not None:
             value["dimension_names"] = list(self.dimension_names)
         return value | dict(self.extensions)
-
-    def encode(self) -> bytes:
-        """Return the bytes of ``zarr.json``: compact, members sorted, as TensorStore writes it."""
-        return dump(self.to_json(), sort_keys=True, non_finite=True)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Zarr3Metadata):
-            return NotImplemented
-        return self.encode() == other.encode()
 
     def __hash__(self) -> int:
         return hash((self.shape, self.chunk_shape, self.data_type))
@@ -350,9 +300,6 @@ class Zarr3Constraints:
         return hash((self.shape, self.chunk_shape, self.data_type))
 
 
-decode = Zarr3Metadata.decode
-
-
 def validate(
     constraints: Zarr3Constraints,
     metadata: Zarr3Metadata,
@@ -373,7 +320,7 @@ def validate(
 
     Examples
     --------
-    >>> stored = decode(
+    >>> stored = Zarr3Metadata.decode(
     ...     b'{"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "int8", '
     ...     b'"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}}, '
     ...     b'"chunk_key_encoding": {"name": "default"}, "fill_value": 0, "codecs": ["bytes"]}'

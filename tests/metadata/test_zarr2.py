@@ -12,7 +12,6 @@ from gpustore.metadata.zarr2 import (
     Zarr2Constraints,
     Zarr2Metadata,
     chunk_key_encoding,
-    decode,
     validate,
 )
 from gpustore.metadata.zarr2_member import UNSET
@@ -33,7 +32,7 @@ DOCUMENT = {
 
 
 def stored(**members):
-    return decode(json.dumps(DOCUMENT | members).encode())
+    return Zarr2Metadata.decode(json.dumps(DOCUMENT | members).encode())
 
 
 def tensorstore_text(function):
@@ -102,14 +101,14 @@ def test_every_nan_is_the_one_that_is_written():
     odd = np.array(0x7FC00001, dtype=np.uint32).view(np.float32)
     metadata = Zarr2Metadata(shape=(3,), chunks=(3,), dtype=np.dtype("<f4"), fill_value=odd)
     assert metadata.fill_value.tobytes() == np.float32("nan").tobytes()
-    assert decode(metadata.encode()) == metadata
+    assert Zarr2Metadata.decode(metadata.encode()) == metadata
 
 
 def test_chunk_limit_holds():
     data = json.dumps(DOCUMENT).encode()
     with pytest.raises(ValueError, match=r'Error reading x: .* "chunks": Chunk of shape \[2,3\]'):
-        decode(data, where="x", limits=Limits(chunk_nbytes=11))
-    assert decode(data, limits=Limits(chunk_nbytes=12)) == stored()
+        Zarr2Metadata.decode(data, where="x", limits=Limits(chunk_nbytes=11))
+    assert Zarr2Metadata.decode(data, limits=Limits(chunk_nbytes=12)) == stored()
 
 
 def test_status_is_that_of_tensorstore():
@@ -117,7 +116,7 @@ def test_status_is_that_of_tensorstore():
         with pytest.raises(
             MetadataError, match=r'^FAILED_PRECONDITION: Error reading "\.zarray": '
         ):
-            decode(data)
+            Zarr2Metadata.decode(data)
 
 
 def test_written_bytes_are_those_of_tensorstore():
@@ -132,7 +131,7 @@ def test_written_bytes_are_those_of_tensorstore():
         context=context,
     ).result()
     written = store.kvstore[".zarray"]
-    assert decode(written).encode() == written
+    assert Zarr2Metadata.decode(written).encode() == written
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_zarr_python_reads_what_is_written_and_back(dtype, fill_value):
         found = np.asarray(array.metadata.fill_value, metadata.dtype.newbyteorder("="))
         assert found.tobytes() == metadata.fill_value.tobytes()
     array.resize((8, 8))
-    again = decode(store._store_dict[".zarray"].to_bytes())
+    again = Zarr2Metadata.decode(store._store_dict[".zarray"].to_bytes())
     assert again.shape == (8, 8)
     assert again.dtype == metadata.dtype
     assert again.order == "F"

@@ -12,7 +12,7 @@ from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.named_configuration import NamedConfiguration
-from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, decode, validate
+from gpustore.metadata.zarr3 import Zarr3Constraints, Zarr3Metadata, validate
 from gpustore.runtime.limits import Limits
 from tests.matrix import each
 
@@ -32,7 +32,7 @@ DOCUMENT = {
 
 
 def stored(**members):
-    return decode(json.dumps(DOCUMENT | members).encode())
+    return Zarr3Metadata.decode(json.dumps(DOCUMENT | members).encode())
 
 
 def tensorstore_text(function):
@@ -120,16 +120,16 @@ def test_lower_limits_are_kept():
     limits = {"chunk_nbytes": 11, "rank": 1, "metadata_nbytes": 100, "metadata_depth": 2}
     for name, limit in limits.items():
         with pytest.raises(ValueError, match="Error reading x: "):
-            decode(data, where="x", limits=Limits(**{name: limit}))
-    assert decode(data, limits=Limits(chunk_nbytes=12)) == stored()
+            Zarr3Metadata.decode(data, where="x", limits=Limits(**{name: limit}))
+    assert Zarr3Metadata.decode(data, limits=Limits(chunk_nbytes=12)) == stored()
 
 
 def test_status_is_that_of_tensorstore():
     with pytest.raises(MetadataError) as caught:
-        decode(b"{", where='"zarr.json"')
+        Zarr3Metadata.decode(b"{", where='"zarr.json"')
     assert str(caught.value).startswith('DATA_LOSS: Error reading "zarr.json": Invalid JSON')
     with pytest.raises(MetadataError) as caught:
-        decode(b"[]", where='"zarr.json"')
+        Zarr3Metadata.decode(b"[]", where='"zarr.json"')
     assert str(caught.value) == (
         'FAILED_PRECONDITION: Error reading "zarr.json": Expected object, but received: []'
     )
@@ -147,7 +147,7 @@ def test_written_bytes_are_those_of_tensorstore():
         context=context,
     ).result()
     written = store.kvstore["zarr.json"]
-    assert decode(written).encode() == written
+    assert Zarr3Metadata.decode(written).encode() == written
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_zarr_python_reads_what_is_written_and_back(data_type, fill_value):
     assert array.chunks == metadata.chunk_shape
     assert np.asarray(array.fill_value, array.dtype).tobytes() == metadata.fill_value.tobytes()
     array.attrs["b"] = 2
-    again = decode(store._store_dict["zarr.json"].to_bytes())
+    again = Zarr3Metadata.decode(store._store_dict["zarr.json"].to_bytes())
     assert again.attributes == {**metadata.attributes, "b": 2}
     assert again.with_shape(metadata.shape).fill_value.tobytes() == metadata.fill_value.tobytes()
 
