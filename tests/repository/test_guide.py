@@ -1,9 +1,11 @@
 """The guide keeps its promises: its Python runs page by page, and every page is listed."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,55 @@ def test_there_is_a_guide():
     assert named <= {page.stem for page in PAGES}
 
 
-@pytest.fixture
-def environment(page):
+_RUN = """
+import json, os, runpy, sys
+from gpustore import registry
+# Modules are loaded once for all programs, each of which goes on in a process of its own.
+for folder in ("drivers", "kvstores", "codecs"):
+    for name in registry.ids(folder):
+        registry.find(folder, name)
+for line in sys.stdin:
+    folder, program, environment = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.dup2(2, 1)
+        os.environ.update(environment)
+        os.chdir(folder)
+        runpy.run_path(program, run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    """Run programs one after the other; gives the exit status, and the file of what they said."""
+    said = tmp_path_factory.mktemp("guide") / "said"
+    # Threads of OpenBLAS would make Python warn of the fork.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    with (
+        said.open("w") as out,
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", _RUN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env=environment,
+            text=True,
+        ) as process,
+    ):
+
+        def run(folder, program, environment):
+            json.dump([str(folder), str(program), environment], process.stdin)
+            print(file=process.stdin, flush=True)
+            return process.stdout.readline(), said
+
+        yield run
+        process.stdin.close()
+
+
+@contextmanager
+def machine_of(page):
     """What a page finds on the machine of its reader: the bucket that `gcs` is about."""
     if page.stem != "gcs":
         yield {}
@@ -36,22 +85,16 @@ def environment(page):
         yield {"STORAGE_EMULATOR_HOST": server.url}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_python_block_runs(page, environment, tmp_path):
+@each("page", PAGES)
+def test_every_python_block_runs(page, runner, tmp_path):
     code = [text for language, text in blocks(page) if language == "python"]
     assert len(code) >= 4
     program = tmp_path / f"{page.stem}_page.py"
     # One program, as a reader would type it, from one block to the next.
     program.write_text("\n".join(code), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    with machine_of(page) as environment:
+        status, said = runner(tmp_path, program, environment)
+    assert status == "0\n", said.read_text()
 
 
 @each("page", PAGES)
