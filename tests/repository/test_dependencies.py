@@ -12,7 +12,12 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # Where the module is not called as its distribution is.
-DISTRIBUTIONS = {"PIL": "pillow", "cupy": "cupy-cuda13x", "nvidia": "nvidia-nvcomp-cu13"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "google": "google-auth",
+    "cupy": "cupy-cuda13x",
+    "nvidia": "nvidia-nvcomp-cu13",
+}
 DISTRIBUTIONS |= {"kvikio": "kvikio-cu13"}
 
 

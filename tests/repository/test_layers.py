@@ -49,7 +49,8 @@ CONFINED = {
     "kvikio": "gpustore.backends.cuda.gds",
     "nvidia": "gpustore.backends.nvcomp",
     "importlib": "gpustore.registry",
-    "obstore": "gpustore.kvstores.buckets.obstore",
+    "botocore": "gpustore.kvstores.s3.credentials",
+    "google": "gpustore.kvstores.gcs.credentials",
     "rich": "gpustore.cli",
     "PIL": "gpustore.cli",
 }

@@ -17,7 +17,8 @@ OPTIONAL = (
     "zarr",
     "rich",
     "PIL",
-    "obstore",
+    "botocore",
+    "google",
     "tensorstore",
     "pytest",
 )

@@ -1,31 +1,31 @@
-"""A bucket: its objects are asked for by requests of our own, its lists through obstore.
+"""A bucket: objects are read, written and deleted, and listed.
 
 :mod:`~gpustore.kvstores.buckets.authorization` has the requests show who asks;
 :mod:`~gpustore.kvstores.http.client` sends them, which bounds bodies and waits, repeats what may
 pass, obeys ``Retry-After``, follows no redirect and works in forked processes. Conditions are sent,
-and compared by the server in the same step in which it writes or deletes. obstore lists, and stores
-long values in parts (:mod:`~gpustore.kvstores.buckets.obstore`).
+and compared by the server in the same step in which it writes or deletes.
 """
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+from urllib.parse import quote
 
 from gpustore.errors import GpustoreError, InvalidKeyError, StoreIOError
 from gpustore.kvstores.base import invalid_key, prefix_end
 from gpustore.kvstores.buckets.authorization import Authorization
-from gpustore.kvstores.buckets.obstore import ObstoreBucket
+from gpustore.kvstores.buckets.listing import Listing
+from gpustore.kvstores.buckets.multipart import MultipartUpload
 from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, WriteColumns, WriteRequest
 from gpustore.kvstores.http.client import PASSING, HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
 from gpustore.kvstores.http.range_reader import RemoteReader
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.executor import CancelToken
 
 CONFLICT_PASSES: Final = PASSING | {409}
 """Another writer at the same moment is no reason to give up."""
@@ -40,13 +40,16 @@ _GENERATIONS: Final = {
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 
 
+_LISTABLE: Final = re.compile("[^\0-\x1f\x7f\ud800-\udfff]*")
+
+
 def check_object_path(path: str) -> None:
-    """Raise InvalidKeyError unless `path` can begin a key that obstore does not change."""
-    parts = path.split("/")
-    if not {".", ".."}.isdisjoint(parts):
+    """Raise InvalidKeyError unless `path` can begin a key of a bucket.
+
+    Other programs on the way to the bucket would resolve ``.`` and ``..``.
+    """
+    if not {".", ".."}.isdisjoint(path.split("/")):
         raise invalid_key(path, 'contains "." or ".." as a path component')
-    if "" in parts[:-1]:
-        raise invalid_key(path, "contains an empty path component")
     if any(ord(char) < 32 or ord(char) == 127 for char in path):
         raise invalid_key(path, "contains a control character")
     try:
@@ -56,26 +59,11 @@ def check_object_path(path: str) -> None:
 
 
 def check_object_key(key: str) -> None:
-    """Raise InvalidKeyError unless `key` is legal in a bucket and obstore does not change it."""
+    """Raise InvalidKeyError unless `key` is legal in a bucket."""
     check_object_path(key)
     nbytes = len(key.encode())
     if not 0 < nbytes <= 1024:
         raise invalid_key(key, f"has {nbytes} bytes, expected 1 to 1024")
-    if key.endswith("/"):
-        raise invalid_key(key, "ends with a slash")
-
-
-def _legal_path(path: str) -> str:
-    """As many of its first components as are legal."""
-    parts = path.rstrip("/").split("/")
-    while parts:
-        try:
-            check_object_path("/".join([*parts, ""]))
-        except InvalidKeyError:
-            parts.pop()
-        else:
-            break
-    return "/".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +75,8 @@ class Bucket:
     client : HttpClient
         Made with :func:`code_of` and :data:`CONFLICT_PASSES`.
     authorization : Authorization
-    obstore : ObstoreBucket
+    root : str
+        What precedes the keys in paths, percent-encoded; ends with a slash.
     generation : {"etag", "x-goog-generation"}
         The field of a response that is the generation.
     describe : callable
@@ -98,7 +87,7 @@ class Bucket:
 
     client: HttpClient = field(repr=False)
     authorization: Authorization = field(repr=False)
-    obstore: ObstoreBucket = field(repr=False)
+    root: str
     generation: str
     describe: Callable[[str], str]
     looks: bool = False
@@ -108,6 +97,13 @@ class Bucket:
         """Whether a condition may hold; what cannot be a generation is not sent to anybody."""
         possible = _GENERATIONS[self.generation]
         return condition in (b"", ABSENT) or bool(possible.fullmatch(condition))
+
+    def requests(self, asked: Sequence[tuple[str, str]]) -> Iterator[HttpRequest]:
+        """Make requests from methods and keys, which are legal; errors as of the authorization."""
+        return self.authorization.requests((method, self._path(key), "") for method, key in asked)
+
+    def _path(self, key: str) -> str:
+        return self.root + quote(key)
 
     # ------------------------------------------------------------------ generations
 
@@ -131,7 +127,7 @@ class Bucket:
     def read_many(self, request: ReadRequest) -> ReadColumns:
         return RemoteReader(
             client=self.client,
-            requests=self.authorization.requests,
+            requests=self.requests,
             generation=self._seen,
             not_if=self._not_if,
             describe=self.describe,
@@ -179,7 +175,7 @@ class Bucket:
         ]
         responses: Sequence[HttpResponse | GpustoreError]
         try:
-            requests = self.authorization.requests(asked)
+            requests = self.requests(asked)
         except GpustoreError as error:
             responses = [error] * len(left)
         else:
@@ -230,24 +226,26 @@ class Bucket:
 
     def _write_in_parts(self, request: WriteRequest, row: int) -> bytes | GpustoreError:
         """The new generation."""
-        key, value = request.keys[row], request.values[row]
+        key, value, condition = request.keys[row], request.values[row], _condition(request, row)
         assert value is not None
-        member = "e_tag" if self.generation == "etag" else "version"
+        upload = MultipartUpload(self.client, self.authorization.requests)
+        sent = self._if_equal(condition) if condition and self.sends else None
         try:
-            found = self.obstore.put_in_parts(key, memoryview(value).cast("B"))
-        except GpustoreError as error:
-            if "NoSuchUpload" not in error.text:
-                return error
+            response = upload.store(self._path(key), memoryview(value).cast("B"), sent)
+            if code_of(response) != "NoSuchUpload":
+                return self._written(request, row, response)
             # The parts may have been put together, and the answer lost: then what is there is ours.
-            try:
-                return self._stored(key, value) or error
-            except GpustoreError:
-                return error
-        return (found[member] or "").encode("latin-1")
+            found = self._stored(key, value)
+        except GpustoreError as error:
+            return error
+        return found or self.client.refusal(response)
 
     def _is_large(self, request: WriteRequest, row: int) -> bool:
         value = request.values[row]
-        return value is not None and len(value) > WHOLE_NBYTES and not _condition(request, row)
+        if value is None or len(value) <= WHOLE_NBYTES:
+            return False
+        # Google compares no condition where parts are put together, and takes values of any length.
+        return self.generation == "etag" or not _condition(request, row)
 
     def _prepared(self, request: WriteRequest, row: int, wanted: HttpRequest) -> HttpRequest:
         value, condition = request.values[row], _condition(request, row)
@@ -292,57 +290,47 @@ class Bucket:
 
     def list_nbytes(self, inclusive_min: str, exclusive_max: str | None) -> dict[str, int]:
         """The keys in a range, in ascending order, and the sizes of their values."""
-        if exclusive_max is not None and inclusive_min >= exclusive_max:
+        low, high = inclusive_min, exclusive_max
+        if high is not None and low >= high:
             return {}
-        whole = exclusive_max == prefix_end(inclusive_min)
-        common = inclusive_min if whole else _common(inclusive_min, exclusive_max or "")
-        # obstore lists directories: what begins with "a/b" is a part of what lies in "a".
-        directory = _legal_path(common.rpartition("/")[0])
-        # What is asked for comes behind; the key before the first one has no name.
-        offset = _legal_path(inclusive_min[:-1]) or None
+        prefix = _listable(low if high == prefix_end(low) else _common(low, high or ""))
+        # What is asked for comes behind; the last key before the first one has no name.
+        after = "" if prefix == low else _listable(low[:-1] + chr(max(ord(low[-1]), 1) - 1))
+        found: dict[str, int] = {}
         try:
-            found = self._listed(directory, offset, inclusive_min, exclusive_max)
+            for page in self._listing.pages(prefix, after):
+                found |= {
+                    key: nbytes
+                    for key, nbytes in page.nbytes.items()
+                    if low <= key and (high is None or key < high)
+                }
+                if high is not None and max(page.nbytes, default="") >= high:
+                    break
         except GpustoreError as error:
-            where = f"Error listing {self.describe(inclusive_min)}"
-            raise error.prefixed(where, key=inclusive_min) from error.__cause__
+            where = f"Error listing {self.describe(low)}"
+            raise error.prefixed(where, key=low) from error.__cause__
         return dict(sorted(found.items()))
 
-    def _listed(
-        self, directory: str, offset: str | None, low: str, high: str | None
-    ) -> dict[str, int]:
-        wanted = CancelToken.current()
-        found: dict[str, int] = {}
-        last = ""
-        for sizes in self.obstore.pages(directory, offset):
-            wanted.check()
-            if sizes and max(sizes) <= last:
-                raise StoreIOError("the list of keys does not get on", status="UNKNOWN")
-            last = max([last, *sizes])
-            found |= {
-                key: nbytes
-                for key, nbytes in sizes.items()
-                if low <= key and (high is None or key < high)
-            }
-            if high is not None and last >= high:
-                break
-        return found
+    @property
+    def _listing(self) -> Listing:
+        path = self.root.rstrip("/") or "/"
+        return Listing(self.client, self.authorization.requests, path)
 
     def list_names(self, prefix: str) -> builtins.list[str]:
         """As the driver's."""
+        names: builtins.list[str] = []
         try:
-            names = self.obstore.list_directory(prefix.rstrip("/"))
+            for page in self._listing.pages(_listable(prefix), delimiter="/"):
+                names += page.nbytes
+                names += page.directories
         except GpustoreError as error:
             where = f"Error listing {self.describe(prefix)}"
             raise error.prefixed(where, key=prefix) from error.__cause__
-        if not all(name.strip("/") for name in names):
-            raise StoreIOError(
-                f"Error listing {self.describe(prefix)}: a key has an empty path component, and "
-                "cannot be named here",
-                status="FAILED_PRECONDITION",
-                key=prefix,
-            )
-        # obstore takes a directory for what lies in it, and an object that is named so for both.
-        return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        return sorted(
+            name.removeprefix(prefix)
+            for name in names
+            if name != prefix and name.startswith(prefix)
+        )
 
     def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
         """As the driver's."""
@@ -363,6 +351,12 @@ def code_of(response: HttpResponse) -> str:
     """The code of an error that S3 describes; empty if there is none."""
     match = _CODE.search(response.body)
     return match[1].decode() if match else ""
+
+
+def _listable(text: str) -> str:
+    """As many of its first characters as a list can be asked for."""
+    match = _LISTABLE.match(text)
+    return match[0] if match else ""
 
 
 def _common(first: str, second: str) -> str:

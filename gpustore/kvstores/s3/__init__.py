@@ -1,10 +1,9 @@
 """The ``s3`` kvstore: objects of a bucket of Amazon S3, or of what speaks its protocol.
 
 JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
-member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. obstore
-(extra ``cloud``) finds credentials, signs and lists; all requests are sent by our own client
-(:mod:`~gpustore.kvstores.buckets.bucket`). The context resource ``aws_credentials`` says where the
-credentials are.
+member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. The context
+resource ``aws_credentials`` says where the credentials are; those that are not keys of the
+environment are found by botocore (extra ``cloud``, :mod:`~gpustore.kvstores.s3.credentials`).
 
 The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
 bytes again does not change it. Amazon compares and writes (or deletes) in one step. Other servers
@@ -21,22 +20,18 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from gpustore.errors import MetadataError, NotFoundError, UnsupportedError
+from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.base import (
     references_json,
     require_slashes,
     take_references,
 )
-from gpustore.kvstores.buckets.authorization import Anonymous, Authorization, SignedUrls
-from gpustore.kvstores.buckets.aws_profile import profile_keys, profile_name, region_of
 from gpustore.kvstores.buckets.bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
+from gpustore.kvstores.buckets.credential_service import CredentialServices
 from gpustore.kvstores.buckets.kvstore import BucketKvStore
-from gpustore.kvstores.buckets.machine import is_made_by
-from gpustore.kvstores.buckets.obstore import ObstoreBucket, require_obstore
-from gpustore.kvstores.buckets.web_identity import WebIdentity
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpResponse
 from gpustore.kvstores.s3.address import (
@@ -45,17 +40,17 @@ from gpustore.kvstores.s3.address import (
     environment_endpoint,
     region_of_bucket,
 )
+from gpustore.kvstores.s3.credentials import AwsCredentials
+from gpustore.kvstores.s3.signature import SignedFields
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Hashable, Mapping
 
-    from gpustore.resources.aws_credentials import AwsCredentialsSource
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
-
 
 _RESOURCES: Final = (
     "aws_credentials",
@@ -64,14 +59,6 @@ _RESOURCES: Final = (
     "s3_request_concurrency",
     "s3_request_retries",
 )
-
-
-_KEYS: Final = ("access_key_id", "secret_access_key", "session_token")
-_PREFERRED: Final = {
-    "ecs": ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    "imds": ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_"),
-}
-"""What obstore takes from the environment instead, if it is there."""
 
 
 class S3KvStore(BucketKvStore["S3Spec"]):
@@ -88,15 +75,18 @@ class S3KvStore(BucketKvStore["S3Spec"]):
 
     def __init__(self, spec: S3Spec, resources: Mapping[str, Context.Resource]) -> None:
         super().__init__(spec, resources)
-        require_obstore()
         source = resources["aws_credentials"].value
-        self._credentials = _credentials(source)
+        services = CredentialServices(
+            resources["s3_request_retries"].value,
+            resources["http_request_timeouts"].value,
+            "aws_credentials of the type anonymous",
+        )
+        region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
+        self._credentials = AwsCredentials(source, services, region)
         self._endpoint = spec.endpoint or environment_endpoint()
         if self._endpoint is not None:
             S3Address.at_endpoint(self._endpoint, spec.bucket)  # Checks it.
-        region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
-        self._usual_region = region or region_of(source) or USUAL_REGION
-        who = hash(frozenset(self._credentials.items()))
+        who = self._credentials.who
         self._where = self._endpoint, spec.bucket, spec.requester_pays, source, who
         relied_on = spec.use_conditional_write
         self.atomic_single_key = self._endpoint is None if relied_on is None else relied_on
@@ -111,67 +101,36 @@ class S3KvStore(BucketKvStore["S3Spec"]):
     def _find(self) -> Bucket:
         """The bucket, whose region may have to be asked for."""
         spec, resources = self._spec, self._resources
-        region = spec.aws_region
-        config: dict[str, Any] = {"request_payer": spec.requester_pays}
-        config["disable_bulk_delete"] = True  # Not every server has it.
+        usual = self._credentials.region or USUAL_REGION
         if self._endpoint is None:
-            region = region or region_of_bucket(spec.bucket) or self._usual_region
+            region = spec.aws_region or region_of_bucket(spec.bucket) or usual
             address = S3Address.at_amazon(spec.bucket, region)
         else:
-            region = region or self._usual_region
+            region = spec.aws_region or usual
             address = S3Address.at_endpoint(self._endpoint, spec.bucket)
-        signs = "skip_signature" not in self._credentials
+        authorization = SignedFields(
+            self._credentials.keys,
+            region,
+            address.origin.authority,
+            {"x-amz-request-payer": "requester"} if spec.requester_pays else {},
+        )
         client = HttpClient(
             address.origin,
             permits=resources["s3_request_concurrency"].value,
             retries=resources["s3_request_retries"].value,
             timeouts=resources["http_request_timeouts"].value,
-            explain=partial(_explain, region, signs),
+            explain=partial(_explain, region, authorization),
             passing=CONFLICT_PASSES,
         )
-        known = "access_key_id" in self._credentials
-        if signs:
-            config |= {**_services(), **self._credentials}
-        config["skip_signature"] = not signs  # Whatever the environment says.
-        provider = self._provider(config, region) if signs else None
-        config["region"] = region
-        config["virtual_hosted_style_request"] = address.is_own_host
-        # The second name wins over the environment.
-        config["endpoint"] = config["aws_endpoint_url_s3"] = address.endpoint
-        obstore = ObstoreBucket(
-            "S3Store",
-            spec.bucket or "bucket",
-            config,
-            client,
-            "aws_credentials of the type anonymous",
-            provider=provider,
-        )
-        authorization: Authorization = Anonymous(address.root)
-        if signs:
-            authorization = SignedUrls(obstore, fetches=not known)
         return Bucket(
             client=client,
             authorization=authorization,
-            obstore=obstore,
+            root=address.root,
             generation="etag",
             describe=self.describe,
             looks=not self.atomic_single_key,
             sends=spec.use_conditional_write is not False,
         )
-
-    def _provider(
-        self, config: dict[str, Any], region: str
-    ) -> Callable[[], Mapping[str, Any]] | None:
-        """Who is asked for credentials instead of obstore; keys are taken out of `config`."""
-        resources = self._resources
-        keys = {name: config.pop(name, None) for name in _KEYS}
-        if keys["access_key_id"] is not None:
-            return partial(_credential, keys)
-        usual = resources["aws_credentials"].value.type == "default"
-        if not usual or not WebIdentity.is_in_environment():
-            return None
-        retries = resources["s3_request_retries"].value
-        return WebIdentity(region, retries, resources["http_request_timeouts"].value).credential
 
     @property
     def identity(self) -> Hashable:
@@ -185,79 +144,14 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         return quote("/".join(part for part in parts if part or part is key))
 
 
-def _explain(region: str, signs: bool, response: HttpResponse) -> str:
+def _explain(region: str, authorization: SignedFields, response: HttpResponse) -> str:
     """What an error says, and what may be the reason."""
     code = code_of(response)
     if response.status in (301, 307, 400):
         return f'{code}; is the bucket in another region than {region}? Set "aws_region"'
-    if response.status in (401, 403) and not signs:
+    if response.status in (401, 403) and authorization.is_anonymous:
         return f"{code}; the request was anonymous: see the context resource aws_credentials"
     return code
-
-
-def _credentials(source: AwsCredentialsSource) -> dict[str, Any]:
-    """What obstore is told about credentials: to find them itself, unless there is more to say."""
-    match source.type:
-        case "anonymous":
-            return {"skip_signature": True}
-        case "environment":
-            return _environment_keys()
-        case "profile":
-            keys = profile_keys(source)
-            if not keys:
-                raise NotFoundError(
-                    f"aws_credentials: there are no keys in profile {quote(profile_name(source))}"
-                )
-            return keys
-        case "ecs" | "imds":
-            for name in os.environ:
-                if os.environ[name] and name.startswith(_PREFERRED[source.type]):
-                    raise UnsupportedError(
-                        f'aws_credentials: obstore prefers {name} to "{source.type}"; unset that '
-                        "environment variable"
-                    )
-            named = {
-                "container_credentials_full_uri": source.endpoint,
-                "container_authorization_token_file": source.auth_token_file,
-            }
-            return {name: value for name, value in named.items() if value}
-    if os.environ.get("AWS_ACCESS_KEY_ID"):
-        return _environment_keys()
-    keys = profile_keys(source)
-    services = _PREFERRED["imds"][1:]
-    if keys or any(name.startswith(services) for name in os.environ):
-        return keys
-    disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
-    return {} if is_made_by("Amazon EC2") and not disabled else {"skip_signature": True}
-
-
-def _environment_keys() -> dict[str, str]:
-    """Those that are there now: a store does not change its keys with the environment."""
-    keys = {name: os.environ.get(f"AWS_{name.upper()}", "").strip() for name in _KEYS}
-    if not keys["access_key_id"] or not keys["secret_access_key"]:
-        raise NotFoundError(
-            "aws_credentials: there are none in the environment variables "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
-    return {name: key for name, key in keys.items() if key}
-
-
-def _credential(keys: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Keys that are known as obstore wants them.
-
-    To those in its configuration it would add a token of the environment.
-    """
-    named = {"token": keys["session_token"], "expires_at": None}
-    return {name: keys[name] for name in _KEYS[:2]} | named
-
-
-def _services() -> dict[str, str]:
-    """Who may be asked for credentials, as the environment says."""
-    found = {
-        name: os.environ.get(f"AWS_{name.upper()}", "")
-        for name in ("container_credentials_full_uri", "metadata_endpoint")
-    }
-    return {name: url for name, url in found.items() if url}
 
 
 # The older rule of us-east-1, which contains the newer one.
@@ -331,7 +225,7 @@ class S3Spec:
     def open(self, context: Context, path: str) -> S3KvStore:
         del path
         if self.host_header:
-            raise UnsupportedError('"host_header" is not supported: obstore sends its own')
+            raise UnsupportedError('"host_header" is not supported: the client sends its own')
         resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
         return S3KvStore(self, resources)
 

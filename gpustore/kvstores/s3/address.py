@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, Origin
 from gpustore.resources._request_concurrency import Permits
@@ -21,6 +22,7 @@ USUAL_REGION: Final = "us-east-1"
 AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)
 """Knows the region of every bucket."""
 
+_NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
 _PATH: Final = re.compile("[!-~]*")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
 _RETRIES: Final = Retries(1, 0.1, 1.0)
@@ -65,6 +67,8 @@ class S3Address:
         ------
         MetadataError
             If `endpoint` is not a URL, or one with a query.
+        UnsupportedError
+            If it is an address in a form that programs rewrite, so that signatures are wrong.
         """
         try:
             parts = urlsplit(endpoint)
@@ -72,7 +76,11 @@ class S3Address:
         except (MetadataError, ValueError) as error:
             text = error.text if isinstance(error, MetadataError) else str(error)
             raise MetadataError(f'Invalid "endpoint": {text}') from error
-        # What obstore, like a browser, would change.
+        if not _is_canonical(origin.host):
+            raise UnsupportedError(
+                f"{origin}: an address in another form than the usual one is not supported"
+            )
+        # Programs on the way might change it, and the signature would be wrong.
         components = parts.path.strip("/").split("/")
         strange = not {".", "..", ""}.isdisjoint(components) and components != [""]
         if strange or not _PATH.fullmatch(parts.path):
@@ -84,14 +92,19 @@ class S3Address:
         return cls(origin, parts.path.rstrip("/"), bucket, not bucket)
 
     @property
-    def endpoint(self) -> str:
-        """As obstore wants it, whose requests are encrypted later if at all."""
-        return f"http://{self.origin.authority}{self.path}"
-
-    @property
     def root(self) -> str:
         """What precedes a key in the path of a request."""
         return f"{self.path}/" if self.is_own_host else f"{self.path}/{self.bucket}/"
+
+
+def _is_canonical(host: str) -> bool:
+    """Whether `host` is a name, or an address in its usual form."""
+    if ":" not in host and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+        return True
+    try:
+        return str(ipaddress.ip_address(host)) == host
+    except ValueError:
+        return False
 
 
 def environment_endpoint() -> str | None:

@@ -1,4 +1,4 @@
-"""What holds of every bucket, whoever sends a request: our own client, or obstore behind the relay.
+"""What holds of every bucket.
 
 Modules that import it have the fixtures `server`, `other_server` (a context manager that makes
 another one) and `open_bucket`.

@@ -4,11 +4,7 @@ import itertools
 
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import head
-from tests.kvstores.s3.s3_server import S3Server, refuse
-
-__all__ = ["GcsServer", "open_gcs"]
-
-SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
+from tests.kvstores.s3.s3_server import SOON, S3Server, refuse
 
 
 def open_gcs(path="", **members):

@@ -7,9 +7,7 @@ import itertools
 import pytest
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores import gcs
 from gpustore.kvstores.columns import ABSENT, ReadState
-from gpustore.kvstores.http.message import Origin
 from tests.kvstores.contract import get, put
 from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http.http_server import Fault, head
@@ -17,21 +15,9 @@ from tests.kvstores.read_contract import *
 from tests.kvstores.s3.s3_server import refuse
 
 
-@pytest.fixture(scope="module")
-def shared_server():
-    with GcsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server, monkeypatch):
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+@pytest.fixture(autouse=True)
+def _nobody(server, monkeypatch):
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
-    monkeypatch.setattr(gcs, "GOOGLE", Origin("http", "127.0.0.1", shared_server.port))
-    yield shared_server
-    shared_server.values.clear()
-    shared_server.faults.clear()
-    shared_server.requests.clear()
 
 
 @pytest.fixture

@@ -5,15 +5,28 @@ in the long tests (test_s3_moto.py).
 """
 
 import hashlib
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote_plus
 from xml.sax.saxutils import escape
 
+from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer, head
 
-__all__ = ["DATE", "S3Server", "refuse"]
+SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
 
 DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 DATE_XML = "2026-01-01T00:00:00.000Z"
+
+
+def open_s3(server, path="", **members):
+    """The bucket of a server."""
+    spec = {"driver": "s3", "bucket": "bucket", "endpoint": server.url, "path": path}
+    return KvStore.open({"s3_request_retries": SOON, **spec, **members}).result()
+
+
+def shown_by(request):
+    """The parts of the field that shows who asks."""
+    field = request.headers.get("authorization", "").removeprefix("AWS4-HMAC-SHA256 ")
+    return dict(part.split("=", 1) for part in field.split(", ")) if field else {}
 
 
 def refuse(connection, status, code, fields=()):
@@ -24,10 +37,14 @@ def refuse(connection, status, code, fields=()):
 
 
 class S3Server(HttpServer):
-    """Values are by bucket and key: ``"bucket/a/b"``. `buckets` are those that there are."""
+    """Values are by bucket and key: ``"bucket/a/b"``. `buckets` are those that there are.
+
+    `encodes` says whether names in lists are percent-encoded if it is asked for.
+    """
 
     def __init__(self, buckets=("bucket",)):
         self.buckets = set(buckets)
+        self.encodes = True
         self.page_keys = 1000
         self.parts = {}
         super().__init__()
@@ -86,7 +103,8 @@ class S3Server(HttpServer):
             if "uploads" in query:
                 name = f"upload{len(self.parts)}"
                 self.parts[name] = {}
-                body = f"<R><UploadId>{name}</UploadId></R>".encode()
+                root = "InitiateMultipartUploadResult"
+                body = f"<{root}><UploadId>{name}</UploadId></{root}>".encode()
             elif request.method == "PUT":
                 self.parts[query["uploadId"]][int(query["partNumber"])] = request.body
                 fields = [("ETag", f'"{query["partNumber"]}"')]
@@ -94,7 +112,8 @@ class S3Server(HttpServer):
                 parts = self.parts.pop(query["uploadId"])
                 self.values[path] = b"".join(parts[number] for number in sorted(parts))
                 fields = [("x-goog-generation", 77)]
-                body = b'<R><ETag>"whole"</ETag></R>'
+                root = "CompleteMultipartUploadResult"
+                body = f'<{root}><ETag>"whole"</ETag></{root}>'.encode()
             else:
                 self.parts.pop(query["uploadId"], None)
         fields.append(("Content-Length", len(body)))
@@ -108,6 +127,7 @@ class S3Server(HttpServer):
 
     def _list(self, connection, request, bucket):
         query = {name: values[0] for name, values in parse_qs(request.query).items()}
+        encodes = self.encodes and query.get("encoding-type") == "url"
         prefix, after = query.get("prefix", ""), query.get("start-after", "")
         after = query.get("continuation-token", after)
         names = []
@@ -127,12 +147,14 @@ class S3Server(HttpServer):
         body = ""
         for kind, name in page:
             about = self._about(kind, f"{bucket}/{name}")
-            body += f"<{kind}><{inner[kind]}>{escape(name)}</{inner[kind]}>{about}</{kind}>"
+            text = quote_plus(name, safe="/") if encodes else escape(name)
+            body += f"<{kind}><{inner[kind]}>{text}</{inner[kind]}>{about}</{kind}>"
         if rest:
             body += f"<NextContinuationToken>{escape(page[-1][1])}</NextContinuationToken>"
         body = (
             '<?xml version="1.0" encoding="utf-8"?>\n'
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"{'<EncodingType>url</EncodingType>' if encodes else ''}"
             f"<IsTruncated>{str(bool(rest)).lower()}</IsTruncated>"
             f"{body}</ListBucketResult>"
         ).encode()

@@ -3,9 +3,7 @@
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
 import contextlib
-import io
 import itertools
-import json
 import pickle
 import re
 import socket
@@ -13,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
-from urllib.parse import parse_qs, quote
 
 import numpy as np
 import pytest
@@ -25,64 +21,32 @@ from gpustore.errors import (
     InvalidKeyError,
     LimitError,
     MetadataError,
-    NotFoundError,
     StoreIOError,
     UnsupportedError,
 )
-from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.columns import ABSENT, ReadState
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
-from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.kvstore import KvStore, WriteRequest
 from gpustore.kvstores.s3 import address as s3_address
 from tests.kvstores.buckets.bucket_contract import *
 from tests.kvstores.contract import *
-from tests.kvstores.http.http_server import Fault, HttpServer, head
+from tests.kvstores.http.http_server import Fault, head
 from tests.kvstores.http.tls import Authority, TlsServer
-from tests.kvstores.s3.s3_server import DATE, S3Server, refuse
+from tests.kvstores.s3.s3_server import DATE, SOON, S3Server, open_s3, refuse
 from tests.on_device import emulated, on_host
-
-SOON = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
-
-
-@pytest.fixture(scope="module")
-def shared_server():
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
-    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
-    yield shared_server
-    shared_server.values.clear()
-    shared_server.faults.clear()
-    shared_server.requests.clear()
-    shared_server.page_keys = 1000
-
-
-def open_store(server, path="", **members):
-    spec = {"driver": "s3", "bucket": "bucket", "endpoint": server.url, "path": path}
-    return KvStore.open({"s3_request_retries": SOON, **spec, **members}).result()
-
-
-def signature(request):
-    """The signed parts of a query."""
-    return {name: values[0] for name, values in parse_qs(request.query).items()}
 
 
 @pytest.fixture
 def make_store(server):
     numbers = itertools.count()
     server.page_keys = 3
-    return lambda: open_store(server, f"{next(numbers)} é/")
+    return lambda: open_s3(server, f"{next(numbers)} é/")
 
 
 @pytest.fixture
 def open_bucket(server):
-    return lambda: open_store(server)
+    return lambda: open_s3(server)
 
 
 @pytest.fixture
@@ -184,7 +148,7 @@ def test_wrong_endpoint_is_refused_when_it_is_opened(endpoint):
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f.0.0.1", "2130706433", "[0:0::1]", "127.0.0.01"])
-def test_address_that_obstore_would_rewrite_is_refused(server, host):
+def test_address_that_programs_rewrite_is_refused(server, host):
     spec = {"driver": "s3", "bucket": "bucket", "endpoint": f"http://{host}:{server.port}"}
     with pytest.raises(UnsupportedError, match="in another form than the usual one"):
         KvStore.open(spec).result().list().result()
@@ -192,10 +156,10 @@ def test_address_that_obstore_would_rewrite_is_refused(server, host):
 
 
 @pytest.mark.parametrize(
-    "key", ["", "a/../b", "./a", "nul\0", "x" * 1025, "a//b", "/a", "a/", "tab\t", b"\xff"], ids=str
+    "key", ["", "a/../b", "./a", "nul\0", "x" * 1025, "..", "tab\t", b"\xff"], ids=str
 )
 def test_key_that_is_not_legal_is_refused(server, key):
-    store = open_store(server)
+    store = open_s3(server)
     for call in (lambda: store.read(key).result(), lambda: store.write(key, b"1").result()):
         with pytest.raises(InvalidKeyError, match="Invalid key"):
             call()
@@ -205,305 +169,9 @@ def test_key_that_is_not_legal_is_refused(server, key):
 # ------------------------------------------------------------------------- requests
 
 
-def test_requests_are_signed_unless_they_are_anonymous(server, monkeypatch):
-    store = open_store(server, requester_pays=True, aws_region="eu-north-1")
-    store["a b"] = b"value"
-    sent = server.requests[-1]
-    assert (sent.method, sent.path) == ("PUT", "/bucket/a b")
-    signed = signature(sent)
-    assert signed["X-Amz-Credential"].startswith("KEY/")
-    assert signed["X-Amz-Credential"].endswith("/eu-north-1/s3/aws4_request")
-    assert signed["x-amz-request-payer"] == "requester"
-    assert len(signed["X-Amz-Signature"]) == 64
-    assert store.list().result() == [b"a b"]
-    assert "Credential=KEY/" in server.requests[-1].headers["authorization"]
-    open_store(server, aws_credentials={"type": "anonymous"}).read("a b").result()
-    assert "authorization" not in server.requests[-1].headers
-    assert signature(server.requests[-1]) == {}
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
-    monkeypatch.setenv("AWS_REGION", "ap-south-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")  # The spec goes first.
-    open_store(server).read("a b").result()
-    signed = signature(server.requests[-1])
-    assert signed["X-Amz-Security-Token"] == "TOKEN"
-    assert "/ap-south-1/s3/" in signed["X-Amz-Credential"]
-
-
-def test_signature_is_the_one_that_amazons_own_library_makes(server):
-    botocore = pytest.importorskip("botocore.auth")
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
-    open_store(server, aws_region="eu-north-1").read("a b/é%20+~=").result()
-    [sent] = server.requests
-    signed = signature(sent)
-    found = signed.pop("X-Amz-Signature")
-    request = AWSRequest(
-        "GET", f"{server.url}{sent.target.partition('?')[0]}", {"Host": sent.headers["host"]}
-    )
-    signer = botocore.S3SigV4QueryAuth(Credentials("KEY", "SECRET"), "s3", "eu-north-1")
-    request.context["timestamp"] = signed["X-Amz-Date"]
-    request.params = signed
-    request.url += "?" + "&".join(
-        f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(signed.items())
-    )
-    request.params = {}
-    canonical = signer.canonical_request(request)
-    assert signer.signature(signer.string_to_sign(request, canonical), request) == found
-
-
-def test_keys_are_signed_once_for_a_while(server, monkeypatch):
-    server.values.update({f"bucket/k{i}": b"value" for i in range(5)})
-    store = open_store(server)
-    keys = [f"k{i}" for i in range(5)] * 2
-    asked = gpustore.kvstores.kvstore.ReadRequest(keys, [0] * 5 + [1] * 5, [None] * 10)
-
-    def signatures():
-        server.requests.clear()
-        store.read_many(asked)
-        return {(sent.path, sent.target) for sent in server.requests}
-
-    first = signatures()
-    assert len(first) == 5
-    assert signatures() == first
-    monkeypatch.setattr("gpustore.kvstores.buckets.authorization._USED_S", -1.0)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OTHER")
-    assert len(signatures()) == 5
-    monkeypatch.setattr("gpustore.kvstores.buckets.authorization._MOST", 2)
-    for key in keys:
-        store.read(key).result()
-    assert len(store.driver._bucket.authorization._known) <= 3
-
-
-def test_keys_of_the_environment_are_those_of_the_time_of_opening(server, monkeypatch):
-    stores = []
-    for key in ("FIRST", "SECOND"):
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-        monkeypatch.setenv("AWS_SESSION_TOKEN", f"{key}-TOKEN\n")
-        stores.append(open_store(server))
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for key, store in zip(("FIRST", "SECOND"), stores, strict=True):
-        server.requests.clear()
-        store.read("a").result()
-        store.list().result()
-        signed = signature(server.requests[0])
-        assert signed["X-Amz-Credential"].startswith(f"{key}/")
-        assert signed["X-Amz-Security-Token"] == f"{key}-TOKEN"
-        assert f"Credential={key}/" in server.requests[1].headers["authorization"]
-        assert server.requests[1].headers["x-amz-security-token"] == f"{key}-TOKEN"
-    with pytest.raises(NotFoundError, match="none in the environment variables"):
-        open_store(server)
-
-
-def test_what_lies_in_a_bucket_is_read_by_who_opens_it(server, monkeypatch):
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("a", b"1")
-    server.values["bucket/x.zip"] = data.getvalue()
-    stores, context = [], gpustore.Context()
-    for key in ("FIRST", "SECOND"):
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-        server.requests.clear()
-        base = {"driver": "s3", "bucket": "bucket", "endpoint": server.url, "path": "x.zip"}
-        opened = KvStore.open({"driver": "zip", "base": base}, context=context).result()
-        stores.append(opened)
-        assert stores[-1]["a"] == b"1"
-        asked = {signature(sent)["X-Amz-Credential"].partition("/")[0] for sent in server.requests}
-        assert asked == {key}
-
-
-def test_profile_is_read_from_its_files(server, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
-    open_store(server).read("a").result()
-    assert signature(server.requests[-1]) == {}
-    refused = Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"), times=1)
-    server.faults = [refused]
-    with pytest.raises(StoreIOError, match="AccessDenied; the request was anonymous: see the con"):
-        open_store(server).read("a").result()
-    (tmp_path / "credentials").write_text(
-        "[default]\naws_access_key_id=D\naws_secret_access_key=S%x\n"
-        "[work]\naws_access_key_id=W\naws_secret_access_key=W2\naws_session_token=W3\n"
-    )
-    (tmp_path / "config").write_text(
-        "[default]\nregion=eu-west-1\n[profile work]\nregion=eu-west-2"
-    )
-    open_store(server).read("a").result()
-    assert signature(server.requests[-1])["X-Amz-Credential"].startswith("D/")
-    assert "/eu-west-1/s3/" in signature(server.requests[-1])["X-Amz-Credential"]
-    work = {"type": "profile", "profile": "work"}
-    open_store(server, aws_credentials=work).read("a").result()
-    assert signature(server.requests[-1])["X-Amz-Credential"].startswith("W/")
-    assert "/eu-west-2/s3/" in signature(server.requests[-1])["X-Amz-Credential"]
-    assert signature(server.requests[-1])["X-Amz-Security-Token"] == "W3"
-    # A token of the environment does not belong to these keys.
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "OTHER")
-    store = open_store(server)
-    server.requests.clear()
-    store.read("a").result()
-    store.list().result()
-    assert signature(server.requests[0])["X-Amz-Credential"].startswith("D/")
-    assert "/D/" not in server.requests[1].headers["authorization"]
-    assert "Credential=D/" in server.requests[1].headers["authorization"]
-    assert not any("OTHER" in str(sent) for sent in server.requests)
-    with pytest.raises(NotFoundError, match='no keys in profile "none"'):
-        open_store(server, aws_credentials={"type": "profile", "profile": "none"})
-    with pytest.raises(NotFoundError, match="none in the environment variables"):
-        open_store(server, aws_credentials={"type": "environment"})
-    (tmp_path / "credentials").write_text("[a\nSECRET")
-    with pytest.raises(NotFoundError, match="cannot be read as profiles") as caught:
-        open_store(server)
-    assert "SECRET" not in str(caught.value)
-
-
-def test_credentials_of_a_container_are_fetched_and_not_shown(server, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    (tmp_path / "token").write_text("TOKEN")
-    found = {"AccessKeyId": "EK", "SecretAccessKey": "SECRET", "Token": "ET"}
-    found["Expiration"] = "2999-01-01T00:00:00Z"
-    with HttpServer({"credentials": json.dumps(found).encode()}) as service:
-        source = {"type": "ecs", "endpoint": f"{service.url}/credentials"}
-        source["auth_token_file"] = str(tmp_path / "token")
-        store = open_store(server, aws_credentials=source)
-        store["a"] = b"1"
-        assert store["a"] == b"1"
-        signed = signature(server.requests[-1])
-        assert signed["X-Amz-Credential"].startswith("EK/")
-        assert signed["X-Amz-Security-Token"] == "ET"
-        assert [sent.headers["authorization"] for sent in service.requests] == ["TOKEN"]
-        server.requests.clear()
-        service.faults = [Fault(lambda s, c, r: refuse(c, 403, "Forbidden"))]
-        store = open_store(server, aws_credentials=source)
-        for call in (lambda: store.read("a").result(), lambda: store.write("a", b"").result()):
-            with pytest.raises(StoreIOError, match=r"bucket/a.*: .*HTTP code 403\]") as caught:
-                call()
-            assert "TOKEN" not in str(caught.value)
-            assert "for a public bucket: aws_credentials of the type" in str(caught.value)
-        assert server.requests == []
-
-
-@pytest.fixture
-def web_identity(server, monkeypatch, tmp_path):
-    """A service that hands out credentials for a token, over TLS."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    authority = Authority(tmp_path)
-    (tmp_path / "token").write_text("TOKEN\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
-    monkeypatch.setattr(connection, "_TLS", [])
-    found = {"AccessKeyId": "WK", "SecretAccessKey": "SECRET", "SessionToken": "WT"}
-    found["Expiration"] = "2999-01-01T00:00:00Z"
-    body = "".join(f"<{name}>{value}</{name}>" for name, value in found.items())
-    with TlsServer(authority.context(), {"": f"<Credentials>{body}</Credentials>".encode()}) as sts:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
-        yield sts
-
-
-def test_token_of_somebody_else_is_changed_for_credentials(server, web_identity):
-    store = open_store(server)
-    store["a"] = b"1"
-    assert store["a"] == b"1"
-    assert store.list().result() == [b"a"]
-    signed = signature(server.requests[0])
-    assert signed["X-Amz-Credential"].startswith("WK/")
-    assert signed["X-Amz-Security-Token"] == server.requests[-1].headers["x-amz-security-token"]
-    [asked] = web_identity.requests
-    assert (asked.method, asked.target) == ("POST", "/")
-    assert parse_qs(asked.body.decode()) == {
-        "Action": ["AssumeRoleWithWebIdentity"],
-        "Version": ["2011-06-15"],
-        "RoleArn": ["arn:aws:iam::1:role/r"],
-        "RoleSessionName": ["gpustore"],
-        "WebIdentityToken": ["TOKEN"],
-    }
-
-
-def long_answer(server, connection, request):
-    """Who takes as much memory as is announced has none left."""
-    with contextlib.suppress(OSError):
-        connection.sendall(head(200, [("Content-Length", 1 << 40)]) + bytes(1 << 20))
-    return False
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (long_answer, "the answer holds no credentials"),
-        (lambda s, c, r: refuse(c, 200, "garbage"), "the answer holds no credentials"),
-        (lambda s, c, r: refuse(c, 403, "AccessDenied"), r"code 403\]: AccessDenied"),
-        (lambda s, c, r: refuse(c, 500, "x"), r"All 3 retry attempts failed, .*code 500\]"),
-        (lambda s, c, r: refuse(c, 307, "x", [("Location", f"{s.url}/x")]), r"code 307\]"),
-        (lambda s, c, r: s.stopped.wait(60) and False, "no data for 0.05 s"),
-    ],
-)
-def test_service_that_has_no_credentials_is_named(server, web_identity, answer, text):
-    web_identity.faults = [Fault(answer)]
-    for action in ACTIONS.values():
-        store = open_store(server, http_request_timeouts={"idle": "50ms"})
-        with pytest.raises(StoreIOError, match=rf"there are no credentials, or .*{text}") as caught:
-            action(store)
-        assert "TOKEN" not in str(caught.value)
-        assert "SECRET" not in str(caught.value)
-    assert server.requests == []
-
-
-def test_only_who_is_named_hands_out_credentials(server, web_identity, monkeypatch, tmp_path):
-    for type in ("ecs", "imds"):
-        with pytest.raises(UnsupportedError, match="obstore prefers AWS_WEB_IDENTITY_TOKEN_FILE"):
-            open_store(server, aws_credentials={"type": type})
-    monkeypatch.delenv("AWS_WEB_IDENTITY_TOKEN_FILE")
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")
-    with pytest.raises(UnsupportedError, match="obstore prefers AWS_CONTAINER_CREDENTIALS_REL"):
-        open_store(server, aws_credentials={"type": "imds"})
-    # Over TLS too.
-    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-    found = {"AccessKeyId": "EK", "SecretAccessKey": "S", "Token": "ET"}
-    found["Expiration"] = "2999-01-01T00:00:00Z"
-    web_identity.values["keys"] = json.dumps(found).encode()
-    (tmp_path / "bearer").write_text("BEARER")
-    source = {"type": "ecs", "endpoint": f"{web_identity.url}/keys"}
-    source["auth_token_file"] = str(tmp_path / "bearer")
-    open_store(server, aws_credentials=source).read("a").result()
-    assert signature(server.requests[-1])["X-Amz-Credential"].startswith("EK/")
-    web_identity.faults = [Fault(long_answer)]
-    with pytest.raises(StoreIOError) as caught:
-        open_store(server, aws_credentials=source).read("a").result()
-    assert "BEARER" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("maker", "disabled", "signs"),
-    [("Amazon EC2\n", "", True), ("Amazon EC2\n", "true", False), ("QEMU\n", "", False)],
-)
-def test_only_a_machine_of_amazon_is_asked_for_credentials(
-    server, monkeypatch, tmp_path, maker, disabled, signs
-):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", disabled)
-    monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
-    (tmp_path / "sys_vendor").write_text(maker)
-    authorization = open_store(server).driver._bucket.authorization
-    assert getattr(authorization, "fetches", None) == (True if signs else None)
-
-
-@pytest.mark.parametrize(
-    "members",
-    [{"host_header": "x"}, {"aws_credentials": {"type": "imds"}}],
-    ids=str,
-)
-def test_what_obstore_cannot_do_is_refused(server, members):
+def test_host_header_is_refused(server):
     with pytest.raises(UnsupportedError):
-        open_store(server, **members)
+        open_s3(server, host_header="x")
 
 
 def test_endpoint_can_be_that_of_the_bucket(server):
@@ -542,8 +210,8 @@ def test_amazon_is_asked_for_the_region_of_a_bucket(server, monkeypatch, bucket,
     for _ in range(2):
         store = KvStore.open({"driver": "s3", "bucket": bucket, **members}).result()
         inner = store.driver._bucket
-        [request] = inner.authorization.requests([("GET", "a")])
-        assert f"{inner.client.origin}{request.target}".startswith(f"{address}a?X-Amz-")
+        [request] = inner.requests([("GET", "a")])
+        assert f"{inner.client.origin}{request.target}" == f"{address}a"
     asked = [(sent.method, sent.target) for sent in server.requests]
     known = 1 if bucket != "unknown" else 2
     assert asked == ([] if members else [("HEAD", f"/{bucket}")] * known)
@@ -561,11 +229,11 @@ def test_other_region_is_an_error_that_says_so(server):
     wrong = [("x-amz-bucket-region", "eu-west-3")]
     server.faults = [Fault(lambda s, c, r: refuse(c, 301, "PermanentRedirect", wrong))]
     with pytest.raises(StoreIOError, match='in another region than us-east-1\\? Set "aws_region"'):
-        open_store(server).read("a").result()
+        open_s3(server).read("a").result()
 
 
 def test_missing_bucket_is_an_error_and_not_missing_data(server):
-    store = open_store(server, bucket="other")
+    store = open_s3(server, bucket="other")
     for call in (
         lambda: store.read("a").result(),
         lambda: "a" in store,
@@ -575,12 +243,12 @@ def test_missing_bucket_is_an_error_and_not_missing_data(server):
     ):
         with pytest.raises(StoreIOError, match="NoSuchBucket"):
             call()
-    assert "a" not in open_store(server)
+    assert "a" not in open_s3(server)
 
 
 def test_error_names_code_and_message_and_no_secret(server):
     server.faults = [Fault(lambda s, c, r: refuse(c, 403, "SignatureDoesNotMatch"))]
-    store = open_store(server)
+    store = open_s3(server)
     calls = {
         "reading": lambda: store.read("a").result(),
         "writing": lambda: store.write("a", b"1").result(),
@@ -599,7 +267,7 @@ def test_error_names_code_and_message_and_no_secret(server):
 
 
 def test_what_passes_is_repeated_and_counted(server):
-    store = open_store(server)
+    store = open_s3(server)
     slow = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
     server.faults = [slow]
     store["a"] = b"1"
@@ -620,7 +288,7 @@ def test_lost_answer_to_a_conditional_write_is_found_out(server, answer):
             return False
         return refuse(connection, 500, "InternalError")
 
-    store = open_store(server, use_conditional_write=True)
+    store = open_s3(server, use_conditional_write=True)
     server.faults = [Fault(obey_and_hang_up, times=1)]
     first = put(store, "a", b"1", ABSENT)
     assert get(store, "a") == (ReadState.VALUE, b"1", first)
@@ -638,7 +306,7 @@ def test_lost_answer_to_a_conditional_write_is_found_out(server, answer):
 
 
 def test_conflict_is_repeated(server):
-    store = open_store(server, use_conditional_write=True)
+    store = open_s3(server, use_conditional_write=True)
     answer = Fault(lambda s, c, r: refuse(c, 409, "ConditionalRequestConflict"), times=1)
     server.faults = [answer]
     assert put(store, "a", b"1", ABSENT) != b""
@@ -653,7 +321,7 @@ def test_server_that_ignores_conditions_is_not_trusted_with_them(server):
 
     server.faults = [Fault(ignore)]
     for members in ({}, {"use_conditional_write": False}):
-        store = open_store(server, **members)
+        store = open_s3(server, **members)
         assert not store.driver.atomic_single_key
         store["a"] = b"1"
         assert put(store, "a", b"2", ABSENT) == b""
@@ -664,7 +332,7 @@ def test_server_that_ignores_conditions_is_not_trusted_with_them(server):
 def test_list_that_never_ends_is_an_error(server):
     server.values.update({f"bucket/{i:03}": b"" for i in range(10)})
     server.page_keys = 4
-    store = open_store(server)
+    store = open_s3(server)
     assert len(store.list().result()) == 10
     assert len(server.requests) == 3
 
@@ -694,29 +362,50 @@ def test_pages_without_end_are_an_error(server, keys):
         connection.sendall(head(200, [("Content-Length", len(body))]) + body)
 
     server.faults = [Fault(answer)]
-    store = open_store(server)
+    store = open_s3(server)
     for call in (lambda: store.list().result(), lambda: store.list_names().result()):
         with pytest.raises(StoreIOError, match="the list of keys does not get on"):
             call()
     assert len(server.requests) < 250
 
 
-def test_keys_that_stand_for_directories_are_not_listed(server):
-    server.values.update({f"bucket/{key}": b"" for key in ("a/", "a/b", "c/", "c/d/", "e")})
-    store = open_store(server)
-    assert store.list().result() == [b"a/b", b"e"]
-    assert store.list_names().result() == ["a/", "c/", "e"]
+ODD = ["/", "//", "/a", "a/", "a//b", "c/", "c/d/", "e", "a b/\u00e9%20+~=", "*?&;#", "...", "a~"]
+
+
+@pytest.mark.parametrize("encodes", [True, False])
+def test_odd_keys_are_read_written_listed_and_deleted(server, monkeypatch, encodes):
+    monkeypatch.setattr(server, "encodes", encodes)
+    server.page_keys = 3
+    store = open_s3(server)
+    store.write_many(WriteRequest(ODD, [key.encode() for key in ODD])).raise_first()
+    assert server.values == {f"bucket/{key}": key.encode() for key in ODD}
+    assert store.list().result() == sorted(key.encode() for key in ODD)
+    assert [store[key] for key in ODD] == [key.encode() for key in ODD]
+    assert put(store, "a//b", b"2", ABSENT) == b""
+    names = {"/", "*?&;#", "...", "a b/", "a/", "a~", "c/", "e"}
+    assert store.list_names().result() == sorted(names)
+    assert store.driver.list_names("a/") == ["/"]  # The object "a/" is not below itself.
     assert store.driver.list_names("c/") == ["d/"]
-    server.values["bucket//a"] = b""
-    for call in (lambda: store.list().result(), lambda: store.list_names().result()):
-        with pytest.raises(StoreIOError, match="cannot be named here"):
-            call()
+    assert store.driver.list_names("/") == ["/", "a"]
+    store.delete_range(KvStore.KeyRange("a/", "a0")).result()
+    assert store.list(KvStore.KeyRange("a", "b")).result() == ["a b/\u00e9%20+~=".encode(), b"a~"]
+    del store["//"]
+    assert store.list(KvStore.KeyRange("/", "0")).result() == [b"/", b"/a"]
+
+
+def test_only_keys_in_question_are_asked_for(server):
+    server.values.update({f"bucket/k{i:03}": b"" for i in range(500)})
+    server.page_keys = 10
+    store = open_s3(server)
+    found = store.list(KvStore.KeyRange("k222", "k230")).result()
+    assert found == [f"k{i}".encode() for i in range(222, 230)]
+    assert len(server.requests) == 1
 
 
 def test_ends_of_a_range_need_not_be_legal_keys(server):
     names = ["a", "a.", "a/b", "a/bb", "a/c", "b", "b~"]
     server.values.update({f"bucket/{name}": b"" for name in names})
-    store = open_store(server)
+    store = open_s3(server)
     ends = [
         "",
         "a/",
@@ -736,16 +425,15 @@ def test_ends_of_a_range_need_not_be_legal_keys(server):
         assert store.list(KvStore.KeyRange(low, high)).result() == expected
 
 
-@pytest.mark.parametrize("body", [b"", b"<a>", b"\xff"], ids=str)
+@pytest.mark.parametrize("body", [b"", b"<a>", b"\xff", b"<Error></Error>"], ids=str)
 def test_malformed_list_is_an_error(server, body):
     def answer(server, connection, request):
         connection.sendall(head(200, [("Content-Length", len(body))]) + body)
 
     server.faults = [Fault(answer)]
-    with pytest.raises(
-        StoreIOError, match=r"Error listing .*obstore does not accept it: Generic S3 error"
-    ):
-        open_store(server).list().result()
+    for call in (lambda store: store.list(), lambda store: store.list_names()):
+        with pytest.raises(StoreIOError, match=r"Error listing .*: the response is not a list of"):
+            call(open_s3(server)).result()
 
 
 # ------------------------------------------------------------------------- what goes wrong
@@ -753,7 +441,7 @@ def test_malformed_list_is_an_error(server, body):
 
 def test_server_that_hangs_is_given_up(server):
     server.faults = [Fault(lambda s, c, r: s.stopped.wait(60) and False)]
-    store = open_store(server, http_request_timeouts={"idle": "50ms"})
+    store = open_s3(server, http_request_timeouts={"idle": "50ms"})
     with pytest.raises(StoreIOError, match=r"All 3 retry attempts failed, .*: no data for 0.05 s"):
         store.read("a").result()
 
@@ -762,10 +450,10 @@ def test_lost_connections_are_repeated(server):
     server.values["bucket/a"] = b"value"
     lost = Fault(lambda s, c, r: False, times=2)
     server.faults = [lost]
-    assert open_store(server)["a"] == b"value"
+    assert open_s3(server)["a"] == b"value"
     lost.times = 1 << 30
     with pytest.raises(StoreIOError, match="All 3 retry attempts failed"):
-        open_store(server).read("a").result()
+        open_s3(server).read("a").result()
 
 
 @pytest.mark.parametrize(
@@ -784,7 +472,7 @@ def test_wrong_range_is_an_error(server, fields, body):
     different = {"fields": fields} | ({} if body is None else {"body": body})
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, **different))]
     with pytest.raises((StoreIOError, LimitError), match="Error reading"):
-        open_store(server).read("a", byte_range=slice(0, 7)).result()
+        open_s3(server).read("a", byte_range=slice(0, 7)).result()
 
 
 def test_endless_body_takes_no_memory(server):
@@ -801,7 +489,7 @@ def test_endless_body_takes_no_memory(server):
             sent.append(len(block))
 
     server.faults = [Fault(endless)]
-    store = open_store(server)
+    store = open_s3(server)
     assert store.read("a", byte_range=slice(0, 10)).result().value == bytes(10)
     with pytest.raises((StoreIOError, LimitError)):
         store.read("a").result()
@@ -811,7 +499,7 @@ def test_endless_body_takes_no_memory(server):
 def test_value_of_another_length_than_announced_is_refused_before_it_is_read(server):
     server.values["bucket/a"] = bytes(100_000)
     with pytest.raises(LimitError, match="has 100000 bytes, at most 10 are expected"):
-        get(open_store(server), "a", max_nbytes=10)
+        get(open_s3(server), "a", max_nbytes=10)
 
 
 def test_no_more_requests_are_under_way_than_the_limit(server):
@@ -824,7 +512,7 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
     with S3Server() as alone:
         alone.values.update({f"bucket/k{i}": bytes([i]) for i in range(30)})
         alone.faults = [Fault(meet)]
-        store = open_store(alone, s3_request_concurrency={"limit": 3})
+        store = open_s3(alone, s3_request_concurrency={"limit": 3})
         columns = store.read_many(
             gpustore.kvstores.kvstore.ReadRequest([f"k{i}" for i in range(30)])
         )
@@ -835,7 +523,7 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
 
 def test_pause_is_as_long_as_the_server_says(server):
     server.values["bucket/a"] = b"value"
-    store = open_store(server)
+    store = open_s3(server)
     for call in (lambda: store["a"], lambda: store.list().result()):
         server.faults = [Fault(lambda s, c, r: refuse(c, 503, "", [("Retry-After", "1")]), times=1)]
         begun = time.monotonic()
@@ -847,7 +535,7 @@ def test_long_value_is_written_in_parts(server, short_parts):
     value = np.random.default_rng(0).bytes(35 << 20)
     busy = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
     server.faults = [busy]
-    store = open_store(server)
+    store = open_s3(server)
     assert put(store, "a/b c", value) == b'"whole"'
     assert server.values == {"bucket/a/b c": value}
     assert busy.done == 2
@@ -877,7 +565,7 @@ def test_lost_answer_about_a_value_in_parts_is_found_out(server, monkeypatch):
         return False
 
     server.faults = [Fault(obey_and_hang_up)]
-    store = open_store(server)
+    store = open_s3(server)
     assert get(store, "a") == (ReadState.MISSING, None, ABSENT)
     generation = put(store, "a", value)
     assert get(store, "a") == (ReadState.VALUE, value, generation)
@@ -897,7 +585,7 @@ def test_parts_of_a_value_that_fails_do_not_stay(server, monkeypatch):
 
     server.faults = [Fault(fail)]
     with pytest.raises(StoreIOError, match="AccessDenied"):
-        open_store(server).write("a", bytes(100)).result()
+        open_s3(server).write("a", bytes(100)).result()
     assert server.values == server.parts == {}
 
 
@@ -911,42 +599,15 @@ def test_part_that_arrives_late_does_not_stay(server, monkeypatch):
             if "partNumber=1&" in request.query:
                 return refuse(connection, 403, "AccessDenied")
             deleted.wait(0.3)  # Long enough for a deletion that does not wait.
-        server.parts.setdefault(signature(request).get("uploadId", ""), {})
         server.serve(connection, request)
         if request.method == "DELETE":
             deleted.set()
 
     server.faults = [Fault(fail)]
     with pytest.raises(StoreIOError, match="AccessDenied"):
-        open_store(server).write("a", bytes(17 << 20)).result()
+        open_s3(server).write("a", bytes(17 << 20)).result()
     assert deleted.wait(30)
-    server.parts.pop("", None)
     assert server.parts == {}
-
-
-def test_what_the_environment_says_to_obstore_changes_nothing(server, monkeypatch):
-    with HttpServer() as other:
-        for name, value in {
-            "AWS_SKIP_SIGNATURE": "true",
-            "AWS_PROXY_URL": other.url,
-            "AWS_PROXY_EXCLUDES": "127.0.0.1",
-            "NO_PROXY": "*",
-            "AWS_BUCKET": "other",
-            "AWS_ENDPOINT": other.url,
-            "AWS_TIMEOUT": "1ms",
-        }.items():
-            monkeypatch.setenv(name, value)
-        store = open_store(server)
-        store["a"] = b"1"
-        assert store.list().result() == [b"a"]
-        put_, list_ = server.requests
-        assert "X-Amz-Signature" in put_.query
-        assert list_.headers["authorization"].startswith("AWS4-HMAC-SHA256")
-        assert list_.headers["user-agent"] == "gpustore"
-        assert other.requests == []
-        monkeypatch.setenv("AWS_S3_EXPRESS", "true")
-        with pytest.raises(StoreIOError, match=r"Error listing .*accept it: Generic S3 error"):
-            open_store(server).list().result()
 
 
 def test_list_is_longer_than_any_page_can_be(server):
@@ -959,7 +620,7 @@ def test_list_is_longer_than_any_page_can_be(server):
 
     server.faults = [Fault(endless)]
     with pytest.raises(LimitError, match=r"Error listing .*: the response has 1099511627776 bytes"):
-        open_store(server).list().result()
+        open_s3(server).list().result()
 
 
 def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, short_parts, tmp_path):
@@ -974,27 +635,12 @@ def test_everything_is_encrypted_where_the_bucket_is(monkeypatch, short_parts, t
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
     monkeypatch.setattr(connection, "_TLS", [])
     with Server(authority.context()) as server:
-        store = open_store(server)
+        store = open_s3(server)
         store["a/b"] = b"1"
         store["c"] = bytes(100)
         assert store.list().result() == [b"a/b", b"c"]
         assert store.driver.list_names("") == ["a/", "c"]
         assert (store["a/b"], store["c"]) == (b"1", bytes(100))
-
-
-def test_nobody_who_is_not_asked_for_credentials_gets_a_request(server, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    with HttpServer({"credentials": b"{}"}) as service, HttpServer() as other:
-        fields = [("Location", f"{other.url}/credentials"), ("Content-Length", 0)]
-        service.faults = [Fault(lambda s, c, r: c.sendall(head(302, fields)))]
-        (tmp_path / "token").write_text("TOKEN")
-        source = {"type": "ecs", "endpoint": f"{service.url}/credentials"}
-        source["auth_token_file"] = str(tmp_path / "token")
-        with pytest.raises(StoreIOError, match=r"no credentials, or .*Found \[HTTP code 302\]"):
-            open_store(server, aws_credentials=source).read("a").result()
-        assert len(service.requests) == 1
-        assert other.requests == server.requests == []
 
 
 def test_server_that_refuses_a_body_or_does_not_read_it(server):
@@ -1035,7 +681,7 @@ def test_server_that_refuses_a_body_or_does_not_read_it(server):
 def test_answer_without_a_generation_is_no_success_of_a_condition(server):
     fields = [("Content-Length", 0)]
     server.faults = [Fault(lambda s, c, r: c.sendall(head(200, fields)))]
-    store = open_store(server, use_conditional_write=True)
+    store = open_s3(server, use_conditional_write=True)
     with pytest.raises(StoreIOError, match="does not say what was written"):
         store.write("a", b"1", if_equal=ABSENT).result()
     assert put(store, "a", b"1") == b""
@@ -1045,7 +691,7 @@ def test_answer_without_a_generation_is_no_success_of_a_condition(server):
     "members", [{}, {"use_conditional_write": True}, {"use_conditional_write": False}], ids=str
 )
 def test_condition_that_is_no_generation_cannot_hold(server, members):
-    store = open_store(server, **members)
+    store = open_s3(server, **members)
     store["a"] = b"1"
     server.requests.clear()
     for strange in (b'"x"\r\nEvil: 1', b"\0", b"\xff", b'"' + b"x" * 2000 + b'"'):
@@ -1060,7 +706,7 @@ def test_names_and_sizes_come_with_the_list(server):
     server.values.update(
         {"bucket/d/a": b"", "bucket/d/b/c": b"12", "bucket/d/b/d": b"123", "bucket/e": b""}
     )
-    store = open_store(server, "d/")
+    store = open_s3(server, "d/")
     assert store.list_names().result() == ["a", "b/"]
     assert store.list_nbytes().result() == ({"a": 0, "b/c": 2, "b/d": 3}, {})
     assert len(server.requests) == 2
@@ -1069,11 +715,11 @@ def test_names_and_sizes_come_with_the_list(server):
 def test_remark_on_the_encoding_changes_no_bytes(server):
     server.values["bucket/a"] = b"stored"
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, fields={"Content-Encoding": "gzip"}))]
-    assert open_store(server)["a"] == b"stored"
+    assert open_s3(server)["a"] == b"stored"
 
 
 def test_condition_of_a_deletion_is_sent_to_who_knows_it(server):
-    store = open_store(server, use_conditional_write=True)
+    store = open_s3(server, use_conditional_write=True)
     first = put(store, "a", b"1")
     server.requests.clear()
     assert put(store, "a", None, b'"other"') == b""
@@ -1104,8 +750,6 @@ if not child:
             one["b"] = one["a"] + b"2"
         assert one["b"] == b"12"
         code = len(one.list().result())
-    except gpustore.errors.ForkError as error:
-        code = 20 + ('"spawn"' in str(error))
     finally:
         os._exit(code)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -1113,12 +757,8 @@ print(store["b"])
 """
 
 
-@pytest.mark.parametrize(
-    ("type", "listed"), [("environment", "21"), ("profile", "21"), ("anonymous", "2")]
-)
-def test_forked_child_reads_and_writes_and_never_waits_for_ever(
-    server, monkeypatch, tmp_path, type, listed
-):
+@pytest.mark.parametrize("type", ["environment", "profile", "anonymous"])
+def test_forked_child_reads_writes_and_lists(server, monkeypatch, tmp_path, type):
     (tmp_path / "keys").write_text("[default]\naws_access_key_id=D\naws_secret_access_key=S\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
     done = subprocess.run(
@@ -1128,14 +768,7 @@ def test_forked_child_reads_and_writes_and_never_waits_for_ever(
         timeout=60,
     )
     assert done.stderr == ""
-    assert done.stdout == f"{listed}\nb'12'\n"
-
-
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("gpustore.registry.is_installed", lambda module: False)
-    for url in ("s3://bucket/x", "gs://bucket/x"):
-        with pytest.raises(UnsupportedError, match=r"pip install 'gpustore\[cloud\]'"):
-            KvStore.open(url).result()
+    assert done.stdout == "2\nb'12'\n"
 
 
 # ------------------------------------------------------------------------- arrays

@@ -1,0 +1,290 @@
+"""Keys for S3: those of the environment at once, all others as botocore finds them.
+
+botocore follows profiles, roles, single sign-on, programs, web identity, containers and machines;
+what it asks the network for is sent by :mod:`~gpustore.kvstores.buckets.credential_service`. It is
+imported when something hints at credentials that only it can find.
+
+Source: AWS SDKs and Tools reference guide, "Standardized credential providers".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from gpustore import registry
+from gpustore.errors import NotFoundError, StoreIOError
+from gpustore.kvstores.buckets.credential_service import CredentialServices
+from gpustore.kvstores.buckets.machine import is_made_by
+from gpustore.kvstores.s3.signature import AwsKeys
+from gpustore.resources.aws_credentials import AwsCredentialsSource
+from gpustore.runtime.executor import reset_after_fork
+from gpustore.strict_json.parsing import quote
+
+_HINTS: Final = (
+    *("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+_FILES: Final = (
+    ("credentials_file", "AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    ("config_file", "AWS_CONFIG_FILE", "~/.aws/config"),
+)
+_KEY: Final = re.compile("[!-~]{1,16384}")
+_PROGRAM_S: Final = 60.0
+"""How long a program that hands out credentials may take."""
+
+
+class AwsCredentials:
+    """The credentials of one opened store. Thread-safe; a forked child finds them again.
+
+    Parameters
+    ----------
+    source : AwsCredentialsSource
+    services : CredentialServices
+    region : str
+        Whose services are asked; empty for that of the profile.
+
+    Attributes
+    ----------
+    region : str
+        What `region` or the profile says; may be empty.
+    who : int
+        Differs where the credentials may.
+
+    Raises
+    ------
+    NotFoundError
+        If there are none in the environment, no such profile, or files that are not profiles.
+    UnsupportedError
+        If botocore is needed and not installed.
+    """
+
+    def __init__(
+        self, source: AwsCredentialsSource, services: CredentialServices, region: str
+    ) -> None:
+        self._source = source
+        self._services = services
+        self._lock = threading.Lock()
+        self._found: Any = None
+        self._keys: AwsKeys | None = None
+        kind = source.type
+        if kind == "environment" or (kind == "default" and os.environ.get("AWS_ACCESS_KEY_ID")):
+            self._keys = _environment_keys()
+        self._on_machine = is_made_by("Amazon EC2") and not _is_machine_disabled()
+        hinted = self._on_machine or any(os.environ.get(name) for name in _HINTS)
+        hinted = hinted or _has_files(source)
+        self._is_asked = kind not in ("anonymous", "environment") and self._keys is None
+        self._is_asked = self._is_asked and (hinted or kind != "default")
+        configured: Any = {}
+        if self._is_asked:
+            services.require("botocore")
+            configured = self._profile()
+            if not configured and (kind == "profile" or (kind == "default" and self._name())):
+                name = quote(self._name() or "default")
+                raise NotFoundError(f"aws_credentials: there are no keys in profile {name}")
+        elif kind == "default" and _has_files(source) and registry.is_installed("botocore"):
+            configured = self._profile()
+        said = configured.get("region") if kind in ("default", "profile") else None
+        self.region = region or (said if isinstance(said, str) else "")
+        variables = sorted((n, v) for n, v in os.environ.items() if n.startswith("AWS_"))
+        self.who = hash((self._keys, repr(configured), repr(variables)))
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget what the parent has found: a lock in it may be held."""
+        self._lock = threading.Lock()
+        self._found = None
+
+    def keys(self) -> AwsKeys | None:
+        """Return the present keys; None if requests are anonymous.
+
+        Raises
+        ------
+        StoreIOError
+            If there are none, or they cannot be fetched.
+        """
+        return self._services.ask("botocore", self._present) if self._is_asked else self._keys
+
+    def _present(self) -> AwsKeys | None:
+        with self._lock:
+            if self._found is None:
+                self._found = self._find() or False
+            found = self._found
+        if found:
+            frozen = found.get_frozen_credentials()
+            return _checked(frozen.access_key, frozen.secret_key, frozen.token)
+        if self._source.type != "default" or self._on_machine:
+            raise LookupError
+        return None
+
+    # ------------------------------------------------------------------ botocore
+
+    def _session(self) -> Any:
+        """A session with the files and the profile of the source; it sends nothing itself."""
+        import botocore.config
+        import botocore.session
+
+        source = self._source
+        session = botocore.session.Session(profile=source.profile or None)
+        for name, _, _ in _FILES:
+            if getattr(source, name):
+                session.set_config_variable(name, getattr(source, name))
+        once = botocore.config.Config(retries={"total_max_attempts": 1})
+        session.set_default_client_config(once)
+        session.register("before-send", self._answer)
+        return session
+
+    def _name(self) -> str:
+        """Name of the profile, empty if none is named."""
+        return str(self._session().get_config_variable("profile") or "")
+
+    def _profile(self) -> Any:
+        """What the files say about the profile."""
+        from botocore.exceptions import ConfigParseError, ProfileNotFound
+
+        try:
+            return self._session().get_scoped_config()
+        except ProfileNotFound:
+            return {}
+        except (ConfigParseError, UnicodeDecodeError) as error:
+            path = quote(str(getattr(error, "kwargs", {}).get("path", "")))
+        # The text of the error may hold a line of the file.
+        raise NotFoundError(f"aws_credentials: local file {path} cannot be read as profiles")
+
+    def _find(self) -> Any:
+        """Ask what may know credentials, in botocore's order; None if nothing does."""
+        from botocore.credentials import CredentialResolver
+
+        return CredentialResolver(self._providers()).load_credentials()
+
+    def _providers(self) -> list[Any]:
+        from botocore import credentials, utils
+
+        sender, source = self, self._source
+
+        class Machine(utils.InstanceMetadataFetcher):  # type: ignore[misc]
+            def __init__(self, session: Any) -> None:
+                names = ("ec2_metadata_service_endpoint", "ec2_metadata_v1_disabled")
+                config = {name: session.get_config_variable(name) for name in names}
+                mode = utils.resolve_imds_endpoint_mode(session)
+                config["ec2_metadata_service_endpoint_mode"] = mode
+                super().__init__(config=config)
+                self._session = sender
+
+        class Profiles(credentials.ProfileProviderBuilder):  # type: ignore[misc]
+            def providers(self, profile_name: str, disable_env_vars: bool = False) -> list[Any]:
+                program = credentials.ProcessProvider(
+                    profile_name, lambda: session.full_config, popen=_Program
+                )
+                found = super().providers(profile_name, disable_env_vars)
+                return [program if one.METHOD == program.METHOD else one for one in found]
+
+        session = self._session()
+        environ = dict(os.environ)
+        if source.type == "ecs" and source.endpoint:
+            environ = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": source.endpoint}
+            if source.auth_token_file:
+                environ["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = source.auth_token_file
+        fetcher = utils.ContainerMetadataFetcher(session=self, sleep=lambda seconds: None)
+        container = credentials.ContainerProvider(environ, fetcher)
+        machine = credentials.InstanceMetadataProvider(Machine(session))
+        if source.type in ("ecs", "imds"):
+            return [container if source.type == "ecs" else machine]
+        profile = session.get_config_variable("profile") or "default"
+        region = self.region or "us-east-1"
+        cache: dict[str, Any] = {}
+        builder = Profiles(session, cache=cache, region_name=region)
+        sources = [credentials.EnvProvider(), container, machine]
+        role = credentials.AssumeRoleProvider(
+            load_config=lambda: session.full_config,
+            client_creator=lambda name, **kwargs: session.create_client(
+                name, **{"region_name": region, **kwargs}
+            ),
+            cache=cache,
+            profile_name=profile,
+            prompter=_nobody,
+            credential_sourcer=credentials.CanonicalNameCredentialSourcer(sources),
+            profile_provider_builder=builder,
+        )
+        named = source.type == "profile"
+        found = [role, *builder.providers(profile, disable_env_vars=named)]
+        if not named:
+            found += [container, *([machine] if self._on_machine else [])]
+        return found
+
+    def send(self, request: Any) -> Any:
+        """Answer a request of botocore."""
+        from botocore.awsrequest import AWSResponse
+
+        response = self._services.send(
+            request.method, request.url, dict(request.headers), request.body
+        )
+        answer = AWSResponse(request.url, response.status, response.headers, None)
+        answer._content = bytes(response.body)
+        return answer
+
+    def _answer(self, request: Any, **kwargs: Any) -> Any:
+        """As :meth:`send`, for an event."""
+        return self.send(request)
+
+
+class _Program(subprocess.Popen[bytes]):
+    """A program that hands out credentials: it has to end, and what it complains of is not kept."""
+
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        try:
+            return super().communicate(input, _PROGRAM_S)[0], b""
+        except subprocess.TimeoutExpired:
+            self.kill()
+            super().communicate()
+            raise StoreIOError(
+                f"the program that credential_process names has not ended within {_PROGRAM_S:g} s",
+                status="DEADLINE_EXCEEDED",
+            ) from None
+
+
+def _nobody(prompt: str) -> str:
+    """There is nobody to type the code of a device."""
+    raise StoreIOError(
+        "the profile wants the code of a device (mfa_serial), which cannot be asked for",
+        status="FAILED_PRECONDITION",
+    )
+
+
+def _environment_keys() -> AwsKeys:
+    """Those that are there now: a store does not change its keys with the environment."""
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    access, secret, token = (os.environ.get(name, "").strip() for name in names)
+    if not access or not secret:
+        raise NotFoundError(
+            "aws_credentials: there are none in the environment variables "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    return _checked(access, secret, token)
+
+
+def _checked(access: Any, secret: Any, token: Any) -> AwsKeys:
+    """Keys that can be a part of a header field."""
+    keys = AwsKeys(access, secret, token or "")
+    if not all(
+        isinstance(one, str) and _KEY.fullmatch(one) for one in (access, secret, token or "x")
+    ):
+        raise StoreIOError("a key is not visible ASCII", status="FAILED_PRECONDITION")
+    return keys
+
+
+def _has_files(source: AwsCredentialsSource) -> bool:
+    """Whether there may be profiles."""
+    paths = [
+        getattr(source, name) or os.environ.get(variable) or usual
+        for name, variable, usual in _FILES
+    ]
+    return any(Path(path).expanduser().is_file() for path in paths)
+
+
+def _is_machine_disabled() -> bool:
+    return os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
