@@ -7,7 +7,8 @@ JSON: an object with a member ``type``:
 ``anonymous``    requests are not signed
 ``environment``  ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``
 ``profile``      a ``profile`` of ``credentials_file`` and ``config_file``, by default
-                 ``AWS_PROFILE`` in ``~/.aws/credentials`` and ``~/.aws/config``
+                 ``AWS_PROFILE`` in ``~/.aws/credentials`` and ``~/.aws/config``: keys, roles,
+                 single sign-on, programs
 ``ecs``          the service of a container: ``endpoint`` and ``auth_token_file``, or the
                  environment variables ``AWS_CONTAINER_*``
 ``imds``         the metadata service of a virtual machine
