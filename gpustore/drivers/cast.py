@@ -227,7 +227,7 @@ def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor
     promise, result = Promise.new()
 
     def run(done: Future[Any]) -> None:
-        # A batch has given it those of all reads that it joined.
+        # A batch has given it those of all reads that it merged.
         result._statistics = done._statistics
         try:
             promise.set_result(attributed(done._statistics, lambda: convert(done.result())))

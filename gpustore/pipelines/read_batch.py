@@ -62,7 +62,7 @@ class BatchedRead:
         return tuple(self.transform.domain.shape)
 
     @property
-    def joins(self) -> bool:
+    def mergeable(self) -> bool:
         """Whether it can be one of several."""
         maps = self.transform.output
         return self.transform.domain.size > 0 and all(map_.index_array is None for map_ in maps)
@@ -118,20 +118,20 @@ def _together(
 ) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, CopyPlan]] | None]:
     """Reads of one array that share their chunks, the others, and the plan of the first."""
     reads = [one for one in reads if not one.future.cancelled()]
-    joined = [one for one in reads if one.joins]
-    plans = _plans(joined) if len(joined) > 1 else None
+    merged = [one for one in reads if one.mergeable]
+    plans = _plans(merged) if len(merged) > 1 else None
     if plans is None:
         return [], reads, None
-    return joined, [one for one in reads if not one.joins], plans
+    return merged, [one for one in reads if not one.mergeable], plans
 
 
 def _explain(reads: list[BatchedRead]) -> list[Any]:
     estimate = registry.find("explain", "estimate")
-    joined, alone, plans = _together(reads)
+    merged, alone, plans = _together(reads)
     found = []
     if plans is not None:
-        shapes = [one.shape for one in joined]
-        found.append(estimate(joined[0].array, plans, shapes, together=len(joined)))
+        shapes = [one.shape for one in merged]
+        found.append(estimate(merged[0].array, plans, shapes, together=len(merged)))
     for one in alone:
         plan = one.array.plans(one.transform, one.memory.strides)
         found.append(estimate(one.array, plan, [one.shape]))
@@ -139,28 +139,28 @@ def _explain(reads: list[BatchedRead]) -> list[Any]:
 
 
 def _start(reads: list[BatchedRead]) -> None:
-    joined, alone, plans = _together(reads)
+    merged, alone, plans = _together(reads)
     for one in alone:
         one.alone()
     if plans is None:
         return
-    array = joined[0].array
+    array = merged[0].array
     statistics = Operation()
-    for one in joined:
+    for one in merged:
         one.future._statistics = statistics
 
     def finish(done: Future[None]) -> None:
         failed = done.cancelled() or done.exception() is not None
-        for one in joined:
+        for one in merged:
             if failed:
                 one.alone()
             else:
                 one.promise.set_result(one.result)
 
-    memories = [one.memory for one in joined]
+    memories = [one.memory for one in merged]
 
     def begin() -> Future[Any]:
-        STATISTICS.add(reads=len(joined), chunks_planned=sum([len(plan) for _, plan in plans]))
+        STATISTICS.add(reads=len(merged), chunks_planned=sum([len(plan) for _, plan in plans]))
         return read_regions(array, plans, memories, None)
 
     shared = attributed(statistics, begin)

@@ -33,9 +33,10 @@ from gpustore.pipelines.read import (
     contiguous,
     most_keys,
 )
+from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
-from gpustore.planning.copy_plan import Block, CopyPlan, merge_plans
+from gpustore.planning.copy_plan import CopyPlan, merge_plans
 from gpustore.planning.crop_plan import check_starts, plan_crops
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS

@@ -117,12 +117,7 @@ class ChunkPlan:
         """For each set, the runs of its rows whose cells share a key."""
         found = []
         for one in self.sets:
-            ratios = [self.format.key_ratio[o] for o in one.output_dimensions]
-            if ratios == [1] * len(ratios):
-                found.append([(i, i + 1) for i in range(len(one))])
-                continue
-            columns = [[cell // ratio for cell in cells] for cells, ratio in zip(one.cells, ratios)]
-            keys = list(zip(*columns))
+            keys = one.keys(self.format.key_ratio)
             edges = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
             found.append(list(itertools.pairwise([0, *edges, len(keys)])))
         return tuple(found)

@@ -68,6 +68,11 @@ class ConnectedSet:
     def __len__(self) -> int:
         return len(self.count)
 
+    def keys(self, key_ratio: Sequence[int]) -> list[tuple[int, ...]]:
+        """What the rows add to the indices of their keys."""
+        columns = zip(self.cells, [key_ratio[o] for o in self.output_dimensions])
+        return list(zip(*[[cell // ratio for cell in cells] for cells, ratio in columns]))
+
     def groups(self) -> list[tuple[dict[int, int], ConnectedSet]]:
         """Split the rows by the sizes of their chunks; rows of one size keep their order."""
         if not self.sizes:
@@ -79,22 +84,20 @@ class ConnectedSet:
 
     def _part(self, rows: list[int]) -> ConnectedSet:
         """Some of the rows, of chunks of one size; those of elements follow one another."""
-        first, elements = self.first, slice(None)
-        if first is not None:
-            elements = slice(int(first[rows[0]]), int(first[rows[-1] + 1]))
-            first = first[rows[0] : rows[-1] + 2] - elements.start
-        by_element = [*self.inside, self.dst_start]
+        inside, dst_start, first = self.inside, self.dst_start, self.first
         if first is None:
-            by_element = [_take(column, rows) for column in by_element]
+            inside, dst_start = [_take(column, rows) for column in inside], _take(dst_start, rows)
         else:
-            by_element = [column[elements] for column in by_element]
+            some = slice(int(first[rows[0]]), int(first[rows[-1] + 1]))
+            inside, dst_start = [column[some] for column in inside], dst_start[some]
+            first = first[rows[0] : rows[-1] + 2] - some.start
         return ConnectedSet(
             self.input_dimensions,
             self.output_dimensions,
             [_take(column, rows) for column in self.cells],
-            by_element[:-1],
+            inside,
             {},
-            by_element[-1],
+            dst_start,
             _take(self.count, rows),
             _take(self.whole, rows),
             first,
@@ -110,9 +113,7 @@ class ConnectedSet:
         at = self.first[1:-1]
         points = list(zip(np.split(src, at), np.split(self.dst_start, at)))
         # Rows that share a key follow one another, so that a shard is read or written once.
-        columns = zip(self.cells, [key_ratio[o] for o in self.output_dimensions])
-        keys = list(zip(*[[cell // ratio for cell in cells] for cells, ratio in columns]))
-        rows = sorted(range(len(self)), key=keys.__getitem__)
+        rows = sorted(range(len(self)), key=self.keys(key_ratio).__getitem__)
         zeros = [0] * len(rows)
         return ConnectedSet(
             self.input_dimensions,

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from gpustore.errors import LimitError, MismatchError, OutOfBoundsError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import ChunkGrid, Integers
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.connected_set import maps_by_input
 from gpustore.planning.copy_plan import (
-    Block,
     CellColumn,
     CopyColumns,
     CopyPlan,
@@ -165,70 +165,52 @@ def _constant(transform: IndexTransform, o: int) -> IndexTransform:
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """The runs of all crops along one input dimension, as columns over all crops.
-
-    Attributes
-    ----------
-    dimension : int
-        The input dimension.
-    first : int64 array, length crops + 1
-        Where the runs of each crop begin in the columns below.
-    offset, count : int64 array
-        First index of a run, counted from the start of its crop, and its elements.
-    located : dict of int to tuple
-        By output dimension, what :meth:`ChunkGrid.locate` finds of the beginnings.
-    """
-
-    dimension: int
-    first: Integers
-    offset: Integers
-    count: Integers
-    located: dict[int, tuple[Integers, Integers, Any]]
-
-
-@dataclass(frozen=True, slots=True)
 class _Crops:
     """The regions of all crops, by number: crop by crop, each the product of its runs.
 
     Attributes
     ----------
-    runs : list of _Runs
+    runs : dict of int to (first, offset, count)
+        By input dimension the runs of all crops as int64 columns: where those of each crop begin
+        and the last end, their first indices from the start of their crop, and their elements.
+    located : dict of int to (cell, inside, size)
+        By output dimension what :meth:`ChunkGrid.locate` finds of the beginnings of the runs of
+        its input dimension, or of its one index.
+    dimension : list of int or None
+        Input dimension of each output dimension.
     first : int64 array, length crops + 1
         Where the regions of each crop begin.
-    constant : dict of int to tuple
-        By output dimension that has one index, what :meth:`ChunkGrid.at` finds of it.
     """
 
-    runs: list[_Runs]
+    runs: dict[int, tuple[Integers, Integers, Integers]]
+    located: dict[int, tuple[Integers, Integers, Any]]
+    dimension: list[int | None]
     first: Integers
-    constant: dict[int, tuple[int, int, int, int]]
 
     def __len__(self) -> int:
         """Number of regions."""
         return int(self.first[-1])
 
-    def rows(self, crop: Integers, left: Integers) -> list[Integers]:
-        """For each dimension with runs, the run of the region `left` of `crop`."""
-        found = []
-        for runs in reversed(self.runs):
-            first = runs.first[crop]
-            left, along = np.divmod(left, runs.first[crop + 1] - first)
-            found.append(first + along)
-        return found[::-1]
+    def rows(self, crop: Integers, left: Integers) -> dict[int | None, Integers]:
+        """By input dimension, the run of the region `left` of each `crop`."""
+        found: dict[int | None, Integers] = {}
+        for d, (first, _, _) in reversed(self.runs.items()):
+            left, along = np.divmod(left, first[crop + 1] - first[crop])
+            found[d] = first[crop] + along
+        return found
 
-    def columns(self, which: int) -> list[CellColumn]:
-        """Cells (0) or sizes (2) of all regions, along each array dimension."""
+    def columns(self) -> tuple[list[CellColumn], list[CellColumn]]:
+        """Cells of all regions along each array dimension, and the sizes of their chunks."""
         crop = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
-        columns: dict[int, CellColumn] = {
-            o: (np.array([one[which]]), None) for o, one in self.constant.items()
-        }
         rows = self.rows(crop, np.arange(len(self)) - self.first[crop])
-        for runs, of_region in zip(self.runs, rows):
-            for o, one in runs.located.items():
-                fixed = isinstance(one[which], int)
-                columns[o] = (np.array([one[which]]), None) if fixed else (one[which], of_region)
-        return [columns[o] for o in sorted(columns)]
+        cells: list[CellColumn] = []
+        sizes: list[CellColumn] = []
+        for o, d in enumerate(self.dimension):
+            cell, _, size = self.located[o]
+            cells.append((cell, rows.get(d)))
+            fixed = isinstance(size, int)
+            sizes.append((np.array([size]), None) if fixed else (size, rows.get(d)))
+        return cells, sizes
 
 
 def _crops(
@@ -247,24 +229,25 @@ def _crops(
     # Refused before it is built: the runs of one dimension alone could fill the memory.
     fewest = [grid.fewest_runs(extent[d], maps) for d, maps in used_by.items()]
     check(len(starts) * math.prod(fewest))
-    every = []
+    dimension: list[int | None] = [None] * len(transform.output)
+    located = {o: grid.locate(o, np.array([map_.offset])) for o, map_ in constant}
+    runs = {}
     regions: NDArray[Any] = np.ones(len(starts))
     for d, maps in used_by.items():
         first, crop, offset, count = grid.runs(starts[:, d], extent[d], maps, check)
+        runs[d] = first, offset, count
         index = starts[crop, d] + offset
-        located = {o: grid.locate(o, a + b * index) for o, a, b in maps}
-        every.append(_Runs(d, first, offset, count, located))
+        for o, a, b in maps:
+            located[o] = grid.locate(o, a + b * index)
+            dimension[o] = d
         regions *= np.diff(first)  # As floats: 32 dimensions could overflow integers.
     check(int(regions.sum()))
-    return _Crops(
-        every,
-        np.concatenate([[0], np.cumsum(regions.astype(np.int64))]),
-        {o: grid.at(o, map_.offset) for o, map_ in constant},
-    )
+    ends = np.cumsum(regions.astype(np.int64))
+    return _Crops(runs, located, dimension, np.concatenate([[0], ends]))
 
 
 class _Regions:
-    """The regions of crops that are copied from blocks of one shape; a CopySource.
+    """The regions of crops that are copied from blocks of one shape: a CopySource.
 
     Parameters
     ----------
@@ -273,8 +256,10 @@ class _Regions:
         Those of these regions among all; None for all.
     stride : tuple of int, one an array dimension
         Bytes between neighbours in a block.
-    transform, extent, dst_stride, separate
+    transform, extent, dst_stride
         As for :func:`plan_crops`.
+    targets : int or None
+        Number of arrays, if each crop has one.
     """
 
     def __init__(
@@ -292,17 +277,13 @@ class _Regions:
         self._extent = np.array(extent, np.int64)[:, None]
         self._crop_stride = dst_stride[0]
         self._separate = targets is not None
-        self._constant_src = sum(stride[o] * one[1] for o, one in crops.constant.items())
-        self._src_start = []
-        for runs in crops.runs:
-            src = np.zeros(len(runs.count), np.int64)
-            for o, one in runs.located.items():
-                src += stride[o] * one[1]
-            self._src_start.append(src)
+        self._src_start: dict[int | None, Integers] = {}
         strides = [0] * len(extent)
-        for o, map_ in enumerate(transform.output):
-            if map_.input_dimension is not None and map_.stride:
-                strides[map_.input_dimension] += stride[o] * map_.stride
+        for o, (_, inside, _) in crops.located.items():
+            d = crops.dimension[o]
+            self._src_start[d] = self._src_start.get(d, 0) + stride[o] * inside
+            if d is not None:
+                strides[d] += stride[o] * (transform.output[o].stride or 0)
         self.src_stride = (tuple(strides),) * (targets or 1)
         self.dst_stride = (tuple(dst_stride[1:]),) * (targets or 1)
 
@@ -311,22 +292,19 @@ class _Regions:
         crops = self._crops
         numbers = regions if self._numbers is None else self._numbers[regions]
         crop = np.searchsorted(crops.first, numbers, "right") - 1
-        src = np.full(len(numbers), self._constant_src, np.int64)
+        rows = crops.rows(crop, numbers - crops.first[crop])
+        rows[None] = np.zeros(len(numbers), np.int64)
+        src = np.zeros(len(numbers), np.int64)
+        for d, column in self._src_start.items():
+            src += column[rows[d]]
         dst = crop * self._crop_stride
         count = np.empty((len(self._extent), len(numbers)), np.int64)
         count[:] = self._extent
-        cells: dict[int, Integers] = {
-            o: np.full(len(numbers), one[0], np.int64) for o, one in crops.constant.items()
-        }
-        rows = crops.rows(crop, numbers - crops.first[crop])
-        for runs, src_start, of_region in zip(crops.runs, self._src_start, rows):
-            src += src_start[of_region]
-            dst += self.dst_stride[0][runs.dimension] * runs.offset[of_region]
-            count[runs.dimension] = runs.count[of_region]
-            for o, one in runs.located.items():
-                cells[o] = one[0][of_region]
-        target = crop if self._separate else None
-        return CopyColumns([cells[o] for o in sorted(cells)], src, dst, count, target)
+        for d, (_, offset, elements) in crops.runs.items():
+            dst += self.dst_stride[0][d] * offset[rows[d]]
+            count[d] = elements[rows[d]]
+        cells = [crops.located[o][0][rows[d]] for o, d in enumerate(crops.dimension)]
+        return CopyColumns(cells, src, dst, count, crop if self._separate else None)
 
 
 def plan_crops(
@@ -380,36 +358,35 @@ def plan_crops(
         return []
     targets = len(starts) if separate else None
     crops = _crops(transform, starts, extent, grid, max_chunks)
-    cells = crops.columns(0)
+    cells, sizes = crops.columns()
 
     def source(of: _Crops, numbers: Integers | None, block: Block) -> _Regions:
         return _Regions(of, numbers, block.stride, transform, extent, dst_stride, targets)
 
-    shape = tuple([edges for edges in grid.edges if isinstance(edges, int)])
-    if len(shape) == len(grid.edges):
-        block = block_of(shape)
-        larger = block
+    if all(isinstance(edges, int) for edges in grid.edges):
+        groups: list[Integers | None] = [None]
+    else:
+        _, group = np.unique(numbered(sizes, len(crops))[0], return_inverse=True)
+        ends = np.cumsum(np.bincount(group))
+        groups = list(np.split(np.argsort(group, kind="stable"), ends[:-1]))
+    plans = []
+    for numbers in groups:
+        at = 0 if numbers is None else numbers[0]
+        shape = tuple([int(size[0 if rows is None else rows[at]]) for size, rows in sizes])
+        block = larger = block_of(shape)
         if block.shape is not None and not block.direct:
             larger = _larger(block, transform, extent, len(starts), len(crops), block_nbytes)
-        if larger.single:
-            return [(shape, plan_copies(block, source(crops, None, block), len(crops), cells))]
-        of_blocks = ChunkGrid(grid.shape, larger.block_shape)
-        few = _crops(transform, starts, extent, of_blocks, max_chunks)
-        regions = source(few, None, larger)
-        touched = len(crops), cells
-        return [(shape, plan_copies(larger, regions, len(few), few.columns(0), touched))]
-    sizes = crops.columns(2)
-    groups, _ = numbered(sizes, len(crops))
-    _, groups = np.unique(groups, return_inverse=True)
-    ends = np.cumsum(np.bincount(groups))
-    plans = []
-    for numbers in np.split(np.argsort(groups, kind="stable"), ends[:-1]):
-        at = numbers[0]
-        shape = tuple([int(size[0 if rows is None else rows[at]]) for size, rows in sizes])
-        block = block_of(shape)
-        of_shape = [(column, rows if rows is None else rows[numbers]) for column, rows in cells]
-        regions = source(crops, numbers, block)
-        plans.append((shape, plan_copies(block, regions, len(numbers), of_shape)))
+        if larger is not block:
+            blocks = ChunkGrid(grid.shape, larger.block_shape)
+            few = _crops(transform, starts, extent, blocks, max_chunks)
+            copied = source(few, None, larger)
+            plan = plan_copies(larger, copied, len(few), few.columns()[0], (len(crops), cells))
+        elif numbers is None:
+            plan = plan_copies(block, source(crops, None, block), len(crops), cells)
+        else:
+            own = [(cell, rows if rows is None else rows[numbers]) for cell, rows in cells]
+            plan = plan_copies(block, source(crops, numbers, block), len(numbers), own)
+        plans.append((shape, plan))
     return plans
 
 
