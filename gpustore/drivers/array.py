@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore.backends.host import HostBackend
-from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.data_types.unit import Unit
@@ -63,7 +62,7 @@ class ArrayDriver(Unexplained):
     dtype: dtype_
     dimension_units: tuple[Unit | None, ...]
     executor: Executor
-    backend: HostBackend
+    backend: Backend
     resources: Mapping[str, Context.Resource]
     readable: bool
     writable: bool
@@ -116,53 +115,35 @@ class ArrayDriver(Unexplained):
         view: NDArray[Any] = np.lib.stride_tricks.as_strided(plain, tuple(domain.shape), strides)
         return view.view(first.dtype)
 
-    def _memory(self, shape: tuple[int, ...], out: Any, order: str) -> HostMemory:
-        if out is None:
-            return self.backend.empty(shape, self.array.dtype, order)
-        return self.backend.destination(out, shape, self.array.dtype)
-
     def read(
-        self,
-        transform: IndexTransform,
-        *,
-        out: Any,
-        order: str,
-        batch: Batch | None = None,
-        stream: Any = None,
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Copy the elements of the domain of `transform`."""
-        del batch, stream  # There is nothing to share, nor to wait for.
-        view, shape = self._view(transform), tuple(transform.domain.shape)
-        memory = self._memory(shape, out, order)
+        del batch  # There is nothing to share.
+        view = self._view(transform)
+        memory = output.memory(self.backend, tuple(transform.domain.shape), self.array.dtype)
 
         def run() -> Any:
             memory.array[...] = self.array[_numpy_index(transform)] if view is None else view
-            return memory.array if out is None else out
+            return output.filled(memory)
 
         return Future.deferred(run, self.executor)
 
     def read_many(
-        self,
-        transform: IndexTransform,
-        starts: Any,
-        shape: tuple[int, ...],
-        *,
-        out: Any,
-        order: str,
-        stream: Any = None,
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Copy the crops one after the other."""
         checked = check_starts(transform, starts, shape, self.array.shape)
         view = self._view(transform)
         assert view is not None  # There are no index arrays.
-        memory = self._memory((len(checked), *shape), out, order)
+        memory = output.memory(self.backend, (len(checked), *shape), self.array.dtype)
         corners = (checked - np.array(transform.domain.origin, np.int64)).tolist()
 
         def run() -> Any:
             for crop, corner in enumerate(corners):
                 index = tuple(slice(at, at + size) for at, size in zip(corner, shape))
                 memory.array[(crop, ...)] = view[index]
-            return memory.array if out is None else out
+            return output.filled(memory)
 
         return Future.deferred(run, self.executor)
 

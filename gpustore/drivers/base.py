@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self
 
+from gpustore.backends.base import Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, UnsupportedError
@@ -261,28 +262,15 @@ class Driver(Protocol):
         """Return a spec that opens the array again; with all metadata unless `minimal`."""
 
     def read(
-        self,
-        transform: IndexTransform,
-        *,
-        out: Any,
-        order: str,
-        batch: Batch | None = None,
-        stream: Any = None,
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read the domain of `transform`; see :func:`gpustore.pipelines.read.read`.
 
-        A read in a `batch` may begin when the batch is submitted. `stream` applies to devices only.
+        A read in a `batch` may begin when the batch is submitted.
         """
 
     def read_many(
-        self,
-        transform: IndexTransform,
-        starts: Any,
-        shape: tuple[int, ...],
-        *,
-        out: Any,
-        order: str,
-        stream: Any = None,
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
 

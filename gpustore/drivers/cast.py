@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.conversion import Converter, converter
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
@@ -140,57 +140,36 @@ class CastDriver(Unexplained):
         return CastSpec(self.base.spec(minimal=minimal), self.dtype)
 
     def read(
-        self,
-        transform: IndexTransform,
-        *,
-        out: Any,
-        order: str,
-        batch: Batch | None = None,
-        stream: Any = None,
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read the base, then convert the elements."""
-        read = partial(self.base.read, transform, batch=batch, order=order, stream=stream)
-        return self._read(read, tuple(transform.domain.shape), out, order, stream)
+        read = partial(self.base.read, transform, batch=batch)
+        return self._read(read, tuple(transform.domain.shape), output)
 
     def read_many(
-        self,
-        transform: IndexTransform,
-        starts: Any,
-        shape: tuple[int, ...],
-        *,
-        out: Any,
-        order: str,
-        stream: Any = None,
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read crops of the base, then convert the elements."""
-        read = partial(self.base.read_many, transform, starts, shape, order=order, stream=stream)
-        return self._read(read, (len(starts), *shape), out, order, stream)
+        read = partial(self.base.read_many, transform, starts, shape)
+        return self._read(read, (len(starts), *shape), output)
 
     def _read(
-        self,
-        read: Callable[..., Future[Any]],
-        shape: tuple[int, ...],
-        out: Any,
-        order: str,
-        stream: Any,
+        self, read: Callable[..., Future[Any]], shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         decode, backend, dtype = self.decode, self.backend, self.dtype.array_dtype
         assert decode is not None  # The store checks that it is readable.
         if self.dtype == self.base.dtype:
-            return read(out=out)
-        if out is None:
-            memory = backend.empty(shape, dtype, order, stream)
-        else:
-            memory = backend.destination(out, shape, dtype, stream)
+            return read(output=output)
+        memory = output.memory(backend, shape, dtype)
         source = self.base.backend
 
         def convert(elements: Any) -> Any:
             if source is not backend:
                 elements = source.to_host(elements)
             backend.convert(elements, decode, memory)
-            return memory.array if out is None else out
+            return output.filled(memory)
 
-        return _then(read(out=None), convert, self.executor)
+        return _then(read(output=output._replace(array=None)), convert, self.executor)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Convert `source`, then write to the base."""

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
@@ -181,44 +181,31 @@ class ChunkedDriver:
         return self.respec(metadata)
 
     def read(
-        self,
-        transform: IndexTransform,
-        *,
-        out: Any,
-        order: str,
-        batch: Batch | None = None,
-        stream: Any = None,
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
         if self.recheck > self.read_at:
-            stream = self.array.backend.caller_stream(stream)  # It begins on another thread.
-            begin = partial(read, out=out, order=order, stream=stream)
-            start = self._rechecked(transform, begin)
+            start = self._rechecked(transform, partial(read, output=self._from_here(output)))
             if batch is None:
                 return start()
             return batch._later(start, lambda: self.explain(transform))
         if batch is not None:
-            return read_in_batch(self.reader, transform, batch, out=out, order=order, stream=stream)
-        return read(self.reader, transform, out=out, order=order, stream=stream)
+            return read_in_batch(self.reader, transform, batch, output)
+        return read(self.reader, transform, output)
 
     def read_many(
-        self,
-        transform: IndexTransform,
-        starts: Any,
-        shape: tuple[int, ...],
-        *,
-        out: Any,
-        order: str,
-        stream: Any = None,
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read_many`."""
         if self.recheck > self.read_at:
-            stream = self.array.backend.caller_stream(stream)
-            crops = partial(
-                read_many, starts=starts, extent=shape, out=out, order=order, stream=stream
-            )
+            output = self._from_here(output)
+            crops = partial(read_many, starts=starts, extent=shape, output=output)
             return self._rechecked(transform, crops)()
-        return read_many(self.reader, transform, starts, shape, out=out, order=order, stream=stream)
+        return read_many(self.reader, transform, starts, shape, output)
+
+    def _from_here(self, output: Output) -> Output:
+        """Fix the caller's current stream in the output of a read that begins on another thread."""
+        return output._replace(stream=self.array.backend.caller_stream(output.stream))
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain the plan of the read through :mod:`gpustore.explain.estimate`."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.backends.host import HostBackend
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.json_array import object_array
@@ -100,16 +100,11 @@ class JsonDriver(Unexplained):
         return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
 
     def read(
-        self,
-        transform: IndexTransform,
-        *,
-        out: Any,
-        order: str,
-        batch: Batch | None = None,
-        stream: Any = None,
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
-        del batch, stream  # There is nothing to share, nor to wait for.
+        del batch  # There is nothing to share.
+        out = output.array
         if out is not None and (
             not isinstance(out, np.ndarray)
             or out.dtype != object
@@ -121,7 +116,9 @@ class JsonDriver(Unexplained):
         # Of the result, so that a list becomes one element and not an axis.
         array = out
         if array is None:
-            array = np.empty(transform.domain.shape, object, order="F" if order == "F" else "C")
+            array = np.empty(
+                transform.domain.shape, object, order="F" if output.order == "F" else "C"
+            )
 
         def run() -> Any:
             document, _ = self._load()
@@ -137,14 +134,7 @@ class JsonDriver(Unexplained):
         return self.executor.submit(run)
 
     def read_many(
-        self,
-        transform: IndexTransform,
-        starts: Any,
-        shape: tuple[int, ...],
-        *,
-        out: Any,
-        order: str,
-        stream: Any = None,
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Raise UnsupportedError: :meth:`read` reads the single value."""
         raise UnsupportedError('read_many is not supported by the "json" driver; read it once')

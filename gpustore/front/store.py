@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.base import Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.explain.explanation import Explanation
@@ -141,9 +142,7 @@ class TensorStore(OpenedArray):
         if outer is None:
             CURRENT.operation = Operation()
         try:
-            return self._driver.read(
-                self._transform, out=out, order=order, batch=batch, stream=stream
-            )
+            return self._driver.read(self._transform, Output(out, order, stream), batch)
         finally:
             CURRENT.operation = outer
 
@@ -206,7 +205,7 @@ class TensorStore(OpenedArray):
         extent = crop_shape(shape, self.rank)
         return operation(
             lambda: self._driver.read_many(
-                self._transform, starts, extent, out=out, order=order, stream=stream
+                self._transform, starts, extent, Output(out, order, stream)
             )
         )
 

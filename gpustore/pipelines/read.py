@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import Memory, Sink
+from gpustore.backends.base import NEW, Memory, Output, Sink
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
@@ -59,10 +59,7 @@ PROBED_NBYTES = 16 << 20
 def read(
     array: ChunkedArray,
     transform: IndexTransform,
-    *,
-    out: Any = None,
-    order: str = "C",
-    stream: Any = None,
+    output: Output = NEW,
 ) -> Future[Any]:
     """Read the domain of `transform` from `array`.
 
@@ -71,12 +68,9 @@ def read(
     array : ChunkedArray
     transform : IndexTransform
         From the domain wanted to the array; affine.
-    out : array, optional
-        Filled and returned; memory of the array's backend, same shape and data type.
-    order : {"C", "F"}
-        Layout of a new array.
-    stream : object, optional
-        The caller's; see :meth:`gpustore.backends.base.Backend.caller_stream`.
+    output : Output, optional
+        Array to fill, in memory of the array's backend, of the same shape and data type; a new one
+        by default.
 
     Returns
     -------
@@ -92,16 +86,16 @@ def read(
         Through the Future; they name the key.
     """
     shape = tuple(transform.domain.shape)
-    if out is None:
+    if output.array is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
-        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, order))
-        memory = array.backend.empty(shape, array.dtype, order, stream)
+        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, output.order))
+        memory = output.memory(array.backend, shape, array.dtype)
     else:
-        memory = array.backend.destination(out, shape, array.dtype, stream)
+        memory = output.memory(array.backend, shape, array.dtype)
         plans = array.plans(transform, memory.strides)
     rows = sum([len(plan) for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
-    result = memory.array if out is None else out
+    result = output.filled(memory)
 
     if array.backend.defers and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])

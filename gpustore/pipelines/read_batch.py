@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Memory
+from gpustore.backends.base import NEW, Memory, Output
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -76,7 +76,9 @@ class BatchedRead:
     def alone(self) -> None:
         """Read by itself."""
         try:
-            begin = partial(read, self.array, self.transform, out=self.result, stream=self.stream)
+            begin = partial(
+                read, self.array, self.transform, Output(self.result, stream=self.stream)
+            )
             future = attributed(self.future._statistics, begin)
         except Exception as error:
             self.promise.set_exception(error)
@@ -88,10 +90,7 @@ def read_in_batch(
     array: ChunkedArray,
     transform: IndexTransform,
     batch: Batch,
-    *,
-    out: Any = None,
-    order: str = "C",
-    stream: Any = None,
+    output: Output = NEW,
 ) -> Future[Any]:
     """Read the domain of `transform` when `batch` is submitted.
 
@@ -100,15 +99,13 @@ def read_in_batch(
     """
     shape = tuple(transform.domain.shape)
     check_bounds(transform, array.shape)
-    stream = array.backend.caller_stream(stream)  # Whoever submits the batch may have another.
-    if out is None:
-        memory = array.backend.empty(shape, array.dtype, order, stream)
-    else:
-        memory = array.backend.destination(out, shape, array.dtype, stream)
+    # The thread that submits the batch may have another current stream.
+    output = output._replace(stream=array.backend.caller_stream(output.stream))
+    memory = output.memory(array.backend, shape, array.dtype)
     promise: Promise[Any]
     promise, future = Promise.new()
-    result = memory.array if out is None else out
-    item = BatchedRead(array, transform, memory, result, promise, future, stream)
+    result = output.filled(memory)
+    item = BatchedRead(array, transform, memory, result, promise, future, output.stream)
     batch._join(("array", id(array)), _start, item, promise, _explain)
     return future
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import Memory
+from gpustore.backends.base import NEW, Memory, Output
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES
@@ -60,10 +60,7 @@ def read_many(
     transform: IndexTransform,
     starts: Any,
     extent: tuple[int, ...],
-    *,
-    out: Any = None,
-    order: str = "C",
-    stream: Any = None,
+    output: Output = NEW,
 ) -> Future[Any]:
     """Read crops of the domain of `transform`.
 
@@ -76,12 +73,9 @@ def read_many(
         First index of each crop.
     extent : tuple of int, length input_rank
         Shape of a crop.
-    out : array, optional
-        Filled and returned; memory of the array's backend, of shape ``(crops, *extent)``.
-    order : {"C", "F"}
-        Layout of a new array.
-    stream : object, optional
-        As for :func:`gpustore.pipelines.read.read`.
+    output : Output, optional
+        Array to fill, in memory of the array's backend, of shape ``(crops, *extent)``; a new one by
+        default.
 
     Returns
     -------
@@ -97,19 +91,18 @@ def read_many(
     """
     checked = check_starts(transform, starts, extent, array.shape)
     shape = (len(checked), *extent)
-    strides = contiguous(shape, array.dtype.itemsize, order)
-    if out is not None:
-        memory = array.backend.destination(out, shape, array.dtype, stream)
+    strides = contiguous(shape, array.dtype.itemsize, output.order)
+    if output.array is not None:
+        memory = output.memory(array.backend, shape, array.dtype)
         strides = memory.strides
     plans = plan_many(array, transform, checked, extent, strides)
-    if out is None:
-        memory = array.backend.empty(shape, array.dtype, order, stream)
+    if output.array is None:
+        memory = output.memory(array.backend, shape, array.dtype)
     itemsize = array.dtype.itemsize
     aligned = all(stride % itemsize == 0 for stride in memory.strides)
     by_element = math.prod(extent) <= ELEMENTWISE and aligned
     STATISTICS.add(reads=1, chunks_planned=sum([len(plan) for _, plan in plans]))
-    result = memory.array if out is None else out
-    return read_regions(array, plans, [memory], result, by_element=by_element)
+    return read_regions(array, plans, [memory], output.filled(memory), by_element=by_element)
 
 
 def plan_many(

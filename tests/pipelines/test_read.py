@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from gpustore.backends.base import Output
 from gpustore.codec_chain.base import BytesCodec, ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import (
@@ -74,7 +75,7 @@ def test_parts_are_read_as_numpy_reads_them(codecs, order):
         np.s_[6, 9],
         np.s_[3:3],
     ):
-        found = read(array, whole(array)[index], order=order).result()
+        found = read(array, whole(array)[index], Output(order=order)).result()
         assert found.dtype == np.uint16
         assert np.array_equal(found, model[index])
         assert found.flags.f_contiguous if order == "F" else found.flags.c_contiguous
@@ -86,7 +87,7 @@ def test_a_reversed_chunk_is_not_decoded_where_it_would_lie_forwards(codecs):
     model = numbered(array)
     base = np.zeros((6, 10), "u2")
     out = base[1:5, 2:8][::-1, ::-1]
-    read(array, whole(array)[::-1, ::-1], out=out).result()
+    read(array, whole(array)[::-1, ::-1], Output(out)).result()
     assert np.array_equal(base[1:5, 2:8], model)
     base[1:5, 2:8] = 0
     assert not base.any(), "nothing beside it was touched"
@@ -101,7 +102,7 @@ def test_many_chunks_are_read_by_many_tasks(is_local, chunk):
     assert array.parts(array.plans(whole(array), (4,))[0][1]) == (1 if chunk == 8 else 2)
     assert np.array_equal(read(array, whole(array)).result(), model)
     out = np.zeros(array.shape[0] * 2, "u4")[::-2]
-    assert read(array, whole(array), out=out).result() is out
+    assert read(array, whole(array), Output(out)).result() is out
     assert np.array_equal(out, model)
 
 
@@ -115,7 +116,7 @@ def test_bounds_and_limits_are_checked_before_any_io():
     with pytest.raises(LimitError, match="of 4 chunks exceeds the limit"):
         read(small, whole(small))
     with pytest.raises(MismatchError, match="out has shape"):
-        read(array, whole(array), out=np.zeros(9, "u2"))
+        read(array, whole(array), Output(np.zeros(9, "u2")))
     assert array.store.rules[0].injected == 0
 
 
@@ -230,7 +231,7 @@ def test_out_is_not_touched_once_the_future_has_failed():
     array = replace(with_writes, executor=Executor(4))
     all_idle = threading.Barrier(5)
     out = np.zeros(array.shape, "u2")
-    assert isinstance(read(array, whole(array), out=out).exception(), StoreIOError)
+    assert isinstance(read(array, whole(array), Output(out)).exception(), StoreIOError)
     before = out.copy()
     reads = len(store.threads)
     for _ in range(4):

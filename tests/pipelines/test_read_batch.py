@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.backends.base import Output
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
 from gpustore.pipelines import read_batch as module
 from gpustore.pipelines.read import read
@@ -104,7 +105,7 @@ def test_chunks_and_indices_are_fetched_and_decoded_once(form):
     with Batch() as batch:
         outs = [None] * 4 + [out]
         futures = [
-            read_in_batch(array, whole(array)[box], batch, out=one)
+            read_in_batch(array, whole(array)[box], batch, Output(one))
             for box, one in zip(boxes, outs, strict=True)
         ]
         assert array.store.reads == []
