@@ -5,7 +5,8 @@ fixtures are made once and one result is reported. It is for cases that are chea
 
 ``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
 or else of ``parametrize``. A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats
-a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
+a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``. Costly
+properties that are marked so have ``max_examples=share(200)``: a third of them, or all.
 """
 
 import functools
@@ -128,6 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    global _session
+    _session = config
     if config.option.matrix is None:
         drawn = str(random.SystemRandom().randrange(1000))
         config.option.matrix = getattr(config, "workerinput", {}).get("matrix", drawn)
@@ -148,6 +151,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def _is_whole(config: pytest.Config) -> bool:
     asked_for = config.option.matrix == "whole"
     return asked_for or any(mark in config.option.markexpr for mark in ("long", "gpu"))
+
+
+_session: pytest.Config | None = None
+
+
+def share(count: int) -> int:
+    """How many of so many examples of a property the session tries, for tests marked ``matrix``."""
+    return count if _session is None or _is_whole(_session) else -(-count // SHARE)
 
 
 def chosen(cells: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:

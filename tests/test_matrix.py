@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.matrix import SHARE, chosen, each
+from tests.matrix import SHARE, chosen, each, share
 
 
 @each("letter", "ab")
@@ -87,6 +87,10 @@ def test_a_third_of_the_cells_is_chosen_and_again_with_the_same_seed():
 @pytest.mark.parametrize("config", [configured("whole"), configured("7", "long")])
 def test_whole_matrices(config):
     assert chosen(range(10), config, "name") == list(range(10))
+
+
+def test_a_third_of_the_examples_is_tried(request):
+    assert share(200) == (200 if len(chosen(range(9), request.config, "")) == 9 else 67)
 
 
 @pytest.mark.matrix

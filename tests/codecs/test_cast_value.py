@@ -14,6 +14,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import share
 
 INTEGERS = [
     "int2",
@@ -158,7 +159,8 @@ def cases(draw):
     return source, target, elements, draw(st.sampled_from(MODES)), draw(st.sampled_from(choices))
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(cases())
 def test_values_are_those_of_the_reference(case):
     source, target, elements, mode, out_of_range = case

@@ -17,7 +17,7 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
-from tests.matrix import each
+from tests.matrix import each, share
 from tests.on_device import emulated
 
 KINDS = {"ustring": ("vlen-utf8", "string", ""), "string": ("vlen-bytes", "bytes", b"")}
@@ -139,7 +139,8 @@ def test_parts_are_written_into_what_is_there(driver, kind, layout):
     assert np.array_equal(store.read().result(), array)
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.data())
 def test_any_writes_in_any_layout_are_those_of_numpy(data):
     driver, kind, layout = data.draw(st.sampled_from(CASES))

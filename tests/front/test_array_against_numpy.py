@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import gpustore
 from gpustore.backends.host import HostBackend
 from gpustore.errors import MismatchError
-from tests.matrix import each
+from tests.matrix import each, share
 
 FORMATS = ("zarr2 C", "zarr2 F", "zarr3 raw", "zarr3 gzip", "zarr3 big")
 
@@ -217,9 +217,9 @@ class ArrayMachine(RuleBasedStateMachine):
         assert np.array_equal(store.read().result(), expected)
 
 
-TestArrayMachine = ArrayMachine.TestCase
+TestArrayMachine = pytest.mark.matrix(ArrayMachine.TestCase)
 TestArrayMachine.settings = settings(
-    max_examples=150,
+    max_examples=share(150),
     stateful_step_count=15,
     derandomize=True,
     deadline=None,

@@ -7,12 +7,13 @@ several contradictions is named first is not the same.
 
 import json
 
+import pytest
 import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from tests.matrix import each
+from tests.matrix import each, share
 
 MANY = settings(max_examples=250, derandomize=True, deadline=None)
 
@@ -210,13 +211,15 @@ def test_constraints_that_once_came_to_something_else(constraints):
     assert stored(gpustore, case) == stored(ts, case)
 
 
-@MANY
+@pytest.mark.matrix
+@settings(MANY, max_examples=share(200))
 @given(v3_cases())
 def test_zarr3_constraints_come_to_tensorstores_metadata(case):
     assert stored(gpustore, case) == stored(ts, case)
 
 
-@settings(MANY, max_examples=200)
+@pytest.mark.matrix
+@settings(MANY, max_examples=share(200))
 @given(v2_cases())
 def test_zarr2_constraints_come_to_tensorstores_metadata(case):
     assert stored(gpustore, case) == stored(ts, case)

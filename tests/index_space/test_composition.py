@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import gpustore.index_space as gs
 from gpustore.errors import GpustoreError, OutOfBoundsError
 from tests.index_space.strategies import domains, number, transforms
+from tests.matrix import share
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -25,7 +26,8 @@ def pairs(draw, numbers):
     return outer, draw(transforms(output_rank=rank, implicit_empty=draw(st.integers(0, 9)) == 0))
 
 
-@SETTINGS
+@pytest.mark.matrix
+@settings(SETTINGS, max_examples=share(200))
 @given(pairs(number))
 def test_composition_matches_tensorstore(same, pair):
     same([("json", pair[0]), ("compose", pair[1])])

@@ -17,7 +17,7 @@ from tests.index_space.strategies import (
     number,
     transforms,
 )
-from tests.matrix import each
+from tests.matrix import each, share
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -69,7 +69,8 @@ def test_array_indices_match_tensorstore(oracle, domain, operations):
     check(oracle, [("identity", domain), *operations])
 
 
-@SETTINGS
+@pytest.mark.matrix
+@settings(SETTINGS, max_examples=share(200))
 @given(transforms(), affine_indices() | array_indices())
 def test_indexing_a_transform_matches_tensorstore(same, json, index):
     has_step = [t for t in (index if isinstance(index, tuple) else (index,)) if type(t) is slice]

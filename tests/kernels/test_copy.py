@@ -26,6 +26,7 @@ def guarded(nbytes, offset=0):
     return whole, whole[GUARD : GUARD + nbytes]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(case=views.cases(), seed=st.integers(0, 2**32 - 1), offset=st.sampled_from([0, 1, 4, 8]))
@@ -42,6 +43,7 @@ def test_copies_equal_numpy(order, case, seed, offset):
     assert (whole[-GUARD:] == 0xEE).all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(

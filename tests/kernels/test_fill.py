@@ -21,6 +21,7 @@ def fill_view(view, pattern, order="forward"):
     execution.run(launches, order)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(case=views.cases(units=False), data=st.data())

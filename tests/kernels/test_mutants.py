@@ -146,7 +146,7 @@ MUTANTS = [
 def _run(folder, family, sanitizer):
     """Whether the tests of a family pass with the kernels of this folder, and what they printed."""
     tests = [f"tests/kernels/test_{family}.py"]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--matrix", "whole", *tests]
     if sanitizer:
         command[1:3] = ["-m", "tests.kernels.sanitized", sanitizer]
     environment = os.environ | {"KERNEL_FOLDER": str(folder)}

@@ -14,6 +14,7 @@ PLANS = {"byte": unshuffle_launches, "bit": bit_unshuffle_launches}
 SIZES = (0, 1, 7, 8, 9, 31, 32, 64, 100, 127, 128, 129, 256, 1000, 1024, 1028, 2048, 2056, 2500)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 5, 8, 12, 16, 17, 63, 64, 65, 128, 255])

@@ -211,6 +211,7 @@ CAST += ["bfloat16", "float16", "float32", "float64"]
 MODES = ["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("source", CAST)
 def test_numbers_are_cast_in_every_mode(source):
     elements = numbers(DataType(source).array_dtype)

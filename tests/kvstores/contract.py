@@ -29,7 +29,7 @@ from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores import read_contract
 from tests.kvstores.read_contract import *
 from tests.kvstores.read_contract import get
-from tests.matrix import each
+from tests.matrix import each, share
 
 __all__ = [
     *read_contract.__all__,
@@ -275,6 +275,7 @@ def model_examples():
     return 200
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_matches_a_dict(make_store, model_examples, generations_tell_writes_apart):
     class Model(_Model):
@@ -282,6 +283,7 @@ def test_matches_a_dict(make_store, model_examples, generations_tell_writes_apar
 
     Model.make_store = staticmethod(make_store)
     Model.tells_writes_apart = generations_tell_writes_apart
+    examples = share(model_examples)
     run_state_machine_as_test(
-        Model, settings=settings(max_examples=model_examples, stateful_step_count=12, deadline=None)
+        Model, settings=settings(max_examples=examples, stateful_step_count=12, deadline=None)
     )

@@ -26,7 +26,7 @@ from gpustore.metadata.fill_value import (
     v2_fill_value_to_json,
     v3_fill_value_to_json,
 )
-from tests.matrix import each
+from tests.matrix import each, share
 
 MORE = ("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
 PARTS = (
@@ -92,7 +92,8 @@ def element(draw, dtype):
     return np.frombuffer(bytes(bits), dtype).reshape(()).copy()
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.data())
 def test_v3_keeps_every_bit(data):
     value = data.draw(DATA_TYPES)
@@ -129,7 +130,8 @@ V2_TYPES = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.data())
 def test_v2_keeps_every_bit_but_those_of_nans(data):
     value = data.draw(V2_TYPES)

@@ -11,7 +11,7 @@ import gpustore
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES
 from gpustore.runtime.statistics import STATISTICS
-from tests.matrix import each
+from tests.matrix import each, share
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
 CHAINS = {
@@ -133,7 +133,8 @@ def change(cached, plain, what, box, value):
     return cached.resolve().result(), plain.resolve().result()
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
 def test_reads_are_those_without_a_cache(steps, limit, chain):
     cached, plain = pair(LIMITS[limit], chain)
@@ -141,7 +142,8 @@ def test_reads_are_those_without_a_cache(steps, limit, chain):
     check_steps(cached, plain, steps)
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(steps(OWN), st.sampled_from(["some chunks", "all"]), st.sampled_from(list(CHAINS)))
 def test_own_changes_are_seen_without_rechecks(steps, limit, chain):
     """Nobody else writes: a cache that is never compared with what is stored is right, too."""

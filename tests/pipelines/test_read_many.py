@@ -31,7 +31,7 @@ from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
-from tests.matrix import each
+from tests.matrix import each, share
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, whole
 
 ZLIB = {"id": "zlib", "level": 1}
@@ -120,8 +120,9 @@ def diagonal(size, falls):
     return IndexTransform(input_shape=[size], output=output)
 
 
+@pytest.mark.matrix
 @given(data=st.data(), view=views())
-@settings(max_examples=200)
+@settings(max_examples=share(200))
 def test_crops_are_those_that_single_reads_give(data, view):
     extent, starts = [], []
     count = data.draw(st.integers(0, 12))

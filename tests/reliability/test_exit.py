@@ -6,6 +6,8 @@ import pytest
 import gpustore
 from tests.reliability.subprocesses import start
 
+pytestmark = pytest.mark.matrix
+
 SHAPE = (1024, 1024)
 
 

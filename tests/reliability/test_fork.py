@@ -4,6 +4,8 @@ import pytest
 
 from tests.reliability.subprocesses import run
 
+pytestmark = pytest.mark.matrix
+
 NAMES = ("zarr2 blosc lz4", "zarr3 zstd crc32c")
 
 

@@ -14,6 +14,8 @@ from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
+pytestmark = pytest.mark.matrix
+
 NAMES = ("zarr2 blosc lz4", "zarr3 bytes", "zarr3 zstd crc32c")
 
 

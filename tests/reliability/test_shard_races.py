@@ -13,6 +13,8 @@ from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
+pytestmark = pytest.mark.matrix
+
 SHAPE, INNER = (64, 64), 16
 COUNT, LONG_COUNT = 60, 10_000
 SECONDS, LONG_SECONDS = 0.7, 60

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 pytestmark = pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`")
@@ -144,7 +145,8 @@ def test_missing_inner_chunks_hold_the_fill_value(tmp_path):
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@pytest.mark.matrix
+@settings(max_examples=share(200), derandomize=True, deadline=None)
 @given(shapes, shapes, shapes, st.permutations(range(2)), st.permutations(range(2)), st.data())
 def test_any_shape_and_order(inner, counts, grid, outer_order, inner_order, data):
     """Whole shards are those that are written and read inner chunk by inner chunk."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.strict_json.repr import pretty
-from tests.matrix import each
+from tests.matrix import each, share
 
 PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
@@ -28,8 +28,9 @@ attribute_values = st.recursive(
 )
 
 
+@pytest.mark.matrix
 @given(st.dictionaries(unicode_text, attribute_values, max_size=6))
-@PROPERTY
+@settings(PROPERTY, max_examples=share(200))
 def test_pretty_prints_as_tensorstore_prints_a_spec(attributes):
     ts = pytest.importorskip("tensorstore")
     spec = ts.Spec(

@@ -17,6 +17,7 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from tests.kernels import reference, views
+from tests.matrix import share
 
 SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
@@ -93,7 +94,8 @@ def test_fills_equal_numpy_and_write_each_byte_once(case, data):
     assert dst.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(views.cases(max_items=200), st.data())
 def test_many_rows_alike_equal_numpy(case, data):
     # The same few rows again and again, at places that lie alike and at others.
