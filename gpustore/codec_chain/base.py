@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -65,6 +65,8 @@ class ChunkBytes:
     record : int
         Bytes of a stored element that is a record, a string or raw bytes of which `dtype` is a
         part; 0 if `dtype` is the whole element.
+    is_dense : bool
+        Whether all bytes of a chunk are elements.
     """
 
     dtype: np.dtype[Any]
@@ -73,6 +75,11 @@ class ChunkBytes:
     nbytes: int
     offset: int = 0
     record: int = 0
+    is_dense: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_dense = math.prod(self.shape) * self.dtype.itemsize == self.nbytes
+        object.__setattr__(self, "is_dense", is_dense)
 
     @classmethod
     def contiguous(
@@ -112,11 +119,6 @@ class ChunkBytes:
             component.offset,
             component.nbytes,
         )
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether all bytes of a chunk are elements."""
-        return math.prod(self.shape) * self.dtype.itemsize == self.nbytes
 
     def transposed(self, order: Sequence[int]) -> ChunkBytes:
         """Return the layout of the same bytes with dimension i as dimension ``order[i]``.

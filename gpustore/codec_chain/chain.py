@@ -126,6 +126,8 @@ class CodecChain:
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
         Whether decoding without `out` copies nothing.
+    all_legal : bool
+        Whether any bytes are legal elements, so that decoded ones need no :meth:`check`.
     reads_parts : bool
         Whether a part of the decoded bytes can be checked by itself.
     needs_bytes : bool
@@ -143,6 +145,7 @@ class CodecChain:
         "_json",
         "_normalize",
         "_steps",
+        "all_legal",
         "batch_nbytes",
         "decode_s",
         "decodes_parts",
@@ -187,6 +190,7 @@ class CodecChain:
         self._normalize: Callable[[Buffer], Buffer] | None = in_records(
             layout, normalizer(layout.dtype)
         )
+        self.all_legal = self._check is None
         self.reads_parts = (self._check is None or not layout.record) and objects is None
         self.needs_bytes = any(one.needs_bytes for one in self.stages)
         steps = []

@@ -173,7 +173,7 @@ class HostSink:
                     )
                     continue
                 if rows.narrowed:
-                    decoded = chain.check(value)
+                    decoded = value if chain.all_legal else chain.check(value)
                 elif in_place and shapes[i] == chain.layout.shape:
                     chain.decode(value, view[start : start + nbytes])
                     continue

@@ -34,7 +34,13 @@ from gpustore.kvstores.columns import (
 )
 from gpustore.kvstores.direct_reads import DirectReads
 from gpustore.kvstores.file.batch import WriteBatch
-from gpustore.kvstores.file.key import check_path, check_tail, parent_of, path_from_url
+from gpustore.kvstores.file.key import (
+    check_path,
+    check_tail,
+    is_plain,
+    parent_of,
+    path_from_url,
+)
 from gpustore.kvstores.file.lock import thread_lock
 from gpustore.kvstores.file.options import RESOURCES, FileOptions
 from gpustore.kvstores.file.root import Root, generation_of, io_error, open_regular
@@ -130,7 +136,8 @@ class FileKvStore(KvStoreDriver):
             tail = key[len(parent_of(self._root.path)) :]
         else:
             tail = key.removeprefix("/")
-        check_tail(tail, key)
+        if not is_plain(tail):
+            check_tail(tail, key)
 
     # ------------------------------------------------------------------ reading
 

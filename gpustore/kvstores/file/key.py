@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import InvalidKeyError
 from gpustore.kvstores.base import invalid_key, require_slashes
@@ -54,6 +55,12 @@ def check_path(path: str) -> None:
         or (not {"", ".", ".."}.isdisjoint(parts) and path != "/")
     ):
         raise InvalidKeyError(f"Invalid file path: {quote(path)}", key=path)
+
+
+# Keys of chunks and most others, told legal by one call of C; no lock file has such a name.
+is_plain: Final = re.compile(
+    r"[0-9A-Za-z-][0-9A-Za-z.-]*(?:/[0-9A-Za-z-][0-9A-Za-z.-]*)*"
+).fullmatch
 
 
 def check_tail(tail: str, key: str) -> None:
