@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpustore.index_space.interval import INT64_MIN, index_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
 
 T = TypeVar("T")
@@ -41,6 +43,79 @@ class Accessor(Generic[T]):
 
     def __repr__(self) -> str:
         return f"{self._subject!r}.{self._name}"
+
+
+class IndexAccessors:
+    """Accessors of index transforms, and of objects that are seen through one."""
+
+    __slots__ = ()
+
+    def _accessed(self, name: str, index: Any) -> Self:
+        """Return the result of ``self.<name>[index]``, `name` being that of an accessor."""
+        raise NotImplementedError
+
+    def _accessor(self, name: str) -> Accessor[Self]:
+        return Accessor(self, name, partial(self._accessed, name))
+
+    @property
+    def oindex(self) -> Accessor[Self]:
+        """Accessor ``x.oindex[...]``: each index array makes dimensions of its own.
+
+        >>> from gpustore.index_space import IndexTransform
+        >>> IndexTransform(input_shape=[9, 9]).oindex[[1, 2, 3], [4, 5]].domain
+        { [0, 3), [0, 2) }
+        """
+        return self._accessor("oindex")
+
+    @property
+    def vindex(self) -> Accessor[Self]:
+        """Accessor ``x.vindex[...]``: index arrays are broadcast, their dimensions come first.
+
+        >>> from gpustore.index_space import IndexTransform
+        >>> IndexTransform(input_shape=[9, 8]).vindex[:, [4, 5]].domain
+        { [0, 2), [0, 9) }
+        """
+        return self._accessor("vindex")
+
+    @property
+    def translate_to(self) -> Accessor[Self]:
+        """Accessor ``x.translate_to[origin]``: the domain moved to begin at `origin`."""
+        return self._accessor("translate_to")
+
+    @property
+    def translate_by(self) -> Accessor[Self]:
+        """Accessor ``x.translate_by[offset]``: the domain with `offset` added."""
+        return self._accessor("translate_by")
+
+    @property
+    def translate_backward_by(self) -> Accessor[Self]:
+        """Accessor ``x.translate_backward_by[offset]``: the domain minus `offset`."""
+        return self._accessor("translate_backward_by")
+
+    @property
+    def label(self) -> Accessor[Self]:
+        """Accessor ``x.label["a", "b"]``: the input dimensions with these labels."""
+        return self._accessor("label")
+
+    @property
+    def mark_bounds_implicit(self) -> Accessor[Self]:
+        """Accessor ``x.mark_bounds_implicit[lower:upper]``: bounds that can be resized, or not.
+
+        One bool sets both flags, None leaves a flag unchanged.
+        """
+        return self._accessor("mark_bounds_implicit")
+
+    def transpose(self, axes: Any = None) -> Self:
+        """Return the object with its input dimensions in the order `axes`, reversed by default.
+
+        `axes` are indices, labels or slices.
+        """
+        raise NotImplementedError
+
+    @property
+    def T(self) -> Self:
+        """Object with its input dimensions in reverse order."""
+        return self.transpose()
 
 
 def labels_argument(index: Any) -> tuple[str, ...]:

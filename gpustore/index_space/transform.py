@@ -14,7 +14,7 @@ from typing import Any, overload
 
 import gpustore.index_space.interval as interval
 from gpustore.errors import MetadataError, OutOfBoundsError
-from gpustore.index_space.accessor import Accessor, implicit_argument, labels_argument
+from gpustore.index_space.accessor import IndexAccessors, implicit_argument, labels_argument
 from gpustore.index_space.bounds import (
     box_from_arguments,
     integers,
@@ -46,7 +46,7 @@ _KEYWORDS = {*_NAMES.values(), "implicit_lower_bounds", "implicit_upper_bounds"}
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
-class IndexTransform:
+class IndexTransform(IndexAccessors):
     """Map from each index of its domain to an output index; immutable and hashable.
 
     Parameters
@@ -258,81 +258,26 @@ class IndexTransform:
 
     __iter__ = None
 
-    @property
-    def oindex(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.oindex[...]``: each index array makes dimensions of its own.
-
-        >>> IndexTransform(input_shape=[9, 9]).oindex[[1, 2, 3], [4, 5]].domain
-        { [0, 3), [0, 2) }
-        """
-        return self._array_indexing("oindex")
-
-    @property
-    def vindex(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.vindex[...]``: index arrays are broadcast, their dimensions first.
-
-        >>> IndexTransform(input_shape=[9, 8]).vindex[:, [4, 5]].domain
-        { [0, 2), [0, 9) }
-        """
-        return self._array_indexing("vindex")
-
-    def _array_indexing(self, mode: str) -> Accessor[IndexTransform]:
-        def apply(index: Any) -> IndexTransform:
-            return make_transform(*index_maps(self.domain, self.output, index, mode))
-
-        return Accessor(self, mode, apply)
-
-    @property
-    def translate_to(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.translate_to[origins]``: the domain moved to begin at `origins`."""
-        return self._translation("translate_to")
-
-    @property
-    def translate_by(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.translate_by[offsets]``: the domain with `offsets` added."""
-        return self._translation("translate_by")
-
-    @property
-    def translate_backward_by(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.translate_backward_by[offsets]``: the domain minus `offsets`."""
-        return self._translation("translate_backward_by")
-
-    def _translation(self, name: str) -> Accessor[IndexTransform]:
-        def apply(index: Any) -> IndexTransform:
-            box, moved = translate_box(self.domain.box, name, index)
-            maps = [translated_map(dim, m, moved) for dim, m in enumerate(self.output)]
-            return make_transform(make_domain(box, self.domain.labels), OutputIndexMaps(maps))
-
-        return Accessor(self, name, apply)
-
-    @property
-    def label(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.label["x", "y"]``: input dimensions with these labels."""
-
-        def apply(index: Any) -> IndexTransform:
+    def _accessed(self, name: str, index: Any) -> IndexTransform:
+        if name in ("oindex", "vindex"):
+            return make_transform(*index_maps(self.domain, self.output, index, name))
+        if name == "label":
             return make_transform(self.domain._labelled(labels_argument(index)), self.output)
+        if name == "mark_bounds_implicit":
+            return self._with_implicit(*implicit_argument(index))
+        box, moved = translate_box(self.domain.box, name, index)
+        maps = [translated_map(dim, m, moved) for dim, m in enumerate(self.output)]
+        return make_transform(make_domain(box, self.domain.labels), OutputIndexMaps(maps))
 
-        return Accessor(self, "label", apply)
-
-    @property
-    def mark_bounds_implicit(self) -> Accessor[IndexTransform]:
-        """Accessor ``transform.mark_bounds_implicit[lower:upper]``: the domain with these flags.
-
-        One bool sets both flags, None leaves a flag unchanged.
-        """
-
-        def apply(index: Any) -> IndexTransform:
-            lower, upper = implicit_argument(index)
-            if lower or upper:
-                self._check_no_array_depends()
-            domain, maps = self.domain, self.output
-            # Lower flags first, then upper: in between the domain may become explicitly empty.
-            for flags in ((lower, None), (None, upper)):
-                domain = domain._with_implicit(*flags)
-                maps = crop_arrays(maps, domain.box, domain.box)
-            return make_transform(domain, maps)
-
-        return Accessor(self, "mark_bounds_implicit", apply)
+    def _with_implicit(self, lower: bool | None, upper: bool | None) -> IndexTransform:
+        if lower or upper:
+            self._check_no_array_depends()
+        domain, maps = self.domain, self.output
+        # Lower flags first, then upper: in between the domain may become explicitly empty.
+        for flags in ((lower, None), (None, upper)):
+            domain = domain._with_implicit(*flags)
+            maps = crop_arrays(maps, domain.box, domain.box)
+        return make_transform(domain, maps)
 
     def _check_no_array_depends(self) -> None:
         for dim, mapping in enumerate(self.output):
@@ -361,11 +306,6 @@ class IndexTransform:
                 m = array_map(m.offset, m.stride, m.index_array.transpose(order), m.bounds)
             maps.append(m)
         return make_transform(self.domain._take(order), OutputIndexMaps(maps))
-
-    @property
-    def T(self) -> IndexTransform:
-        """Transform with its input dimensions in reverse order."""
-        return self.transpose()
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form.

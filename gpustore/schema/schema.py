@@ -17,7 +17,7 @@ from gpustore.data_types.json_array import shape_text
 from gpustore.data_types.unit import Unit, UnitLike
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.index_space.accessor import Accessor
+from gpustore.index_space.accessor import IndexAccessors
 from gpustore.runtime.keyword_argument import as_int, expect_type, set_keywords, when_known
 from gpustore.schema.chunk_constraint import MAX_RANK
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -62,7 +62,7 @@ class SchemaKeywords(TypedDict, total=False):
     schema: Schema | None
 
 
-class Schema:
+class Schema(IndexAccessors):
     """Constraints on the properties of an array.
 
     Parameters
@@ -461,55 +461,12 @@ class Schema:
         new._rank, new._domain, new._chunk_layout, new._fill_value, new._units = parts
         return new
 
-    @property
-    def oindex(self) -> Accessor[Schema]:
-        """Accessor ``schema.oindex[...]``: each index array applies to its own dimension."""
-        return self._accessor("oindex")
-
-    @property
-    def vindex(self) -> Accessor[Schema]:
-        """Accessor ``schema.vindex[...]``: the dimensions of index arrays come first."""
-        return self._accessor("vindex")
-
-    @property
-    def label(self) -> Accessor[Schema]:
-        """Accessor ``schema.label["x", "y"]``: the schema with these labels."""
-        return self._accessor("label")
-
-    @property
-    def translate_to(self) -> Accessor[Schema]:
-        """Accessor ``schema.translate_to[origin]``: the domain moved to begin at `origin`."""
-        return self._accessor("translate_to")
-
-    @property
-    def translate_by(self) -> Accessor[Schema]:
-        """Accessor ``schema.translate_by[offset]``: the domain with `offset` added."""
-        return self._accessor("translate_by")
-
-    @property
-    def translate_backward_by(self) -> Accessor[Schema]:
-        """Accessor ``schema.translate_backward_by[offset]``: the domain minus `offset`."""
-        return self._accessor("translate_backward_by")
-
-    @property
-    def mark_bounds_implicit(self) -> Accessor[Schema]:
-        """Accessor ``schema.mark_bounds_implicit[lower:upper]``: bounds that may be resized."""
-        return self._accessor("mark_bounds_implicit")
-
-    def _accessor(self, name: str) -> Accessor[Schema]:
-        def apply(index: Any) -> Schema:
-            return self.transformed(getattr(self.transform, name)[index])
-
-        return Accessor(self, name, apply)
+    def _accessed(self, name: str, index: Any) -> Schema:
+        return self.transformed(getattr(self.transform, name)[index])
 
     def transpose(self, axes: Any = None) -> Schema:
         """Return the schema with its dimensions in the order `axes`, reversed by default."""
         return self.transformed(self.transform.transpose(axes))
-
-    @property
-    def T(self) -> Schema:
-        """Schema with its dimensions in reverse order."""
-        return self.transpose()
 
     # ---- comparing
 
