@@ -37,7 +37,8 @@ def each(
     """Make one test of all cases, which are given as to ``pytest.mark.parametrize``.
 
     Several decorators multiply. Each case has a folder ``tmp_path`` and a ``monkeypatch`` of its
-    own; all other fixtures are shared. Every case is tried, and those that fail are named.
+    own; all other fixtures are shared. Every case is tried, with ``-x`` up to the first that fails;
+    those that fail are named.
     """
     split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     axis = [_case(split, case) for case in cases]
@@ -61,7 +62,7 @@ def each(
                 cells = chosen(cells, request.config, request.node.nodeid)
             if "request" in parameters:
                 fixtures["request"] = request
-            _try_all(body, cells, fixtures)
+            _try_all(body, cells, fixtures, request.config.getvalue("maxfail") == 1)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         fixtures = [p for p in parameters.values() if p.name not in {*given, "request"}]
@@ -91,7 +92,12 @@ def _joined(parts: Iterable[Case]) -> Case:
     return Case(", ".join(part.label for part in parts), values)
 
 
-def _try_all(body: Callable[..., None], cells: Sequence[Case], fixtures: dict[str, Any]) -> None:
+def _try_all(
+    body: Callable[..., None],
+    cells: Sequence[Case],
+    fixtures: dict[str, Any],
+    is_one_enough: bool,
+) -> None:
     failures: list[BaseException] = []
     skipped = []
     for index, (label, values) in enumerate(cells):
@@ -109,6 +115,8 @@ def _try_all(body: Callable[..., None], cells: Sequence[Case], fixtures: dict[st
             except (Exception, pytest.fail.Exception) as error:
                 error.add_note(f"Case {index} of {len(cells)}: {label}")
                 failures.append(error)
+                if is_one_enough:
+                    break
     if len(failures) == 1:
         raise failures[0]
     if failures:

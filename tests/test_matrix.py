@@ -14,13 +14,22 @@ def tried(seen, letter, number, word):
     assert "two" not in word, "no more than one"
 
 
-def test_all_cases_of_a_product_are_tried_and_those_that_fail_named(request):
+def test_all_cases_of_a_product_are_tried_and_those_that_fail_named(request, monkeypatch):
+    monkeypatch.setattr(request.config.option, "maxfail", 0)
     seen = []
     with pytest.raises(BaseExceptionGroup, match="2 of 4 cases of tried") as caught:
         tried(request=request, seen=seen)
     assert seen == [(a, n, w) for a in "ab" for n, w in ((1, "one"), (2, "two"))]
     notes = [error.__notes__ for error in caught.value.exceptions]
     assert notes == [["Case 1 of 4: letter='a', second"], ["Case 3 of 4: letter='b', second"]]
+
+
+def test_one_failure_is_enough_if_it_ends_the_session(request, monkeypatch):
+    monkeypatch.setattr(request.config.option, "maxfail", 1)
+    seen = []
+    with pytest.raises(AssertionError):
+        tried(request=request, seen=seen)
+    assert seen == [("a", 1, "one"), ("a", 2, "two")]
 
 
 def test_one_failure_is_itself(request):
