@@ -108,14 +108,25 @@ class GoogleCredentials:
     def _present(self) -> dict[str, str]:
         from google.auth.credentials import TokenState
 
-        with self._lock:
+        lock = self._lock
+        with lock:
             if self._found is None:
                 self._found = self._find()
-            if self._found.token_state is not TokenState.FRESH:
-                self._found.refresh(self._send)
-            found: dict[str, str] = {}
-            self._found.apply(found)
-        return _checked(found)
+            found = self._found
+        state = found.token_state
+        # A token that ends in some minutes is renewed by one thread, and used by the others.
+        if state is not TokenState.FRESH and lock.acquire(blocking=state is TokenState.INVALID):
+            try:
+                if found.token_state is not TokenState.FRESH:
+                    found.refresh(self._send)
+            except Exception:
+                if found.token_state is TokenState.INVALID:
+                    raise
+            finally:
+                lock.release()
+        fields: dict[str, str] = {}
+        found.apply(fields)
+        return _checked(fields)
 
     def _read_file(self) -> None:
         """Read the file that says who asks, if there is one."""
