@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.device_streams import destinations
+from gpustore.device import table as device_table
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import (
     Conversion,
@@ -80,6 +81,35 @@ def convert(
     runs, each, blocks = value_runs(
         commands.values.address, into.address, np.full(len(commands), count)
     )
+    counts = commands.confirmations(each, f"{name}: an element is not decoded on a device")
+    launch_conversions(commands, runs, blocks, (src, dst), conversions, table, counts)
+    commands.values, commands.encoded = into, None
+
+
+def launch_conversions(
+    commands: CommandList,
+    runs: NDArray[np.void],
+    blocks: int,
+    sides: tuple[Side, Side],
+    conversions: Sequence[Conversion],
+    table: Table | None,
+    counts: device_table.Result | device_table.Table,
+) -> None:
+    """Record one launch that converts the numbers of runs.
+
+    Parameters
+    ----------
+    runs, blocks
+        Descriptors of :func:`~gpustore.device.kernels.value.value_runs`, and their thread blocks.
+    sides : tuple of Side
+        Layout of the elements before and after the conversion.
+    conversions : sequence of Conversion
+        Steps in their order.
+    table : tuple of ndarray of length 256, optional
+        Value of each byte, and whether the byte is legal: a step before all others.
+    counts : Result or Table
+        One uint32 for each run, to which blocks add 1 if all their elements are converted.
+    """
     steps, words = steps_and_words(conversions, table)
     commands.launch(
         "value",
@@ -88,15 +118,14 @@ def convert(
         [
             commands.table(runs),
             np.uint32(len(runs)),
-            *src.arguments,
-            *dst.arguments,
+            *sides[0].arguments,
+            *sides[1].arguments,
             commands.table(steps),
             np.uint32(len(steps)),
             commands.table(words),
-            commands.confirmations(each, f"{name}: an element is not decoded on a device"),
+            counts,
         ],
     )
-    commands.values, commands.encoded = into, None
 
 
 def sum_values(

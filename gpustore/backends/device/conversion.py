@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.codec_chain.device_values import launch_conversions
 from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import cast_launches, has_cast
@@ -25,7 +26,6 @@ from gpustore.device.kernels.value import (
     Conversion,
     Side,
     number_format,
-    steps_and_words,
     value_runs,
 )
 from gpustore.device.protocol import DeviceArray
@@ -126,20 +126,6 @@ def _convert(
     # Both parts of complex numbers that become complex ones are numbers by themselves.
     elements = math.prod(source.shape) * (source.dtype.itemsize // sides[0].stride)
     runs, _, blocks = value_runs([source.address], [target.address], [elements])
-    steps, words = steps_and_words(conversions, table)
-    commands.launch(
-        "value",
-        "gs::convert_values",
-        blocks,
-        [
-            commands.table(runs),
-            np.uint32(len(runs)),
-            *sides[0].arguments,
-            *sides[1].arguments,
-            commands.table(steps),
-            np.uint32(len(steps)),
-            commands.table(words),
-            # Everything is converted, so nobody reads what the kernel counts there.
-            commands.table(np.zeros(1, np.uint32)),
-        ],
-    )
+    # All elements are converted, so the count that the kernel writes is not read.
+    count = commands.table(np.zeros(1, np.uint32))
+    launch_conversions(commands, runs, blocks, sides, conversions, table, count)
