@@ -225,24 +225,54 @@ def test_body_after_a_response_without_one_is_not_taken_for_the_next(server):
     assert read(store) == server.values["k"]
 
 
+WRONG = OK + b"Content-Length: 5\r\n\r\nwrong"
+BEHIND = {
+    "in the same record": [bytes(1_000_000) + WRONG],
+    "in the next record": [bytes(1_000_000), WRONG],
+    "in small records": [b"small", WRONG],
+    "half a head": [bytes(1_000_000) + b"HTTP/1.1 200 OK\r\nX:"],
+    "half a head in the next record": [b"small", b"HTTP/1.1 200"],
+    "two responses": [bytes(1_000_000), WRONG + WRONG],
+    "behind chunks": [b"behind chunks"],
+}
+
+
+@pytest.mark.parametrize("how", BEHIND)
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_bytes_behind_a_body_are_not_taken_for_the_next_response(trusted, encrypted):
-    sent = threading.Event()
-    body = bytes(1_000_000)
+def test_bytes_behind_a_body_are_not_taken_for_the_next_response(trusted, encrypted, how):
+    body, *more = BEHIND[how]
+    length = 1_000_000 if len(body) > 100 else len(body)
 
-    def more(server, connection, request):
-        other = OK + b"Content-Length: 5\r\n\r\nwrong"
-        connection.sendall(OK + b"Content-Length: 1000000\r\n\r\n" + body + other)
-        sent.set()
+    def answer(server, connection, request):
+        if how == "behind chunks":
+            connection.sendall(CHUNKED + b"d\r\nbehind chunks\r\n0\r\n\r\n" + WRONG)
+        else:
+            connection.sendall(OK + b"Content-Length: %d\r\n\r\n" % length + body)
+        for part in more:
+            connection.sendall(part)
+        sent.release()
 
+    sent = threading.Semaphore(0)
     values = {"k": b"right"}
     with TlsServer(trusted.context(), values) if encrypted else HttpServer(values) as server:
-        server.faults.append(Fault(more, times=1))
+        server.faults.append(Fault(answer, "first"))
         store = open_store(server.url)
-        assert read(store) == body
-        assert sent.wait(30)
-        assert read(store) == b"right"
-        assert server.connections == 2
+        for _ in range(3):
+            assert read(store, "first") == body[:length]
+            assert sent.acquire(timeout=30)
+            for _ in range(3):
+                assert read(store) == b"right"
+        POOL.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_connection_that_says_nothing_unasked_is_used_again(trusted, encrypted):
+    values = {"k": os.urandom(300_000)}
+    with TlsServer(trusted.context(), values) if encrypted else HttpServer(values) as server:
+        store = open_store(server.url)
+        for start in range(0, 200_000, 10_000):
+            assert read(store, start=[start], stop=[start + 70_000]) == values["k"][start:][:70_000]
+        assert (server.connections, len(server.requests)) == (1, 20)
         POOL.close()
 
 
