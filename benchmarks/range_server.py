@@ -1,6 +1,8 @@
-"""Serves the files of a folder, and ranges of them, over HTTP on loopback; prints its port.
+"""Serves the files of a folder, and ranges of them, over HTTP on loopback; prints its ports.
 
-python -m benchmarks.range_server FOLDER
+python -m benchmarks.range_server FOLDER [CERTIFICATE]
+
+The second port is for TLS, if there is a certificate (a file in PEM, with its key).
 
 A process of its own with one thread, so that it takes nothing from those that are measured but
 their time to wait. What it says is enough for GET and HEAD of S3 too, with the bucket as a folder.
@@ -9,6 +11,7 @@ their time to wait. What it says is enough for GET and HEAD of S3 too, with the 
 import asyncio
 import functools
 import socket
+import ssl
 import sys
 from pathlib import Path
 from urllib.parse import unquote
@@ -52,17 +55,24 @@ class RangeServer(asyncio.Protocol):
         return head if method == b"HEAD" else head + part
 
 
-async def main(folder):
+async def main(folder, certificate=None):
     @functools.cache
     def value(target):
         path = folder / unquote(target).lstrip("/")
         return path.read_bytes() if path.is_file() else None
 
+    contexts = [None]
+    if certificate is not None:
+        contexts.append(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        contexts[1].load_cert_chain(certificate)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: RangeServer(value), "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    servers = [
+        await loop.create_server(lambda: RangeServer(value), "127.0.0.1", 0, ssl=context)
+        for context in contexts
+    ]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(*map(Path, sys.argv[1:])))
