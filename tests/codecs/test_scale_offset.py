@@ -11,6 +11,7 @@ from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
+from tests.matrix import share
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -30,7 +31,8 @@ def limits(dtype):
     return int(info.min), int(info.max)
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.sampled_from(INTEGERS), st.data())
 def test_integers_are_exact_or_refused(dtype, data):
     low, high = limits(dtype)
@@ -51,7 +53,8 @@ def test_integers_are_exact_or_refused(dtype, data):
     assert np.frombuffer(made.decode(encoded), dtype).tolist() == values
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.sampled_from(INTEGERS), st.data())
 def test_stored_integers_are_decoded_exactly_or_are_damage(dtype, data):
     low, high = limits(dtype)

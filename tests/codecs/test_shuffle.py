@@ -16,6 +16,7 @@ from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
+from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 17, 255, 1000])
@@ -46,7 +47,8 @@ def test_wrong_sizes_are_refused():
         numcodecs.Shuffle(4).decode(bytes(10))
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(
     elementsize=SIZES,
     counts=st.lists(st.integers(0, 700), min_size=1, max_size=4),

@@ -23,7 +23,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
 from gpustore.runtime.limits import Limits
-from tests.matrix import each
+from tests.matrix import each, share
 
 DTYPES = [
     *("|u1", "|b1", ">u2", "<i2", ">f4", "<i4", ">i8", "<f8", "<c8", ">c16"),
@@ -143,7 +143,8 @@ def scatter(window, values, chain, fill, memory):
     return errors
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(cases(), st.data())
 def test_scatter_places_what_numpy_selects(case, data):
     model, chain, transform, selection = case
@@ -174,7 +175,8 @@ def test_scatter_places_what_numpy_selects(case, data):
     assert reference.tobytes() == whole.tobytes(), "nothing beside the destination is touched"
 
 
-@settings(max_examples=300)
+@pytest.mark.matrix
+@settings(max_examples=share(300))
 @given(cases(), st.data())
 def test_gather_lays_the_source_over_the_chunks(case, data):
     model, chain, transform, selection = case

@@ -7,6 +7,7 @@ import numcodecs
 import numcodecs.blosc
 import numcodecs.lz4
 import numpy as np
+import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.blosc.columns import read_columns
 from tests import snappy
 from tests.codecs.contract import make_payload, stage
+from tests.matrix import share
 
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 
@@ -117,7 +119,8 @@ def decode_by_columns(values, decoded_max, *, exact):
     return found, reasons
 
 
-@settings(max_examples=300)
+@pytest.mark.matrix
+@settings(max_examples=share(300))
 @given(st.lists(frames, min_size=1, max_size=4))
 def test_the_columns_of_every_frame_decode_to_its_bytes(made):
     values = [frame for frame, _ in made]
@@ -152,7 +155,8 @@ def check_bounds(values, columns, kept):
         assert (streams.dst_nbytes > 0).all()
 
 
-@settings(max_examples=400)
+@pytest.mark.matrix
+@settings(max_examples=share(400))
 @given(
     made=frames,
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=0, max_size=4),

@@ -1,6 +1,7 @@
 """Zstandard frames walked together: what libzstd writes and reads, whole and damaged."""
 
 import numpy as np
+import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.zstd import walk_frames
 from gpustore.codecs.zstd.columns import read_frames
 from tests.codecs.contract import make_payload
+from tests.matrix import share
 
 
 def read(values):
@@ -49,7 +51,8 @@ def test_what_the_library_writes_is_read(made, level, checksum, sized):
             assert reasons[row] == "zstd: does not say how many bytes it holds"
 
 
-@settings(max_examples=300)
+@pytest.mark.matrix
+@settings(max_examples=share(300))
 @given(
     payloads,
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3),

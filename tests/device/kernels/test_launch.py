@@ -30,7 +30,8 @@ def check_instances(launches):
     assert len({launch.expression for launch in launches}) == len(launches)
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(views.cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
 def test_copies_equal_numpy_and_write_each_byte_once(case, seed, offset):
     rng = np.random.default_rng(seed)
@@ -54,7 +55,8 @@ PAIRS = [
 ]
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(st.data(), st.sampled_from(PAIRS), st.sampled_from([0, 0, 0, 1, 4, 8]))
 def test_casts_equal_numpy_and_write_each_byte_once(data, pair, offset):
     source, target = pair
@@ -78,7 +80,8 @@ def test_casts_equal_numpy_and_write_each_byte_once(data, pair, offset):
     assert dst.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(views.cases(units=False), st.data())
 def test_fills_equal_numpy_and_write_each_byte_once(case, data):
     part = data.draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if case.itemsize % p == 0]))
@@ -194,7 +197,8 @@ def test_what_cannot_be_swapped_or_filled_is_refused():
         fill_launches([DST], [[3]], [3], b"abc")
 
 
-@settings(max_examples=200)
+@pytest.mark.matrix
+@settings(max_examples=share(200))
 @given(views.listed_cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
 def test_listed_elements_equal_numpy_and_are_written_once(case, seed, offset):
     rng = np.random.default_rng(seed)
