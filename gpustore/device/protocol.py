@@ -80,7 +80,8 @@ class Allocation(Protocol):
         """Address of the first byte, a multiple of :data:`ALIGNMENT`."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Number of bytes."""
 
 
 class Pinned(Protocol):

@@ -121,7 +121,7 @@ class ChunkEdges:
 
     @property
     def constant(self) -> int | None:
-        """The size of all chunks, if they have one."""
+        """Size of all chunks in elements, None if they differ."""
         return self.runs[0][0] if len(self.runs) == 1 else None
 
     @cached_property

@@ -65,8 +65,11 @@ class Runner(Protocol):
 class Crew(Protocol):
     """Thread pool that replaces a thread which waits, as a Future needs it."""
 
-    def begin_wait(self) -> None: ...
-    def end_wait(self) -> None: ...
+    def begin_wait(self) -> None:
+        """Let a spare thread stand in for one that is about to wait."""
+
+    def end_wait(self) -> None:
+        """Withdraw the spare thread of :meth:`begin_wait`."""
 
 
 class _ThreadState(threading.local):

@@ -71,6 +71,7 @@ class Runs:
     row: Integers
 
     def take(self, rows: NDArray[Any]) -> Runs:
+        """Return the rows with these indices, or those where a mask is true."""
         return Runs(
             self.src[rows],
             self.dst[rows],
@@ -82,6 +83,7 @@ class Runs:
         )
 
     def items(self) -> Integers:
+        """Return the number of items of each row, at most 2**62, shape (n,)."""
         # Exact below 2**53; larger rows are cut until they are below.
         product: NDArray[np.float64] = np.prod(self.extent.astype(np.float64), axis=0)
         items: Integers = np.minimum(product, 2.0**62).astype(np.int64)

@@ -127,6 +127,7 @@ class Side:
 
     @property
     def arguments(self) -> tuple[np.uint32, ...]:
+        """Kernel arguments: `nbytes`, `stride` and whether bytes are swapped."""
         return np.uint32(self.nbytes), np.uint32(self.stride), np.uint32(self.is_swapped)
 
 
