@@ -81,7 +81,8 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             resources["http_request_timeouts"].value,
             "aws_credentials of the type anonymous",
         )
-        region = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
+        said = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
+        region = spec.aws_region or said
         self._credentials = AwsCredentials(source, services, region)
         self._endpoint = spec.endpoint or environment_endpoint()
         if self._endpoint is not None:

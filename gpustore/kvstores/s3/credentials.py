@@ -20,6 +20,7 @@ from gpustore import registry
 from gpustore.errors import NotFoundError, StoreIOError
 from gpustore.kvstores.buckets.credential_service import CredentialServices
 from gpustore.kvstores.buckets.machine import is_made_by
+from gpustore.kvstores.s3.address import USUAL_REGION
 from gpustore.kvstores.s3.signature import AwsKeys
 from gpustore.resources.aws_credentials import AwsCredentialsSource
 from gpustore.runtime.executor import reset_after_fork
@@ -195,7 +196,7 @@ class AwsCredentials:
         if source.type in ("ecs", "imds"):
             return [container if source.type == "ecs" else machine]
         profile = session.get_config_variable("profile") or "default"
-        region = self.region or "us-east-1"
+        region = self.region or USUAL_REGION
         cache: dict[str, Any] = {}
         builder = Profiles(session, cache=cache, region_name=region)
         sources = [credentials.EnvProvider(), container, machine]

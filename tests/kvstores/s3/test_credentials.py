@@ -377,6 +377,20 @@ def test_token_of_somebody_else_is_changed_for_credentials(server, web_identity)
     }
 
 
+def test_service_of_the_region_is_asked(server, sts, keyless, monkeypatch):
+    sts.values[""] = sts_answer("AssumeRole")
+    (keyless / "config").write_text(
+        f"[default]\nrole_arn={ROLE}\nsource_profile=base\nregion=eu-west-3\n"
+        "[profile base]\naws_access_key_id=BK\naws_secret_access_key=SECRET\n"
+    )
+    open_s3(server).read("a").result()
+    open_s3(server, aws_region="cn-north-1").read("a").result()
+    monkeypatch.setenv("AWS_REGION", "eu-west-2")
+    open_s3(server).read("a").result()
+    regions = [shown_by(sent)["Credential"].split("/")[2] for sent in sts.requests]
+    assert regions == ["eu-west-3", "cn-north-1", "eu-west-2"]
+
+
 def test_keys_are_renewed_in_time_and_once_for_all_threads(server, web_identity):
     web_identity.values[""] = sts_answer(ends=soon(5))
     store = open_s3(server)
@@ -618,7 +632,7 @@ def test_cancelled_task_does_not_wait_for_credentials(server, web_identity):
     assert store.list().result() == []
 
 
-def test_unsupported_error_names_no_other_package(server, keyless, monkeypatch):
+def test_missing_package_is_named_where_files_hint_at_credentials(server, keyless, monkeypatch):
     (keyless / "config").write_text("[default]\nregion=x\n")
     monkeypatch.setattr("gpustore.registry.is_installed", lambda module: False)
     with pytest.raises(UnsupportedError, match=r"botocore: pip install 'gpustore\[cloud\]'"):
