@@ -231,6 +231,8 @@ class _Crew:
         try:
             threading.Thread(target=self._work, name="gpustore", daemon=True).start()
         except RuntimeError:
+            # The system has no more threads. Those that run take the task; without any it would
+            # wait for ever, so the caller gets the error.
             with self._lock:
                 self._threads -= 1
                 alone = self._threads == 0
@@ -265,6 +267,7 @@ class _Crew:
             except BaseException as error:
                 # Tasks handle their own errors; one that escapes must not end the thread.
                 report(error, f"the task {task!r}")
+            # A sleeping thread must not keep the arrays of its last task alive.
             del task
 
 
@@ -321,6 +324,7 @@ class _Group(Generic[T]):
             if last:
                 self.end()
                 return
+            # Behind the tasks that are queued, so that a long fan-out does not delay a short one.
             if self._crew.busy() and time.perf_counter() > until:
                 self._crew.put(self)
                 return
@@ -338,6 +342,7 @@ class _Group(Generic[T]):
         except BaseException as raised:
             error = raised
         finally:
+            # The traceback of an error keeps this frame, which must not keep the tasks.
             tasks = None
             thread_state.cancelled, CURRENT.operation = outer, operation
         if error is not None:

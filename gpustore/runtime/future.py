@@ -278,6 +278,7 @@ class Future(Generic[T]):
 
     def _claim(self) -> tuple[Callable[[], T | Future[T]], Runner] | None:
         """Return the deferred task to the first caller, None to all others."""
+        # Without the lock, which most waits need not take: a claimed task never comes back.
         if self._deferred is None:
             return None
         with self._lock:
@@ -297,6 +298,7 @@ class Future(Generic[T]):
             error = _CANCELLED
         except BaseException as raised:
             error = raised
+        # A traceback keeps this frame, and the closure of `fn` may hold arrays.
         fn = None
         thread_state.cancelled, CURRENT.operation = outer, operation
         if error is None:
@@ -321,6 +323,7 @@ class Future(Generic[T]):
             if not self._done:
                 self._callbacks.append(cancel)
         inner.add_done_callback(copy)
+        # A cancellation before `cancel` was added has not called it.
         if self.cancelled():
             inner.cancel()
 
@@ -329,6 +332,7 @@ class Future(Generic[T]):
         with self._lock:
             if self._done:
                 return False
+            # The outcome first: other threads read `_done` without the lock, and then the outcome.
             self._value, self._error = value, error
             self._done = True
         self._announce()

@@ -162,6 +162,7 @@ class _ProcessStatistics(Statistics):
         operation = CURRENT.operation
         if operation is not None:
             kept = operation._kept
+            # Without the lock: appending to a list is atomic, and small reads are many.
             kept.append(amounts)
             if len(kept) > 100:  # An operation may take hours.
                 with _lock:
