@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.backends import host
+from gpustore.backends.host import sink
 from gpustore.backends.stack import stacks
 from tests.matrix import each
 
@@ -79,15 +79,15 @@ def test_reads_as_without_stacks(form, dtype, monkeypatch):
     ]
     together = [view.read().result() for view in views]
     calls = []
-    decode_stack = host.HostBackend._decode_stack
+    decode_stack = sink._decode_stack
     monkeypatch.setattr(
-        host.HostBackend,
+        sink,
         "_decode_stack",
         lambda *args: calls.append(1) or decode_stack(*args),
     )
     assert np.array_equal(store.read().result(), together[0])
     assert calls
-    monkeypatch.setattr(host, "STACK_NBYTES", 0)
+    monkeypatch.setattr(sink, "STACK_NBYTES", 0)
     calls.clear()
     for view, expected in zip(views, together, strict=True):
         assert np.array_equal(view.read().result(), expected)
