@@ -25,12 +25,12 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
-    Driver,
     DriverSpec,
     Opening,
     OpenMode,
     OpenRequest,
     Unexplained,
+    Unresizable,
     schema_members,
 )
 from gpustore.errors import (
@@ -40,7 +40,6 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.crop_plan import check_starts
@@ -55,7 +54,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
 
 @dataclass(frozen=True)
-class ArrayDriver(Unexplained):
+class ArrayDriver(Unexplained, Unresizable):
     """An opened NumPy array in host memory."""
 
     array: NDArray[Any]
@@ -163,14 +162,6 @@ class ArrayDriver(Unexplained):
 
         future: Future[None] = self.executor.submit(run, drain=True)
         return WriteFutures(future, future)
-
-    def resolve(self) -> Driver:
-        """Return the driver unchanged: its bounds never change."""
-        return self
-
-    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """Raise UnsupportedError: the bounds are fixed."""
-        raise UnsupportedError("Resize not supported")
 
 
 def _numpy_index(transform: IndexTransform) -> tuple[NDArray[np.int64], ...]:

@@ -305,7 +305,7 @@ class Driver(Protocol):
 
 
 class Unexplained:
-    """Mixin of drivers without chunks, which cannot predict their reads."""
+    """Mixin of drivers without chunks, whose reads cannot be predicted."""
 
     unexplained: ClassVar[str]
     """Message of the error."""
@@ -319,6 +319,18 @@ class Unexplained:
     ) -> Explanation:
         """Raise UnsupportedError."""
         raise UnsupportedError(self.unexplained)
+
+
+class Unresizable:
+    """Mixin of drivers with fixed bounds."""
+
+    def resolve(self) -> Self:
+        """Return the driver unchanged: its bounds never change."""
+        return self
+
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """Raise UnsupportedError: the bounds are fixed."""
+        raise UnsupportedError("Resize not supported")
 
 
 class DriverSpec(Protocol):

@@ -247,6 +247,37 @@ def _check_uniform(
             )
 
 
+OPAQUE = ("char", "byte")
+"""Data types of elements whose number in a stored element only the metadata know."""
+
+
+def constrain_rank(schema: Schema, inner_rank: int) -> int | None:
+    """Merge in a chunk grid that begins at zero; return the rank, None if unknown.
+
+    Raises
+    ------
+    MetadataError
+        If the rank is less than `inner_rank`, the number of dimensions of the data type.
+    """
+    rank = schema.rank
+    if rank is not None:
+        if rank < inner_rank:
+            raise MetadataError(
+                f"Rank specified by schema ({rank}) is less than the {inner_rank} dimensions of "
+                f"the data type"
+            )
+        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+    return rank
+
+
+def zarr_domain(
+    shape: Sequence[int], inner: Sequence[int], labels: Sequence[str] | None = None
+) -> IndexDomain:
+    """Return the domain of an array of `shape`, resizable, with the fixed dimensions `inner`."""
+    implicit = [True] * len(shape) + [False] * len(inner)
+    return IndexDomain(shape=(*shape, *inner), labels=labels, implicit_upper_bounds=implicit)
+
+
 def created_domain(schema: Schema) -> IndexDomain:
     """Return the domain of a new Zarr array; :func:`with_zarr_domain` has checked its lower bounds.
 
@@ -381,6 +412,11 @@ class Selection:
         :func:`gpustore.metadata.component.select`.
         """
         return select(stored, self.field, as_void=self.as_void)
+
+    def check_dtype(self, dtype: object | None) -> None:
+        """Raise MetadataError if a part is selected of elements without a known `dtype`."""
+        for name in self.to_json() if dtype is None else ():
+            raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
 
 
 NO_SELECTION = Selection()

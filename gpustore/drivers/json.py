@@ -24,18 +24,17 @@ from gpustore.backends.host import HostBackend
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.json_array import object_array
 from gpustore.drivers.base import (
-    Driver,
     DriverSpec,
     Opening,
     OpenMode,
     OpenRequest,
     Unexplained,
+    Unresizable,
     open_kvstore,
     schema_members,
 )
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
-from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch
@@ -56,7 +55,7 @@ _JSON = dtype("json")
 
 
 @dataclass(frozen=True)
-class JsonDriver(Unexplained):
+class JsonDriver(Unexplained, Unresizable):
     """An opened JSON value, an array of rank 0."""
 
     kvstore: KvStore
@@ -151,14 +150,6 @@ class JsonDriver(Unexplained):
         value = elements[-1]
         future: Future[None] = self.executor.submit(self._store, value, drain=True)
         return WriteFutures(future, future)
-
-    def resolve(self) -> Driver:
-        """Return the driver unchanged: it has no bounds."""
-        return self
-
-    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
-        """Raise UnsupportedError: there are no bounds."""
-        raise UnsupportedError("Resize not supported")
 
     @property
     def _key(self) -> str:

@@ -21,12 +21,14 @@ from gpustore.codec_chain.resolve import resolve_v2, v2_inner_order
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
+    OPAQUE,
     ArrayDescription,
     SchemaWords,
     Selection,
     check_codec_chunk,
     check_dtype,
     check_rank,
+    constrain_rank,
     created_domain,
     fill_of_component,
     fill_to_element,
@@ -34,9 +36,9 @@ from gpustore.drivers.format import (
     merge_codec,
     stored_element,
     with_zarr_domain,
+    zarr_domain,
 )
 from gpustore.errors import MetadataError, MismatchError, prefixing
-from gpustore.index_space import IndexDomain
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object, object_dtype
@@ -185,7 +187,7 @@ class Zarr2Format:
         elif (
             merged.dtype is not None
             and self.selection == NO_SELECTION
-            and merged.dtype.name not in _OPAQUE
+            and merged.dtype.name not in OPAQUE
         ):
             check_dtype(merged.dtype)
             _constrain_shape(constraints, merged, inner)
@@ -202,15 +204,13 @@ class Zarr2Format:
     ) -> Zarr2Metadata:
         """Return new metadata that fulfil both constraints."""
         stored = constraints.dtype
-        if self.selection != NO_SELECTION and isinstance(stored, Unset):
-            name = next(iter(self.selection.to_json()))
-            raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
+        self.selection.check_dtype(None if isinstance(stored, Unset) else stored)
         merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError('"dtype" must be specified')
         if isinstance(stored, Unset):
-            if dtype.name in _OPAQUE:
+            if dtype.name in OPAQUE:
                 raise MetadataError(f"Data type not supported: {dtype.name}")
             stored = object_dtype(dtype) if is_object(dtype) else dtype.array_dtype
         component = self.selection.of(stored)
@@ -260,26 +260,13 @@ class Zarr2Format:
         return _codec_json(merge_v2(compressor, other), merge_filters(filters, more))
 
 
-_OPAQUE = ("char", "byte")
-"""Data types of which the metadata must say how many make an element."""
-
-
 def _constrain_shape(constraints: Zarr2Constraints, schema: Schema, inner: tuple[int, ...]) -> None:
     """Merge in what the metadata say about rank, domain, chunks and order; `inner` comes last."""
     if constraints.rank is not None:
         schema.update(rank=check_rank(constraints.rank + len(inner)))
     if not isinstance(constraints.shape, Unset):
-        shape = constraints.shape
-        implicit = [True] * len(shape) + [False] * len(inner)
-        schema.update(domain=IndexDomain(shape=shape + inner, implicit_upper_bounds=implicit))
-    rank = schema.rank
-    if rank is not None:
-        if rank < len(inner):
-            raise MetadataError(
-                f"Rank specified by schema ({rank}) is less than the {len(inner)} dimensions of "
-                f"the data type"
-            )
-        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+        schema.update(domain=zarr_domain(constraints.shape, inner))
+    rank = constrain_rank(schema, len(inner))
     chunks: tuple[int | None, ...] | None = None
     if not isinstance(constraints.chunks, Unset):
         chunks = constraints.chunks

@@ -28,12 +28,14 @@ from gpustore.data_types.dtype import MORE_NUMBERS
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
+    OPAQUE,
     ArrayDescription,
     SchemaWords,
     Selection,
     check_codec_chunk,
     check_dtype,
     check_rank,
+    constrain_rank,
     created_domain,
     fill_of_component,
     fill_to_element,
@@ -41,6 +43,7 @@ from gpustore.drivers.format import (
     merge_codec,
     stored_element,
     with_zarr_domain,
+    zarr_domain,
 )
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
@@ -207,7 +210,7 @@ class Zarr3Format:
             merged.set_dtype(component.dtype)
             if fill is not None:
                 fill, _ = fill_of_component(component, stored, fill)
-        elif merged.dtype is not None and merged.dtype.name not in _OPAQUE:
+        elif merged.dtype is not None and merged.dtype.name not in OPAQUE:
             check_dtype(merged.dtype, more=MORE_NUMBERS)
         if constraints.data_type is not None or self.selection == NO_SELECTION:
             # A data type may add dimensions: without one not even the rank is known.
@@ -226,9 +229,7 @@ class Zarr3Format:
     ) -> Zarr3Metadata:
         """Return new metadata that fulfil both constraints."""
         data_type = constraints.data_type
-        if self.selection != NO_SELECTION and data_type is None:
-            name = next(iter(self.selection.to_json()))
-            raise MetadataError(f'"dtype" must be specified in "metadata" if "{name}" is specified')
+        self.selection.check_dtype(data_type)
         merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
@@ -294,10 +295,6 @@ class Zarr3Format:
         return _codec_json(codecs)
 
 
-_OPAQUE = ("char", "byte")
-"""Data types of which the metadata must say how many make an element."""
-
-
 def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.dtype[Any]:
     """The type of stored elements; in native byte order if the codecs do not say which."""
     native = native_dtype(data_type)
@@ -335,10 +332,7 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
     if labels is not None:
         labels += ("",) * len(inner)
     if constraints.shape is not None:
-        implicit = [True] * len(constraints.shape) + [False] * len(inner)
-        shape = constraints.shape + inner
-        domain = IndexDomain(shape=shape, labels=labels, implicit_upper_bounds=implicit)
-        schema.update(domain=domain)
+        schema.update(domain=zarr_domain(constraints.shape, inner, labels))
     elif labels is not None:
         schema.update(domain=IndexDomain(inclusive_min=[0] * len(labels), labels=labels))
     if schema.rank == 0:
@@ -346,17 +340,10 @@ def _constrain_shape(constraints: Zarr3Constraints, schema: Schema, inner: tuple
     units = constraints.attributes.get("dimension_units")
     if units is not None:
         schema.update(dimension_units=[*units, *(None for _ in inner)])
-    rank = schema.rank
-    if rank is not None:
-        if rank < len(inner):
-            raise MetadataError(
-                f"Rank specified by schema ({rank}) is less than the {len(inner)} dimensions of "
-                f"the data type"
-            )
-        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
-        if inner:
-            sizes = (*(None for _ in range(rank - len(inner))), *inner)
-            schema.update(chunk_layout=ChunkLayout(chunk_shape=sizes))
+    rank = constrain_rank(schema, len(inner))
+    if rank is not None and inner:
+        sizes = (*(None for _ in range(rank - len(inner))), *inner)
+        schema.update(chunk_layout=ChunkLayout(chunk_shape=sizes))
     codecs = constraints.codecs
     if constraints.chunk_shape is not None and constraints.chunk_edges is None:
         sizes = constraints.chunk_shape + inner
