@@ -133,34 +133,32 @@ class ChunkEdges:
         return size, cell, position
 
     @cached_property
-    def _lists(self) -> tuple[list[int], list[int], list[int]]:
-        size, cell, position = self._columns
-        return size.tolist(), cell.tolist(), position.tolist()
+    def _lists(self) -> list[list[int]]:
+        """The same as lists."""
+        return [column.tolist() for column in self._columns]
 
-    def at(self, position: int) -> tuple[int, int, int]:
-        """Locate one position: its cell, the position in the chunk, and the chunk's size."""
-        size, cell, start = self._lists
-        run = bisect_right(start, position) - 1
-        along, inside = divmod(position - start[run], size[run])
-        return cell[run] + along, inside, size[run]
-
-    def locate(self, positions: Any) -> tuple[Integers, Integers, Integers]:
+    def locate(self, positions: Any) -> tuple[Any, Any, Any]:
         """Return cell, offset in the chunk and size of the chunk of each position.
 
         Parameters
         ----------
-        positions : array_like of int, shape (n,)
+        positions : int, or array_like of int of shape (n,)
             Positions along the dimension, in elements.
 
         Returns
         -------
-        cell, offset, size : ndarray of int64, shape (n,) each
+        cell, offset, size : int, or ndarray of int64 of shape (n,) each
         """
+        if isinstance(positions, int):
+            sizes, cells, starts = self._lists
+            run = bisect_right(starts, positions) - 1
+            along, inside = divmod(positions - starts[run], sizes[run])
+            return cells[run] + along, inside, sizes[run]
         size, cell, start = self._columns
-        run = np.searchsorted(start, positions, "right") - 1
-        found = size[run]
-        along, inside = np.divmod(positions - start[run], found)
-        return cell[run] + along, inside, found
+        runs = np.searchsorted(start, positions, "right") - 1
+        found = size[runs]
+        number, offset = np.divmod(positions - start[runs], found)
+        return cell[runs] + number, offset, found
 
     def starts(self, cells: Integers) -> Integers:
         """Return the first position of each cell, in elements."""
@@ -170,7 +168,7 @@ class ChunkEdges:
 
     def cells(self, extent: int) -> int:
         """Return the number of chunks that hold the first `extent` elements."""
-        return self.at(extent - 1)[0] + 1 if extent else 0
+        return int(self.locate(extent - 1)[0]) + 1 if extent else 0
 
     def uniform(self, extent: int) -> int | None:
         """Return the size of the chunks of the first `extent` elements, None if they differ."""

@@ -1,7 +1,7 @@
-"""Where the chunks of a grid begin, whether all have one size or not.
+"""Chunk grids: where chunks begin, whether all have one size or not.
 
-Positions are looked up one by one (:meth:`ChunkGrid.at`) or in columns (:meth:`ChunkGrid.locate`).
-:meth:`ChunkGrid.runs` finds the runs of many intervals of indices during which no chunk changes.
+:meth:`ChunkGrid.locate` looks up positions, :meth:`ChunkGrid.runs` finds the runs of many intervals
+of indices during which no chunk changes.
 """
 
 from __future__ import annotations
@@ -49,53 +49,30 @@ class ChunkGrid:
         edges = self.edges[o]
         return edges if isinstance(edges, int) else None
 
-    def at(self, o: int, position: int) -> tuple[int, int, int, int]:
-        """Locate one position along dimension `o`.
+    def locate(self, o: int, positions: Any) -> tuple[Any, Any, Any]:
+        """Locate positions along dimension `o`: one integer, or an int64 array.
 
         Returns
         -------
-        tuple of int
-            Its cell, the position in the innermost chunk, the size of the chunk with a key, and
-            how many elements of the innermost chunk are inside the array.
+        cell, inside, size
+            Cell of each position, the position in its innermost chunk, and the size of the chunk
+            with a key. If all sizes are the same, an integer.
         """
         edges = self.edges[o]
         if isinstance(edges, int):
-            size, extent = edges, edges if self.inner is None else self.inner[o]
-            cell, inside = divmod(position, extent)
-        else:
-            cell, inside, size = edges.at(position)
-            extent = size
-            if self.inner is not None:
-                extent = self.inner[o]
-                along, inside = divmod(inside, extent)
-                cell = cell * (size // extent) + along
-        return cell, inside, size, min(extent, self.shape[o] - (position - inside))
-
-    def locate(self, o: int, positions: Any) -> tuple[Integers, Integers, Any]:
-        """Locate positions along dimension `o`, as :meth:`at`; the size is an integer if all have
-        one.
-        """
-        edges = self.edges[o]
-        if isinstance(edges, int):
-            return (*np.divmod(positions, self.constant(o) or edges), edges)
+            cell, inside = divmod(positions, edges if self.inner is None else self.inner[o])
+            return cell, inside, edges
         cell, inside, size = edges.locate(positions)
         if self.inner is not None:
-            along, inside = np.divmod(inside, self.inner[o])
+            along, inside = divmod(inside, self.inner[o])
             cell = cell * (size // self.inner[o]) + along
         return cell, inside, size
 
-    def extent(self, o: int, positions: Any, inside: Integers, size: Any) -> Integers:
-        """How many elements of the innermost chunks at located positions are inside the array."""
-        chunk = self.constant(o) or size
-        found: Integers = np.minimum(chunk, self.shape[o] - (positions - inside))
-        return found
-
     def crossed(self, o: int, first: int, last: int) -> int:
-        """How many edges of innermost chunks lie between two positions along dimension `o`."""
+        """Number of edges of innermost chunks between two positions along dimension `o`."""
         edges = self.constant(o) or self.edges[o]
-        if isinstance(edges, int):
-            return abs(last // edges - first // edges)
-        return abs(edges.at(last)[0] - edges.at(first)[0])
+        number: int = _number(edges, last) - _number(edges, first)
+        return abs(number)
 
     def fewest_runs(self, n: int, maps: Sequence[StridedMap]) -> int:
         """Lower bound of the runs of an interval of `n` indices, without finding them."""
@@ -146,7 +123,7 @@ class ChunkGrid:
         """Interval and offset of each index at which a map comes to another chunk."""
         o, a, b = map_
         edges = self.constant(o) or self.edges[o]
-        first, last = (_cells(edges, a + b * at) for at in (start, start + (size - 1)))
+        first, last = (_number(edges, a + b * at) for at in (start, start + (size - 1)))
         met = np.abs(last - first) + 1
         # Where more chunks are crossed than there are indices, each index is looked at.
         found = np.minimum(met, size)
@@ -164,12 +141,12 @@ class ChunkGrid:
             offset = np.where(crossed[interval], step, offset)
         if isinstance(edges, int):
             return interval, offset
-        cell = _cells(edges, a + b * (start[interval] + offset))
+        cell = _number(edges, a + b * (start[interval] + offset))
         changed = np.ones(len(cell), np.bool_)
         changed[1:] = (interval[1:] != interval[:-1]) | (cell[1:] != cell[:-1])
         return interval[changed], offset[changed]
 
 
-def _cells(edges: int | ChunkEdges, positions: Integers) -> Integers:
-    found: Integers = positions // edges if isinstance(edges, int) else edges.locate(positions)[0]
-    return found
+def _number(edges: int | ChunkEdges, positions: Any) -> Any:
+    """Number of the chunk that holds each position, counted along the dimension."""
+    return positions // edges if isinstance(edges, int) else edges.locate(positions)[0]

@@ -213,7 +213,14 @@ class ChunkPlan:
         if not 0 <= lo <= hi <= len(self) or hi - lo > WINDOW_ROWS:
             raise ValueError(f"window [{lo}, {hi}) of a plan of {len(self)} rows")
         scalar = len(self) <= max(connected_set.SCALAR_ROWS, 1)
-        index = self._scalar_index(lo, hi) if scalar else self._vector_index(lo, hi)
+        index: list[Any]
+        if len(self.sets) == 1:
+            index = [range(lo, hi) if scalar else np.arange(lo, hi)]
+        elif scalar:
+            rows = itertools.islice(itertools.product(*map(range, self.sizes)), lo, hi)
+            index = list(zip(*rows)) or [()] * len(self.sets)
+        else:
+            index = list(np.unravel_index(np.arange(lo, hi), self.sizes))
         return self._window(index, hi - lo, scalar=scalar)
 
     def _only_row(self) -> PlanWindow:
@@ -279,15 +286,6 @@ class ChunkPlan:
             if one.points is not None
         ]
         return list(zip(*columns)) if columns else None
-
-    def _scalar_index(self, lo: int, hi: int) -> list[Sequence[int]]:
-        if len(self.sets) == 1:
-            return [range(lo, hi)]
-        rows = itertools.islice(itertools.product(*map(range, self.sizes)), lo, hi)
-        return list(zip(*rows)) or [()] * len(self.sets)
-
-    def _vector_index(self, lo: int, hi: int) -> list[Any]:
-        return list(np.unravel_index(np.arange(lo, hi), self.sizes))
 
     @cached_property
     def _key_columns(self) -> list[tuple[int, Column, int, str]]:

@@ -224,7 +224,8 @@ def _constant_index(map_: OutputIndexMap) -> int:
 
 def _constant_set(o: int, position: int, grid: ChunkGrid) -> ConnectedSet:
     """One row: the chunk that holds the one index of an output dimension."""
-    cell, inside, size, extent = grid.at(o, position)
+    cell, inside, size = grid.locate(o, position)
+    extent = min(grid.constant(o) or size, grid.shape[o] - (position - inside))
     sizes = {} if isinstance(grid.edges[o], int) else {o: [size]}
     return ConnectedSet((), (o,), ([cell],), ([inside],), sizes, [0], [1], [extent == 1])
 
@@ -248,7 +249,8 @@ def _strided_set(
     for o, a, b in maps:
         positions = a + b * (low + offset)
         cell, position, size = grid.locate(o, positions)
-        extent = extent * grid.extent(o, positions, position, size)
+        left = grid.shape[o] - (positions - position)
+        extent = extent * np.minimum(grid.constant(o) or size, left)
         cells.append(_short(cell))
         inside.append(_short(position))
         if not isinstance(size, int):
@@ -273,38 +275,32 @@ def _scalar_set(
     d: int, low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid, dst_stride: int
 ) -> ConnectedSet:
     """The same run by run."""
-    columns: list[tuple[list[int], ...]] = [([], [], []) for _ in maps]
+    outputs = tuple([o for o, _, _ in maps])
+    cells: list[list[int]] = [[] for _ in maps]
+    inside: list[list[int]] = [[] for _ in maps]
+    sizes: list[list[int]] = [[] for _ in maps]
+    places = list(zip(maps, map(grid.constant, outputs), cells, inside, sizes))
     dst_start, counts, whole = [], [], []
     at = 0
     while at < n:
         count, extent = n - at, 1
-        for (o, offset, stride), (cells, inside, sizes) in zip(maps, columns):
-            cell, position, size, reach = grid.at(o, offset + stride * (low + at))
-            left = (reach - 1 - position) // stride if stride > 0 else position // -stride
-            if left < count:
-                count = left + 1
-            extent *= reach
-            cells.append(cell)
-            inside.append(position)
-            sizes.append(size)
+        for (o, offset, stride), chunk, own_cells, own_inside, own_sizes in places:
+            position = offset + stride * (low + at)
+            cell, begin, size = grid.locate(o, position)
+            length = min(chunk or size, grid.shape[o] - position + begin)
+            more = (length - 1 - begin) // stride if stride > 0 else begin // -stride
+            if more < count:
+                count = more + 1
+            extent *= length
+            own_cells.append(cell)
+            own_inside.append(begin)
+            own_sizes.append(size)
         dst_start.append(dst_stride * at)
         counts.append(count)
         whole.append(count == extent)
         at += count
-    return ConnectedSet(
-        (d,),
-        tuple([o for o, _, _ in maps]),
-        [cells for cells, _, _ in columns],
-        [inside for _, inside, _ in columns],
-        {
-            o: sizes
-            for (o, _, _), (_, _, sizes) in zip(maps, columns)
-            if not isinstance(grid.edges[o], int)
-        },
-        dst_start,
-        counts,
-        whole,
-    )
+    varied = {o: size for o, size in zip(outputs, sizes) if not isinstance(grid.edges[o], int)}
+    return ConnectedSet((d,), outputs, cells, inside, varied, dst_start, counts, whole)
 
 
 def _pointed_set(

@@ -220,8 +220,8 @@ class CopyPlan:
         first = self.first[lo : hi + 1] - self.first[lo]
         taken = source.columns(self.order[self.first[lo] : self.first[hi]])
         first_chunk = self.first_chunk[lo : hi + 1] - self.first_chunk[lo]
-        cut = slice(self.first_chunk[lo], self.first_chunk[hi])
-        chunks = self._chunks(taken, first[:-1], cut)
+        rows = slice(self.first_chunk[lo], self.first_chunk[hi])
+        chunks = self._chunks(taken, first[:-1], rows)
         if slots > 1:
             slot = np.arange(hi - lo) % slots * self.block.nbytes
             taken.src_start += np.repeat(slot, np.diff(first))
@@ -240,15 +240,15 @@ class CopyPlan:
             source.dst_stride,
         )
 
-    def _chunks(self, taken: CopyColumns, first: Integers, cut: slice) -> PlanWindow:
-        """The rows of the chunks `cut`; of single chunks only what their regions need."""
+    def _chunks(self, taken: CopyColumns, first: Integers, rows: slice) -> PlanWindow:
+        """The rows of the chunks `rows`; of single chunks only what their regions need."""
         block = self.block
         if self.cells is None:
             cells = [column[first] for column in taken.cells]
             if block.partial:
                 return block.chunks(cells, *self._box(taken, first))
         else:
-            cells = [column[cut] for column in self.cells]
+            cells = [column[rows] for column in self.cells]
         low = [np.zeros_like(cell) for cell in cells]
         high = [block.inside(o, cell) for o, cell in enumerate(cells)]
         return block.chunks(cells, low, high)

@@ -100,7 +100,7 @@ def check_starts(
         if map_.index_array is not None:
             raise UnsupportedError(
                 f"read_many: output dimension {o} of the store is selected by an index array; call "
-                f"read_many on the store before it was indexed so, or read the store and cut it"
+                f"read_many on the store before it was indexed so, or index what it reads"
             )
     found = np.asarray(starts)
     if found.size == 0 and found.ndim == 1:

@@ -68,21 +68,21 @@ class PlanWindow:
         """Rows `lo` to `hi` of this window."""
         if lo <= 0 and hi >= len(self.keys):
             return self
-        cut = slice(lo, hi)
+        rows = slice(lo, hi)
         return PlanWindow(
-            cells=tuple(column[cut] for column in self.cells),
-            src_start=self.src_start[cut],
-            dst_start=self.dst_start[cut],
-            count=tuple(column[cut] for column in self.count),
-            whole=self.whole[cut],
+            cells=tuple(column[rows] for column in self.cells),
+            src_start=self.src_start[rows],
+            dst_start=self.dst_start[rows],
+            count=tuple(column[rows] for column in self.count),
+            whole=self.whole[rows],
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
-            keys=self.keys[cut],
-            byte_start=None if self.byte_start is None else self.byte_start[cut],
-            byte_stop=None if self.byte_stop is None else self.byte_stop[cut],
-            absent=None if self.absent is None else self.absent[cut],
+            keys=self.keys[rows],
+            byte_start=None if self.byte_start is None else self.byte_start[rows],
+            byte_stop=None if self.byte_stop is None else self.byte_stop[rows],
+            absent=None if self.absent is None else self.absent[rows],
             narrowed=self.narrowed,
-            points=None if self.points is None else self.points[cut],
+            points=None if self.points is None else self.points[rows],
         )
 
     def span(self, start: int, shape: Sequence[int], itemsize: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def test_runs_are_the_list(value):
     cell, inside, size = edges.locate(at)
     assert (starts[cell] + inside == at).all()
     assert size.tolist() == [sizes[c] for c in cell]
-    assert [edges.at(i) for i in at.tolist()] == list(
+    assert [edges.locate(i) for i in at.tolist()] == list(
         zip(*map(np.ndarray.tolist, (cell, inside, size)))
     )
     assert edges.constant == (sizes[0] if len(set(sizes)) == 1 else None)
