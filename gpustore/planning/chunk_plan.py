@@ -396,33 +396,30 @@ def plan_chunks(
         check_row_count(rows, max_chunks)
 
     sets = connected_sets(transform, grid, dst_stride, check)
-    strided = [
-        (o, map_.input_dimension, map_.stride)
-        for one in sets
-        if one.first is None
-        for o in one.output_dimensions
-        for map_ in [transform.output[o]]
-        if map_.input_dimension is not None and map_.stride is not None
-    ]
     plans = []
     for combination in itertools.product(*[one.groups() for one in sets]):
         sizes: list[Any] = list(grid.edges)
-        for own, _ in combination:
-            for o, size in own.items():
-                sizes[o] = size
-        chunk_shape = tuple(sizes)
-        form = format_of(chunk_shape)
         strides = [0] * len(input_shape)
-        for o, d, stride in strided:
-            strides[d] += form.stride[o] * stride
+        for one in combination:
+            for o, size in one.sizes.items():
+                sizes[o] = size
+        form = format_of(tuple(sizes))
+        for one in combination:
+            if one.first is None:
+                for d in one.input_dimensions:
+                    outputs = [(o, transform.output[o].stride or 0) for o in one.output_dimensions]
+                    strides[d] = sum([form.stride[o] * stride for o, stride in outputs])
         plan = ChunkPlan(
-            [one.listed(form.stride, form.key_ratio) for _, one in combination],
+            [
+                one if one.first is None else one.listed(form.stride, form.key_ratio)
+                for one in combination
+            ],
             form,
             tuple(strides),
             tuple(dst_stride),
             input_shape,
         )
-        plans.append((chunk_shape, plan))
+        plans.append((tuple(sizes), plan))
     return plans
 
 

@@ -7,7 +7,7 @@ all that an index array ties together. A few rows are found by a scalar loop, mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,17 +73,17 @@ class ConnectedSet:
         columns = zip(self.cells, [key_ratio[o] for o in self.output_dimensions])
         return list(zip(*[[cell // ratio for cell in cells] for cells, ratio in columns]))
 
-    def groups(self) -> list[tuple[dict[int, int], ConnectedSet]]:
-        """Split the rows by the sizes of their chunks; rows of one size keep their order."""
+    def groups(self) -> list[ConnectedSet]:
+        """Split the rows by the sizes of their chunks; `sizes` of the parts are integers."""
         if not self.sizes:
-            return [({}, self)]
+            return [self]
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, key in enumerate(zip(*self.sizes.values())):
             rows.setdefault(key, []).append(row)
-        return [(dict(zip(self.sizes, key)), self._part(rows[key])) for key in sorted(rows)]
+        return [self._part(key, rows[key]) for key in sorted(rows)]
 
-    def _part(self, rows: list[int]) -> ConnectedSet:
-        """Some of the rows, of chunks of one size; those of elements follow one another."""
+    def _part(self, sizes: Iterable[int], rows: list[int]) -> ConnectedSet:
+        """Return the rows of chunks of these sizes, whose elements follow one another."""
         inside, dst_start, first = self.inside, self.dst_start, self.first
         if first is None:
             inside, dst_start = [_take(column, rows) for column in inside], _take(dst_start, rows)
@@ -96,7 +96,7 @@ class ConnectedSet:
             self.output_dimensions,
             [_take(column, rows) for column in self.cells],
             inside,
-            {},
+            dict(zip(self.sizes, sizes)),
             dst_start,
             _take(self.count, rows),
             _take(self.whole, rows),
@@ -104,9 +104,8 @@ class ConnectedSet:
         )
 
     def listed(self, chunk_stride: Sequence[int], key_ratio: Sequence[int]) -> ConnectedSet:
-        """The same set for chunks stored so, its elements written down as points."""
-        if self.first is None:
-            return self
+        """Write down the elements of a set with an index array as points of chunks stored so."""
+        assert self.first is not None
         src = np.zeros(len(self.dst_start), np.int64)
         for o, inside in zip(self.output_dimensions, self.inside):
             src += chunk_stride[o] * inside
