@@ -451,7 +451,19 @@ class Codec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutCodec:
+class _CodecV3:
+    """Registered codec that only Zarr v3 has, with its options."""
+
+    name: str
+    options: tuple[Option, ...]
+
+    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
+        """Validate options of stored metadata (strict) or of constraints (all optional)."""
+        return parse_options(self.options, members, stored=stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCodec(_CodecV3):
     """Registered array -> bytes codec that does no work per chunk: it determines a layout.
 
     Attributes
@@ -467,18 +479,12 @@ class LayoutCodec:
     """
 
     kind: ClassVar[str] = "array -> bytes"
-    name: str
-    options: tuple[Option, ...]
     layout: Callable[[Options, Component, tuple[int, ...]], ChunkBytes]
     complete: Callable[[Options, int], dict[str, JsonValue]]
 
-    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options of stored metadata (strict) or of constraints (all optional)."""
-        return parse_options(self.options, members, stored=stored)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayCodec:
+class ArrayCodec(_CodecV3):
     """Registered array -> array codec that permutes dimensions.
 
     Attributes
@@ -494,18 +500,12 @@ class ArrayCodec:
     """
 
     kind: ClassVar[str] = "array -> array"
-    name: str
-    options: tuple[Option, ...]
     order: Callable[[Options, int], tuple[int, ...]]
     complete: Callable[[Options, int], dict[str, JsonValue]]
 
-    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options of stored metadata (strict) or of constraints (all optional)."""
-        return parse_options(self.options, members, stored=stored)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCodec:
+class ShardCodec(_CodecV3):
     """Registered array -> bytes codec that stores a chunk as many inner chunks.
 
     Attributes
@@ -520,10 +520,4 @@ class ShardCodec:
     """
 
     kind: ClassVar[str] = "array -> bytes"
-    name: str
-    options: tuple[Option, ...]
     complete: Callable[[Options, V3DataType, int, tuple[int, ...] | None], dict[str, JsonValue]]
-
-    def parse(self, members: Members, *, stored: bool) -> dict[str, JsonValue]:
-        """Validate options of stored metadata (strict) or of constraints (all optional)."""
-        return parse_options(self.options, members, stored=stored)
