@@ -182,12 +182,13 @@ def chosen(cells: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """Leave out two of three cells, or have ``-m long`` select whole matrices."""
     matrices = defaultdict(list)
+    is_long = "long" in config.option.markexpr
     for item in items:
-        if item.get_closest_marker("matrix"):
+        if item.get_closest_marker("matrix") and (is_long or not item.get_closest_marker("long")):
             matrices[item.nodeid.partition("[")[0]].append(item)
     left_out = set()
     for name, cells in matrices.items():
-        if "long" in config.option.markexpr:
+        if is_long:
             for cell in cells:
                 cell.add_marker("long")
         elif not hasattr(cells[0].obj, "axes"):  # These choose their cells themselves.

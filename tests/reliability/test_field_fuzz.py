@@ -13,6 +13,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import CorruptChunkError
+from tests.matrix import share
 from tests.reliability.scales import scales
 from tests.reliability.test_damaged_shards import sharding
 from tests.reliability.test_fuzz import damage, reads, some_part
@@ -158,8 +159,9 @@ def outcome(right, reading, names, form, where):
     return "same" if same else "wrong"
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
-@pytest.mark.parametrize("arrays", scales(ARRAYS, LONG_ARRAYS))
+@pytest.mark.parametrize("arrays", scales(share(ARRAYS), LONG_ARRAYS))
 def test_damaged_fields_are_errors_or_do_no_harm(arrays):
     outcomes = fuzz(arrays, arrays)
     assert outcomes["error"] > 5 * arrays

@@ -16,6 +16,7 @@ import pytest
 
 import gpustore
 from gpustore.errors import GpustoreError
+from tests.matrix import share
 from tests.reliability.scales import scales
 
 DOCUMENTS, LONG_DOCUMENTS = 3500, 250_000
@@ -235,8 +236,9 @@ def test_documents_to_begin_with_are_legal(driver, document):
         assert check(driver, encoded, selection) == "whole"
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
-@pytest.mark.parametrize("documents", scales(DOCUMENTS, LONG_DOCUMENTS))
+@pytest.mark.parametrize("documents", scales(share(DOCUMENTS), LONG_DOCUMENTS))
 def test_changed_metadata_are_refused_or_whole(documents):
     generator = random.Random(documents)
     outcomes = collections.Counter()
