@@ -158,7 +158,7 @@ def test_without_options_metadata_stay_as_they_are(copied, sources, source):
     assert after.spec().to_json()["metadata"] == before.spec().to_json()["metadata"]
 
 
-def test_options_are_what_is_made(copied, sources):
+def test_options_determine_the_target(copied, sources):
     path, _ = copied(sources["v3 shards"], "--chunks 2,3,5 --shards 6,9,5 --codec gzip:2")
     found = json.loads((path / "zarr.json").read_text())
     assert found["chunk_grid"]["configuration"]["chunk_shape"] == [6, 9, 5]
@@ -312,7 +312,7 @@ def test_names_units_and_attributes_stay_in_zarr3(copied, tmp_path):
     assert store.dimension_units[0] == gpustore.Unit("4 nm")
 
 
-def test_what_zarr2_has_no_place_for_is_said(copied, tmp_path):
+def test_properties_that_zarr2_lacks_are_named(copied, tmp_path):
     create(tmp_path / "a", "zarr3", NAMED)
     path, out = copied(tmp_path / "a", "--zarr-format 2")
     assert dict(zarr.open_array(str(path), mode="r").attrs) == NAMED["attributes"]
@@ -459,7 +459,7 @@ def test_notes_about_memory(copied, tmp_path):
     assert "note: one chunk of the target takes 8.39 MB, more than --memory allows (1.05 MB)" in out
 
 
-def test_the_report_says_what_was_made(copied, sources):
+def test_the_report_describes_the_copy(copied, sources):
     path, out = copied(sources["v3 raw"], "--shards 8,10,4 --codec zstd")
     lines = [" ".join(line.split()) for line in out.split("\n")]
     assert f"Copied {sources['v3 raw']} to {path}" in lines
@@ -525,7 +525,7 @@ PLACES = [
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "options", "text"), PLACES)
-def test_what_lies_at_the_target_is_safe(gpustore_command, sources, tmp_path, kind, options, text):
+def test_contents_of_the_target_are_safe(gpustore_command, sources, tmp_path, kind, options, text):
     path = tmp_path / "b"
     folder_of(kind, path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -537,7 +537,7 @@ def test_what_lies_at_the_target_is_safe(gpustore_command, sources, tmp_path, ki
 
 
 @pytest.mark.parametrize("place", ["x.zip|zip:", "x|ocdbt:"])
-def test_what_lies_in_archives_and_databases_is_safe(gpustore_command, sources, tmp_path, place):
+def test_contents_of_archives_and_databases_are_safe(gpustore_command, sources, tmp_path, place):
     url = f"{tmp_path}/{place}"
     store = gpustore.KvStore.open(url).result()
     store["b/thesis.tex"] = b"mine"

@@ -12,7 +12,7 @@ WORDS = ["none", "zstd", "zstd:-5", "zstd:19", "gzip", "gzip:9", "blosc", "blosc
 
 @each("word", WORDS)
 @each("itemsize", [1, 8])
-def test_what_is_named_survives_the_way_to_zarr2_and_back(word, itemsize):
+def test_named_codecs_survive_the_way_to_zarr2_and_back(word, itemsize):
     codecs = codecs_named(word, itemsize)
     compressor, notes = compressor_of(codecs)
     assert notes == []
@@ -33,7 +33,7 @@ def test_automatic_shuffle_is_the_one_blosc_chooses(itemsize, shuffle):
     assert codecs[0]["configuration"]["shuffle"] == shuffle
 
 
-def test_what_the_other_format_lacks_is_said():
+def test_codecs_that_the_other_format_lacks_are_named():
     codecs, notes = codecs_of({"id": "bz2", "level": 1}, 2)
     assert codecs[0]["name"] == "zstd"
     assert notes == ["Zarr v3 has no codec bz2: zstd takes its place"]

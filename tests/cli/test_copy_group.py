@@ -80,7 +80,7 @@ def test_part_of_a_hierarchy_and_urls(gpustore_command, tmp_path):
 
 
 @pytest.mark.parametrize(("zarr_format", "name"), [(2, ".zgroup"), (3, "zarr.json")])
-def test_members_that_nobody_knows_are_kept(gpustore_command, tmp_path, zarr_format, name):
+def test_unknown_members_are_kept(gpustore_command, tmp_path, zarr_format, name):
     make(tmp_path / "a", zarr_format)
     add_member(tmp_path / "a" / "a" / name)
     add_member(tmp_path / "a" / name)
@@ -130,7 +130,7 @@ def test_options_are_for_every_array_or_for_none(gpustore_command, tmp_path):
     np.testing.assert_array_equal(copy.read().result(), VALUES)
 
 
-def test_what_lies_at_the_target_is_safe(gpustore_command, tmp_path):
+def test_contents_of_the_target_are_safe(gpustore_command, tmp_path):
     make(tmp_path / "a", 2)
     array = zarr.create_array(tmp_path / "array", shape=(2,), dtype="u1")
     array[...] = 3

@@ -221,7 +221,7 @@ def test_domains_may_begin_anywhere(in_flight):
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_what_was_stored_before_the_wish_is_counted(tmp_path, after):
+def test_regions_stored_before_the_interrupt_are_counted(tmp_path, after):
     """Regions are stored in order, and none is begun once it is stopped."""
     source = gpustore.array(np.ones((40, 8), "u2"))
     target = create(tmp_path / "b", (40, 8), (2, 8))

@@ -45,7 +45,7 @@ def volume():
     return make_volume(volume_shape(3_000_000), 5, advance=lambda nbytes: None)
 
 
-def test_demo_says_what_it_did_and_what_to_type_next(finished):
+def test_demo_reports_its_work_and_the_next_command(finished):
     folder, done = finished
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -61,7 +61,7 @@ def test_demo_says_what_it_did_and_what_to_type_next(finished):
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["blosc", "zstd"])
-def test_other_programs_read_what_the_demo_wrote(finished, volume, number):
+def test_other_programs_read_the_arrays_of_the_demo(finished, volume, number):
     folder = finished[0] / demo.FORMATS[number].folder
     spec = {
         "driver": demo.FORMATS[number].driver,

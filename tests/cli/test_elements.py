@@ -263,7 +263,7 @@ def test_records_that_both_formats_hold_go_there_and_back(
     ],
     ids=str,
 )
-def test_what_zarr3_cannot_hold_is_refused(data_type, text, tmp_path, gpustore_command):
+def test_elements_that_zarr3_cannot_hold_are_refused(data_type, text, tmp_path, gpustore_command):
     records = not isinstance(data_type, str)
     make(tmp_path / "a", 2, data_type, **({"open_as_void": True} if records else {}))
     code, _, err = gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--zarr-format=3")

@@ -88,7 +88,7 @@ def test_info_for_people(gpustore_command, zarr3):
     assert any(line.startswith("chunks stored 2 of 6, ") for line in lines)
 
 
-def test_info_says_who_decodes_here_and_on_a_gpu(gpustore_command, zarr3):
+def test_info_names_the_decoders_here_and_on_a_gpu(gpustore_command, zarr3):
     _, out, _ = gpustore_command("info", zarr3, "--json")
     facts = json.loads(out)
     assert facts["decoding"] == {"codecs": [{"codec": "gzip", "decoder": "host"}], "reason": None}
@@ -129,7 +129,7 @@ def test_info_of_an_array_on_a_device(tmp_path):
         del there
 
 
-def test_info_of_a_cast_tells_what_is_stored(gpustore_command, zarr3):
+def test_info_of_a_cast_describes_the_stored_array(gpustore_command, zarr3):
     stored = json.loads(gpustore_command("info", zarr3, "--json")[1])
     code, out, err = gpustore_command("info", f"{zarr3}|cast:float32", "--json")
     assert (code, err) == (0, "")
@@ -246,7 +246,7 @@ def test_chunks_that_differ(gpustore_command, tmp_path):
     assert "3 x 3 at most: [3, [[2, 2], 3]]" in out
 
 
-def test_an_array_on_a_web_server_tells_what_it_can(gpustore_command, tmp_path):
+def test_info_of_an_array_on_a_web_server_leaves_out_lists(gpustore_command, tmp_path):
     store = gpustore.open(f"{tmp_path}/a|zarr3:", create=True, dtype="uint8", shape=[4]).result()
     store[...] = 7
     files = {f"a/{name}": (tmp_path / "a" / name).read_bytes() for name in ("zarr.json", "c/0")}

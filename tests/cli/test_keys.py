@@ -120,7 +120,7 @@ def test_du_of_a_value_says_its_size(gpustore_command, place):
     assert (code, json.loads(out)) == (0, {**one, "children": {"1": one}})
 
 
-def test_du_counts_what_can_be_read(gpustore_command, tmp_path):
+def test_du_counts_readable_values(gpustore_command, tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x").write_bytes(b"123")
     (tmp_path / "dangling").symlink_to("nowhere")
@@ -176,7 +176,7 @@ def test_names_next_to_a_directory_are_not_in_it(gpustore_command, tmp_path):
     assert gpustore_command("ls", f"{tmp_path}/a") == (0, "x\n", "")
 
 
-def test_what_was_written_by_others_is_listed(gpustore_command, tmp_path):
+def test_archives_of_other_writers_are_listed(gpustore_command, tmp_path):
     with zipfile.ZipFile(tmp_path / "x y.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/b", "hello" * 100)
     assert gpustore_command("ls", f"{tmp_path}/x y.zip|zip") == (0, "a/\n", "")

@@ -34,7 +34,7 @@ def test_gzip_members(made, level):
 
 @settings(max_examples=300)
 @given(st.binary(max_size=30), st.sampled_from([b"", b"\x78\x9c", b"\x1f\x8b\x08\x00"]))
-def test_what_zlib_would_not_begin_is_refused(tail, head):
+def test_headers_that_zlib_refuses_are_refused(tail, head):
     value = head + tail
     columns = EncodedColumns([value])
     for read, window_bits in ((read_zlib, 15), (read_gzip, 31)):

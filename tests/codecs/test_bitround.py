@@ -67,7 +67,7 @@ def test_no_nan_becomes_a_number():
     assert bytes(chain("float32", 4, 1).encode(elements.tobytes())) == elements.tobytes()
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_options_are_refused():
     for dtype, keepbits in (("bool", 1), ("float8_e5m2", 1), ("uint8", 0), ("float32", -1)):
         with pytest.raises(MetadataError):
             chain(dtype, 4, keepbits)

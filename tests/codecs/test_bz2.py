@@ -24,7 +24,7 @@ def test_round_trip(payload):
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 300_000])
-def test_decodes_what_others_encode_and_the_reverse(nbytes):
+def test_decodes_encodings_of_other_libraries_and_the_reverse(nbytes):
     payload = make_payload(nbytes, "steps")
     codec = stage("bz2", "v2", level=9)
     assert bz2.decompress(codec.encode(payload)) == payload

@@ -255,7 +255,7 @@ def test_shards_of_cast_values(outside):
     assert len(bytes(store.kvstore["c/0/0"])) == 12 + 16 * 4 + 4
 
 
-def test_what_does_not_fit_is_refused():
+def test_values_that_do_not_fit_are_refused():
     for source, codec, match in (
         ("uint8", cast("float32", out_of_range="wrap"), "is for integers, not float32"),
         ("uint8", cast("bool"), "data type of real numbers"),
@@ -287,7 +287,7 @@ def test_a_fill_value_that_does_not_come_back_is_refused(fill):
         gpustore.open(spec, create=True).result()
 
 
-def test_writing_what_does_not_fit_says_which():
+def test_errors_of_values_that_do_not_fit_name_value_and_key():
     metadata = {"shape": [4], "data_type": "float32", "codecs": [cast("uint8"), LITTLE]}
     spec = {"driver": "zarr3", "kvstore": "memory://a/", "metadata": metadata}
     store = gpustore.open(spec, create=True).result()
@@ -300,7 +300,7 @@ def test_writing_what_does_not_fit_says_which():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_rounded_to_nothing_keeps_its_sign(mode):
+def test_numbers_rounded_to_zero_keep_their_sign(mode):
     given = np.array([-0.0, -1e-300 if mode != "towards-negative" else -0.0], "f8")
     encoded = bytes(chain("float64", cast("float32", rounding=mode), 2).encode(given.tobytes()))
     assert np.signbit(np.frombuffer(encoded, "f4")).all()

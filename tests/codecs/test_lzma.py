@@ -56,7 +56,7 @@ def test_long_chunks(options):
 
 @each("options", OPTIONS)
 @each("nbytes", [0, 1, 30_000])
-def test_decodes_what_numcodecs_encodes_and_the_reverse(nbytes, options):
+def test_decodes_encodings_of_numcodecs_and_the_reverse(nbytes, options):
     payload = make_payload(nbytes, "steps")
     codec = stage("lzma", "v2", **options)
     theirs = numcodecs.LZMA(**options)
@@ -112,7 +112,7 @@ def test_a_dictionary_beyond_the_presets_is_refused():
     assert stage("lzma", "v2").decode(highest, 3, exact=True) == b"abc"
 
 
-def test_what_the_library_refuses_is_unsupported():
+def test_options_that_the_library_refuses_are_unsupported():
     filters = [{"id": lzma.FILTER_ARM, "start_offset": 1}, LZMA2]
     codec = stage("lzma", "v2", format=3, filters=filters)
     with pytest.raises(UnsupportedError, match="the library refuses its options"):

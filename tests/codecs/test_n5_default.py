@@ -171,7 +171,7 @@ TRANSPOSE = named("transpose", order=[1, 0])
         ("bool", [TRANSPOSE, {"name": "bytes"}], "not in N5"),
     ],
 )
-def test_what_is_refused(name, codecs, message):
+def test_invalid_options_are_refused(name, codecs, message):
     with pytest.raises(MetadataError, match=message):
         resolve_v3([NamedConfiguration("n5_default", {"codecs": codecs})], dtype(name), (2, 3))
 

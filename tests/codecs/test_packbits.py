@@ -96,7 +96,7 @@ def test_an_array_is_written_and_read(tmp_path):
     assert np.array_equal(bits.reshape(6, 8).T, written[:8, :6])
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_options_are_refused():
     for dtype, options, match in (
         ("uint8", {"first_bit": 3, "last_bit": 2}, '"first_bit" of 3 and "last_bit" of 2'),
         ("int4", {"last_bit": 4}, "which has 4"),

@@ -115,7 +115,7 @@ def test_a_value_that_is_cut_off_is_damaged():
         ("int32", {"more": 0}, "more"),
     ],
 )
-def test_what_is_refused(name, options, message):
+def test_invalid_options_are_refused(name, options, message):
     with pytest.raises(MetadataError, match=message):
         chain_of(name, 4, **options)
 

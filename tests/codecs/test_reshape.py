@@ -89,6 +89,6 @@ def test_stored_bytes_are_those_of_numpy(codecs, move):
         ([1.5], "1.5"),
     ],
 )
-def test_what_is_no_shape_is_refused(shape, match):
+def test_invalid_shapes_are_refused(shape, match):
     with pytest.raises(MetadataError, match=match):
         chain([reshape(shape)], (4, 3, 5))

@@ -116,7 +116,7 @@ def test_the_example_of_the_specification():
     assert np.allclose(store.read().result(), np.arange(9), atol=1e-6)
 
 
-def test_with_a_cast_it_is_what_fixedscaleoffset_is():
+def test_with_a_cast_it_equals_fixedscaleoffset():
     cast = {"name": "cast_value", "configuration": {"data_type": "uint8"}}
     spec = {
         "driver": "zarr3",
@@ -135,7 +135,7 @@ def test_with_a_cast_it_is_what_fixedscaleoffset_is():
     assert np.allclose(store.read().result(), np.round(np.linspace(1000, 1001, 10), 1))
 
 
-def test_what_overflows_or_cannot_be_is_refused():
+def test_overflows_and_impossible_values_are_refused():
     made = chain("float32", codec(0, 1e30), 2)
     with pytest.raises(LimitError, match="do not fit type float32"):
         made.encode(np.array([1, 1e30], "f4").tobytes())

@@ -55,7 +55,7 @@ def test_wrong_sizes_are_refused():
     order=st.sampled_from(ORDERS),
     offset=st.sampled_from([0, 1, 4, 7]),
 )
-def test_a_device_decodes_what_the_host_writes(elementsize, counts, order, offset):
+def test_a_device_decodes_writes_of_the_host(elementsize, counts, order, offset):
     device = EmulatedDevice(order, seed=1)
     require_kernels(device)
     codec = shuffle(elementsize)
@@ -72,7 +72,7 @@ def test_a_device_decodes_what_the_host_writes(elementsize, counts, order, offse
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_device_refuses_what_is_no_chunk(order):
+def test_a_device_refuses_values_that_are_no_chunk(order):
     device = EmulatedDevice(order, seed=1)
     require_kernels(device)
 
@@ -111,7 +111,7 @@ def spec_of(path, filters, compressor=None, **metadata):
 @pytest.mark.matrix
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=list(FILTERS))
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
-def test_zarr_reads_what_is_written_and_the_reverse(tmp_path, filters, compressor):
+def test_zarr_reads_our_writes_and_the_reverse(tmp_path, filters, compressor):
     written = np.arange(600, dtype="<u4").reshape(30, 20)
     store = gpustore.open(spec_of(tmp_path, filters, compressor), create=True).result()
     store[...] = written
@@ -197,7 +197,7 @@ def test_codec_specs_merge_as_those_of_tensorstore():
     assert gpustore.CodecSpec({"driver": "zarr", "filters": []}).to_json()["filters"] == []
 
 
-def test_what_is_no_filter_is_refused_by_name(tmp_path):
+def test_codecs_that_are_no_filters_are_refused_by_name(tmp_path):
     for filters, error, match in (
         ([{"id": "lzo"}], UnsupportedError, 'except "adler32", .*, "zstd": "lzo"'),
         ([{"id": "shuffle"}, {"id": "pickle"}], UnsupportedError, '"pickle" is not supported: it'),

@@ -263,7 +263,7 @@ def test_fixed_rates_have_one_size():
         ("float32", (10**6, 1, 1, 1), {"mode": "reversible"}, LimitError, "several times 4"),
     ],
 )
-def test_what_is_refused(name, shape, options, error, message):
+def test_invalid_options_are_refused(name, shape, options, error, message):
     with pytest.raises(error, match=message):
         resolve_v3([NamedConfiguration("zfp", options)], dtype(name), shape)
 
@@ -278,7 +278,7 @@ def test_what_is_refused(name, shape, options, error, message):
         ("float32", {"tolerance": -2}, MetadataError, "-1 or number"),
     ],
 )
-def test_what_is_refused_of_zfpy(name, options, error, message):
+def test_options_that_are_refused_of_zfpy(name, options, error, message):
     with pytest.raises(error, match=message):
         zfpy_chain(name, (4,), **options)
 

@@ -41,7 +41,7 @@ def test_round_trip(level, payload):
 
 @each("level", [-1, *LEVELS])
 @each("nbytes", [0, 1, 4096, 100_000])
-def test_decodes_what_others_encode_and_the_reverse(level, nbytes):
+def test_decodes_encodings_of_other_libraries_and_the_reverse(level, nbytes):
     payload = make_payload(nbytes, "steps")
     codec = stage("zlib", "v2", level=level)
     assert zlib.decompress(codec.encode(payload)) == payload

@@ -178,7 +178,7 @@ def test_metadata_are_read_with_the_names():
 
 
 @pytest.mark.parametrize("key", ["f", "f/zarr.json", "f/info"])
-def test_what_cannot_be_read_is_no_missing_format(key):
+def test_unreadable_files_are_no_missing_format(key):
     driver = counting({"f/zarr.json": b"{}"}, [Rule(Fault.ERROR, key=key)])
     with pytest.raises(StoreIOError):
         detect(KvStore(driver, "f"))

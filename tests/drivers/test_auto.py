@@ -30,7 +30,7 @@ NAMES = ("v2", "v3", "v2/", "both", "none", "missing", "file", "v3/zarr.json", "
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", ["{}|auto:", "{}", "json"])
-def test_urls_and_specs_open_what_tensorstore_opens(folder, name, form):
+def test_urls_and_specs_open_the_versions_of_tensorstore(folder, name, form):
     url = f"file://{folder}/{name}"
     spec = {"driver": "auto", "kvstore": url} if form == "json" else form.format(url)
     results = [
@@ -59,7 +59,7 @@ def test_relative_paths_and_path_objects(folder, monkeypatch):
         assert gpustore.open(path).result().read().result().tolist() == [5] * 4
 
 
-def test_what_is_found_names_its_format_from_then_on(folder):
+def test_a_detected_array_names_its_format(folder):
     store = gpustore.open(f"{folder}/v3").result()
     spec = store.spec()
     assert spec.to_json()["driver"] == "zarr3"
@@ -68,7 +68,7 @@ def test_what_is_found_names_its_format_from_then_on(folder):
     assert store.url == f"file://{folder}/v3/|zarr3:"
 
 
-def test_the_error_says_what_was_looked_for(folder):
+def test_the_error_lists_the_formats_that_were_tried(folder):
     with pytest.raises(MismatchError) as caught:
         gpustore.open(f"{folder}/none").result()
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ def test_the_error_says_what_was_looked_for(folder):
         ([f"{i}" for i in range(7)], '"0", "1", "2", "3", "4" and 2 more'),
     ],
 )
-def test_the_error_says_what_is_there_instead(names, said):
+def test_the_error_names_the_existing_contents(names, said):
     context = gpustore.Context()
     store = gpustore.KvStore.open("memory://here/", context=context).result()
     for name in names:
@@ -118,7 +118,7 @@ def test_the_error_says_how_to_choose(folder):
     ],
 )
 @pytest.mark.parametrize("name", ["v2", "v3"])
-def test_constraints_hold_for_what_is_found(folder, name, constraints):
+def test_constraints_apply_to_the_detected_array(folder, name, constraints):
     url = f"file://{folder}/{name}|auto:"
     results = []
     for library in LIBRARIES:
@@ -177,7 +177,7 @@ def test_other_members_are_context_resources(members):
     assert agree(*(outcome(lambda lib=lib: lib.Spec(dict(spec)).to_json()) for lib in LIBRARIES))
 
 
-def test_resources_are_for_what_is_detected_and_not_for_its_kvstore():
+def test_resources_are_for_the_detected_driver_and_not_its_kvstore():
     context = gpustore.Context()
     kvstore = {"driver": "memory", "path": "a/"}
     spec = {"driver": "zarr3", "kvstore": kvstore}

@@ -183,7 +183,7 @@ def test_a_server_is_asked_no_more_than_by_tensorstore(tmp_path):
             assert server.asked(gpustore, f"{server.url}/{name}")[0] == 6 + 2 * ("/" not in name)
 
 
-def test_what_was_found_is_opened_again_without_looking(tmp_path):
+def test_a_detected_array_is_opened_again_without_detection(tmp_path):
     create(f"file://{tmp_path}/a|zarr3:")
     with _Server(tmp_path) as server:
         _, store = server.asked(gpustore, f"{server.url}/a")
@@ -194,7 +194,7 @@ def test_what_was_found_is_opened_again_without_looking(tmp_path):
         assert len(server.requests) <= 1
 
 
-def test_what_is_wrong_with_metadata_is_said_of_their_file(tmp_path):
+def test_errors_in_metadata_name_their_file(tmp_path):
     (tmp_path / "zarr.json").write_text('{"zarr_format": 3')
     messages = []
     for url in (f"file://{tmp_path}/|zarr3:", f"file://{tmp_path}/"):
@@ -252,7 +252,7 @@ def test_archives_within_each_other_without_end(tmp_path):
     assert "auto" in str(caught.value)
 
 
-def test_what_is_found_shares_the_open_archive(tmp_path):
+def test_a_detected_array_shares_the_open_archive(tmp_path):
     url = f"file://{tmp_path}/x.zip"
     for name in ("a", "b"):
         gpustore.open(f"{url}|zip:{name}|zarr3:", create=True, dtype="int8", shape=[2]).result()

@@ -65,7 +65,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32", "complex64", "string", "json", "bool"])
-def test_opened_casts_say_what_tensorstore_says(dtype):
+def test_opened_casts_have_the_properties_of_tensorstore(dtype):
     stores = [lib.cast(opened(lib), dtype) for lib in LIBRARIES]
     for part, what in PARTS.items():
         results = [outcome(lambda store=store, f=what: f(store)) for store in stores]
@@ -108,7 +108,7 @@ def test_writes_between_stores():
 
 
 @pytest.mark.parametrize("dtype", ["char", "byte"])
-def test_what_cannot_be_converted_is_an_error(tmp_path, dtype):
+def test_impossible_conversions_are_errors(tmp_path, dtype):
     check(lambda lib, root: lib.cast(opened(lib, root), dtype), tmp_path)
     check(
         lambda lib, root: (
@@ -194,7 +194,7 @@ MEMBERS = {
 
 
 @each("members", SPECS)
-def test_specs_say_what_tensorstore_says(members):
+def test_specs_have_the_json_of_tensorstore(members):
     spec = {"driver": "cast", **members}
     for member, what in MEMBERS.items():
         results = [outcome(lambda lib=lib, f=what: f(lib.Spec(dict(spec)))) for lib in LIBRARIES]
@@ -202,7 +202,7 @@ def test_specs_say_what_tensorstore_says(members):
 
 
 @pytest.mark.parametrize("members", REPEATED, ids=str)
-def test_what_the_base_says_of_its_domain_is_said_once(members):
+def test_members_about_the_domain_of_the_base_appear_once(members):
     spec = gpustore.Spec({"driver": "cast", **members})
     theirs = ts.Spec({"driver": "cast", **members})
     json = spec.to_json()
@@ -394,7 +394,7 @@ def test_a_cast_can_be_cancelled(tmp_path):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_device_converts_by_itself_what_it_can(tmp_path, order):
+def test_a_device_converts_supported_types_itself(tmp_path, order):
     opened(gpustore, tmp_path)
     with emulated(order) as device:
         for target in ("float16", "bfloat16", "float64", "uint8", "int64"):

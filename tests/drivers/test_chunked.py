@@ -198,7 +198,7 @@ def test_upper_below_a_view_of_it():
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_what_a_kept_chunk_holds_reappears(driver, tmp_path):
+def test_elements_of_a_kept_chunk_reappear(driver, tmp_path):
     def run(library, root):
         store = filled(library, driver)
         small = store.resize(exclusive_max=[6, 5]).result()
@@ -305,7 +305,7 @@ def test_resolve_after_a_resize(name, fix, driver, tmp_path):
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_resolve_reads_what_is_stored_now(driver):
+def test_resolve_reads_the_stored_metadata(driver):
     """TensorStore trusts its cache until the array is opened again."""
     context = gpustore.Context()
     store = filled(gpustore, driver, context=context)

@@ -78,7 +78,7 @@ def test_fields_are_those_of_numpy(order, compressor, tmp_path):
 
 
 @pytest.mark.parametrize("order", "CF")
-def test_tensorstore_writes_what_is_read(order, tmp_path):
+def test_writes_of_tensorstore_are_read(order, tmp_path):
     records = random_records(RECORD, (5, 7))
     for field in ("x", "y", "z", "b", "c"):
         spec = spec_of(tmp_path, field=field, order=order)
@@ -233,7 +233,7 @@ def test_schema_fill_values_are_broadcast_to_the_subarray(tmp_path):
         ({"field": "x", "open_as_void": True}, '"field" and "open_as_void" are mutually exclusive'),
     ],
 )
-def test_what_to_open_must_be_said(members, text, tmp_path):
+def test_the_part_to_open_must_be_named(members, text, tmp_path):
     ts.open(spec_of(tmp_path, field="x"), create=True).result()
     for library in (ts, gpustore):
         with pytest.raises(ValueError, match="field") as caught:

@@ -102,7 +102,7 @@ def test_sources_are_converted_as_in_tensorstore(source, rank):
     ("source", "kind"),
     [(object(), TypeError), (b"x", TypeError), ({1: 2}, TypeError), (float("nan"), MetadataError)],
 )
-def test_what_is_not_json_is_refused(source, kind):
+def test_values_that_are_not_json_are_refused(source, kind):
     kvstore, store = opened(gpustore, DOCUMENT, "/a")
     before = kvstore.read("").result().value
     with pytest.raises(kind):

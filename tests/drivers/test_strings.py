@@ -123,7 +123,7 @@ def test_elements_are_read_as_they_were_written(driver, kind, layout):
 
 
 @each(("driver", "kind", "layout"), CASES)
-def test_parts_are_written_into_what_is_there(driver, kind, layout):
+def test_parts_are_written_into_existing_chunks(driver, kind, layout):
     store, array = create(driver, kind, layout), strings(kind)
     store.write(array).result()
     other = strings(kind, (5, 7)).T
@@ -188,7 +188,7 @@ def test_chunks_of_the_fill_value_are_not_stored(driver):
 
 @pytest.mark.parametrize("driver", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_array_has_what_is_needed(driver, kind):
+def test_a_new_array_has_all_required_properties(driver, kind):
     codec, data_type, empty = KINDS[kind]
     spec, context = {"driver": driver, "kvstore": "memory://"}, gpustore.Context()
     store = gpustore.open(spec, create=True, dtype=kind, shape=[3], context=context).result()

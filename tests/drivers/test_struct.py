@@ -197,7 +197,7 @@ def test_forms_of_other_writers(data_type, fill_value, shown, tmp_path):
         assert document["fill_value"] == 513
 
 
-def test_zarr_python_writes_what_is_read(tmp_path):
+def test_writes_of_zarr_python_are_read(tmp_path):
     import zarr
 
     record = np.dtype([("x", "<i2"), ("y", "<f4")])
@@ -242,7 +242,7 @@ def test_resize_and_names_of_dimensions(tmp_path):
         ({"field": "a", "open_as_void": True}, "are mutually exclusive"),
     ],
 )
-def test_what_to_open_must_be_said(members, text, tmp_path):
+def test_the_part_to_open_must_be_named(members, text, tmp_path):
     spec = spec_of(f"file://{tmp_path}/a/", struct(FIELDS), CHAINS["little"], "a")
     gpustore.open(spec, create=True).result()
     with pytest.raises(ValueError, match="field") as caught:

@@ -76,7 +76,7 @@ def test_members_of_every_kind(root, zarr_format):
     assert root["ct/deep"].name == "/ct/deep"
 
 
-def test_what_zarr_python_reads_of_ours(root, place):
+def test_zarr_python_reads_our_groups(root, place):
     fill(root)
     theirs = zarr.open_group(place, mode="r")
     assert dict(theirs.attrs) == {"title": "t"}
@@ -94,7 +94,7 @@ def test_what_zarr_python_reads_of_ours(root, place):
 
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
-def test_what_we_read_of_zarr_python(place, zarr_format, consolidated):
+def test_groups_of_zarr_python_are_read(place, zarr_format, consolidated):
     theirs = zarr.open_group(place, mode="w", zarr_format=zarr_format, attributes={"r": 1})
     array = theirs.create_array(
         "a/b/x", shape=(4, 4), chunks=(2, 3), dtype="i4", attributes={"k": "v", "inf": [-inf]}
@@ -169,7 +169,7 @@ def test_nothing_lies_below_an_array(root):
         gpustore.open_group(root.url + "ct/raw").result()
 
 
-def test_creating_what_is_there(root):
+def test_creating_an_existing_array(root):
     fill(root)
     for path in ("ct", "ct/raw"):
         with pytest.raises(gpustore.AlreadyExistsError):
@@ -506,7 +506,7 @@ def test_a_corrupt_member_spoils_only_itself(root, tmp_path, zarr_format):
     assert root["ct"].keys() == ["deep", "mask", "raw"]
 
 
-def test_a_member_with_a_type_nobody_knows_is_listed(root, tmp_path, zarr_format):
+def test_a_member_with_an_unknown_type_is_listed(root, tmp_path, zarr_format):
     fill(root)
     name, member = (".zarray", "dtype") if zarr_format == 2 else ("zarr.json", "data_type")
     path = tmp_path / "h.zarr" / "ct" / "raw" / name
@@ -562,7 +562,7 @@ def test_arguments_that_make_no_sense(spec, options):
         gpustore.open_group(spec, **options).result()
 
 
-def test_the_format_of_the_root_is_that_of_what_is_made_below(root, place, zarr_format):
+def test_new_members_have_the_format_of_the_root(root, place, zarr_format):
     for options in ({}, {"open": True}, {"delete_existing": True}):
         made = gpustore.open_group(place, path="a/b", create=True, **options).result()
         assert made.zarr_format == zarr_format
@@ -570,7 +570,7 @@ def test_the_format_of_the_root_is_that_of_what_is_made_below(root, place, zarr_
     assert gpustore.open_group(place, create=True, delete_existing=True).result().zarr_format == 3
 
 
-def test_what_changes_nothing_keeps_consolidated_metadata(root, tmp_path, zarr_format):
+def test_operations_without_changes_keep_consolidated_metadata(root, tmp_path, zarr_format):
     group = fill(root).consolidate().result()
     group.require_group("ct").result()
     group.require_array("ct/raw", dtype="uint16", shape=[4, 6]).result()

@@ -181,7 +181,7 @@ def keywords_for(name, library):
     return keywords(library) if callable(keywords) else keywords
 
 
-def test_what_exists_is_said_with_what_to_do(tmp_path):
+def test_the_error_about_an_existing_array_names_the_remedy(tmp_path):
     path = f"{tmp_path}/a|zarr3:"
     for _ in range(2):
         gpustore.open(path, create=True, open=True, dtype="uint8", shape=[1]).result()
@@ -385,7 +385,7 @@ def test_creating_over_metadata_that_are_no_json(driver, tmp_path):
 
 @pytest.mark.parametrize("driver", FORMATS)
 @pytest.mark.parametrize("base", ["memory", "file"])
-def test_delete_existing_deletes_exactly_what_is_below_the_path(driver, base, tmp_path):
+def test_delete_existing_deletes_exactly_the_keys_below_the_path(driver, base, tmp_path):
     def delete(library, root):
         context = library.Context()
         url = f"file://{root}/" if base == "file" else "memory://"

@@ -329,7 +329,7 @@ CONSTRAINTS = {
 @each("base", [ZARR3, ZARR2, {"driver": "auto", "kvstore": "memory://a"}])
 @each("view", THROUGH)
 @each("constraint", CONSTRAINTS)
-def test_constraints_are_those_of_what_the_spec_shows(base, view, constraint):
+def test_constraints_are_in_terms_of_the_dimensions_of_the_spec(base, view, constraint):
     """What is given to a spec with a transform is about its own dimensions."""
 
     def updated(library):
@@ -379,7 +379,7 @@ def _is_refused_here_only(url):
 
 @given(ROOT, st.lists(APPLIED, max_size=3), st.none() | WRONG)
 @settings(max_examples=200)
-def test_urls_mean_what_they_mean_to_tensorstore(root, applied, wrong):
+def test_urls_mean_the_same_to_tensorstore(root, applied, wrong):
     url = root + "".join(applied) if wrong is None else root + "".join(applied) + wrong
     for kind in (lambda library: library.Spec, lambda library: library.KvStore.Spec):
         try:

@@ -206,7 +206,7 @@ def test_pickled_store_opens_the_same_file(tmp_path):
     assert again.url == store.url
 
 
-def test_what_is_opened_alike_is_one_driver(tmp_path):
+def test_equal_specs_open_one_driver(tmp_path):
     context = Context()
 
     def opened(spec, context=context):

@@ -109,7 +109,7 @@ def test_first_error_is_that_of_the_first_key(columns):
         result.raise_first()
 
 
-def test_driver_refuses_what_it_does_not_define():
+def test_driver_refuses_unknown_members():
     class ReadOnly(KvStoreDriver):
         id = "read_only"
         read_many = check_key = spec = None

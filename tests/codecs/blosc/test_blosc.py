@@ -53,7 +53,7 @@ def test_round_trip(cname, payload, shuffle, typesize, clevel, blocksize):
 @each("cname", CNAMES)
 @each("shuffle", [0, 1, 2])
 @each("nbytes", [8, 4096, 100_000])
-def test_decodes_what_numcodecs_encodes_and_the_reverse(cname, shuffle, nbytes):
+def test_decodes_encodings_of_numcodecs_and_the_reverse(cname, shuffle, nbytes):
     array = np.frombuffer(make_payload(nbytes, "steps"), "<u2")
     theirs = numcodecs.Blosc(cname, 5, shuffle)
     codec = stage("blosc", "v2", cname=cname, shuffle=shuffle)
@@ -143,7 +143,7 @@ def test_refuses_headers_that_lie(frame, reason):
         assert caught.value.reason.startswith(f"Invalid blosc-compressed data: {reason}")
 
 
-def test_what_does_not_compress_is_stored_whatever_the_compressor():
+def test_incompressible_data_are_stored_by_every_compressor():
     stored = header(flags=0x43, nbytes=4, blocksize=4, cbytes=20) + b"abcd"
     assert stage("blosc").decode(stored, 4, exact=True) == b"abcd"
 

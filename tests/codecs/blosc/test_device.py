@@ -39,7 +39,7 @@ def decode(device, encoded, decoded_max, *, exact=True, **options):
     order=st.sampled_from(ORDERS),
     offset=st.sampled_from([0, 1, 2, 7]),
 )
-def test_what_numcodecs_writes_is_decoded(made, order, offset):
+def test_encodings_of_numcodecs_are_decoded(made, order, offset):
     device = EmulatedDevice(order, seed=1)
     longest = max(len(data) for _, data in made)
     encoded = [frame for frame, _ in made]
@@ -146,7 +146,7 @@ def test_changed_frames_never_reach_beyond_their_bounds(made, changes, order):
         assert len(found.values[1]) == len(data)
 
 
-def test_what_a_device_cannot_is_refused(device):
+def test_codecs_without_device_code_are_refused(device):
     frame, data = frame_of("zstd", 1, 4, 5000, 0, 5, "steps")
     unseen = decode(device, [frame], len(data), seen=False)
     assert unseen.refused == {0: "blosc: its headers are not in host memory"}

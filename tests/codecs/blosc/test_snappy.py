@@ -57,7 +57,7 @@ def written(payload, dtype, **options):
 @pytest.mark.matrix
 @pytest.mark.parametrize("shuffle", [-1, 0, 1, 2])
 @pytest.mark.parametrize("dtype", ["|u1", "<u2", "<f4", ">f8", "<c16"])
-def test_reads_what_tensorstore_writes_and_the_reverse(dtype, shuffle):
+def test_reads_writes_of_tensorstore_and_the_reverse(dtype, shuffle):
     itemsize = np.dtype(dtype).itemsize
     cases = product([1, 7, 130, 4099, 33_000], [0, 1, 5, 9], ["noise", "steps", "zeros"])
     for i, (size, clevel, kind) in enumerate(cases):
@@ -76,7 +76,7 @@ def test_reads_what_tensorstore_writes_and_the_reverse(dtype, shuffle):
 
 @each("shuffle", [-1, 0, 1, 2])
 @each("dtype", ["|u1", "<u2", ">f8"])
-def test_reads_what_tensorstore_writes_without_the_library(dtype, shuffle, monkeypatch):
+def test_reads_writes_of_tensorstore_without_the_library(dtype, shuffle, monkeypatch):
     monkeypatch.setattr(snappy, "_library", None)
     itemsize = np.dtype(dtype).itemsize
     for size, kind in product([130, 4099, 20_000], ["steps", "zeros"]):

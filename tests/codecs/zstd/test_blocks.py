@@ -41,7 +41,7 @@ def _payloads():
 
 
 @pytest.mark.parametrize("level", [-5, 1, 3, 9, 19])
-def test_what_the_library_writes_is_never_refused(level):
+def test_encodings_of_the_library_are_never_refused(level):
     payloads = payloads_of_many_kinds()
     compressor = zstandard.ZstdCompressor(level=level)
     found, reasons = read([compressor.compress(payload) for payload in payloads])
@@ -72,7 +72,7 @@ def damaged(count, seed):
         yield bytes(value)
 
 
-def test_what_is_refused_the_library_refuses():
+def test_the_library_refuses_refused_values():
     values = list(damaged(2500, 1))
     _, reasons = read(values)
     wrong = [not decodes(value) for value in values]
@@ -174,13 +174,13 @@ WRONG = {
 
 
 @each("what", WRONG)
-def test_what_cannot_be(what):
+def test_impossible_blocks_are_found(what):
     value = frame((2, WRONG[what]), nbytes=100)
     assert read([value])[1] == {0: IMPOSSIBLE}
     assert not decodes(value)
 
 
-def test_what_four_streams_cannot_be():
+def test_impossible_lengths_of_four_streams_are_found():
     payload, contents, literals, stored = of_library()
     whole = frame((2, contents), nbytes=len(payload))
     assert decodes(whole)

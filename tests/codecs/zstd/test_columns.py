@@ -33,7 +33,7 @@ payloads = st.builds(
     st.booleans(),
     st.booleans(),
 )
-def test_what_the_library_writes_is_read(made, level, checksum, sized):
+def test_encodings_of_the_library_are_read(made, level, checksum, sized):
     compressor = zstandard.ZstdCompressor(
         level=level, write_checksum=checksum, write_content_size=sized
     )
@@ -58,7 +58,7 @@ def test_what_the_library_writes_is_read(made, level, checksum, sized):
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3),
     st.integers(-3, 30),
 )
-def test_what_is_accepted_is_one_frame_that_ends_with_the_value(payload, changes, cut):
+def test_accepted_values_are_one_frame_that_ends_with_the_value(payload, changes, cut):
     whole = zstandard.ZstdCompressor().compress(payload)
     damaged = bytearray(whole)
     for position, value in changes:

@@ -33,7 +33,7 @@ def test_round_trip(options, payload):
 
 @each("nbytes", SIZES)
 @each("checksum", [False, True])
-def test_decodes_what_others_encode_and_the_reverse(nbytes, checksum):
+def test_decodes_encodings_of_other_libraries_and_the_reverse(nbytes, checksum):
     payload = make_payload(nbytes, "steps")
     codec = stage("zstd", level=1, checksum=checksum)
     encoded = codec.encode(payload)
@@ -106,7 +106,7 @@ def test_refuses_damage(nbytes, checksum):
     ],
     ids=repr,
 )
-def test_says_what_is_wrong(encoded, reason):
+def test_messages_name_the_fault(encoded, reason):
     with pytest.raises(CorruptChunkError) as caught:
         stage("zstd").decode(encoded, 4, exact=True)
     assert caught.value.reason.startswith(reason)

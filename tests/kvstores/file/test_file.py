@@ -486,7 +486,7 @@ def test_files_are_read_past_the_host(tmp_path):
     assert columns.error == {}
 
 
-def test_what_is_not_read_past_the_host_is_as_it_is_now(tmp_path):
+def test_values_read_through_the_host_instead_are_current(tmp_path):
     store = open_file(f"{tmp_path}/")
     keys = ["a", "b", "c", "d"]
     before = [put(store, key, b"value of " + key.encode()) for key in keys]

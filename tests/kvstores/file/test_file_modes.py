@@ -64,7 +64,7 @@ def model_examples():
 
 
 @pytest.mark.parametrize("ours", ["default", *MODES])
-def test_both_libraries_read_and_replace_what_the_other_wrote(tmp_path, ours):
+def test_both_libraries_read_and_replace_values_of_the_other(tmp_path, ours):
     store = KvStore.open(spec(tmp_path, ours)).result()
     number = itertools.count()
     for theirs in ("default", *MODES):
@@ -321,7 +321,7 @@ class Faults(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_failing_system_calls_lose_nothing_but_what_is_written_in_place(tmp_path):
+def test_failing_system_calls_lose_only_values_written_in_place(tmp_path):
     Faults.folder = tmp_path
     run_state_machine_as_test(
         Faults, settings=settings(max_examples=200, stateful_step_count=10, deadline=None)

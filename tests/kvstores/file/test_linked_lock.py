@@ -66,7 +66,7 @@ def test_a_name_that_is_taken_is_not_waited_for(directory, tmp_path, linked):
     linked.release(directory, "a.__lock")
 
 
-def test_who_waits_for_a_key_gets_it_before_long(directory, tmp_path, linked):
+def test_waiting_writers_get_the_key_soon(directory, tmp_path, linked):
     assert linked.acquire(directory, "a.__lock")
     held = threading.Event()
 
@@ -100,7 +100,7 @@ def test_a_directory_that_is_gone_is_told(tmp_path, linked, directory):
     linked.release(directory, "c.__lock")
 
 
-def test_a_lock_file_that_somebody_removed_is_given_up(tmp_path, linked, directory):
+def test_a_removed_lock_file_is_given_up(tmp_path, linked, directory):
     assert linked.acquire(directory, "a.__lock")
     linked.release(directory, "a.__lock")
     for name in os.listdir(tmp_path):

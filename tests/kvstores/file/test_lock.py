@@ -150,7 +150,7 @@ def test_file_system_without_locks_is_an_error_that_names_the_option(tmp_path, m
     assert not [name for name in os.listdir(tmp_path) if "-" in name]
 
 
-def test_only_locks_that_nobody_holds_are_removed(directory, tmp_path):
+def test_only_abandoned_locks_are_removed(directory, tmp_path):
     (tmp_path / "a.__lock").write_bytes(b"left behind")
     assert remove_abandoned(directory, "a.__lock")
     assert remove_abandoned(directory, "a.__lock")

@@ -44,7 +44,7 @@ SIZES = st.integers(0, 3 * 4096) | st.integers(0, 2**21)
 
 
 @given(offset=SIZES, nbytes=SIZES, shift=st.integers(0, 63))
-def test_any_part_is_what_an_ordinary_read_gives(file, offset, nbytes, shift):
+def test_any_part_equals_an_ordinary_read(file, offset, nbytes, shift):
     fd = os.open(file, os.O_RDONLY)
     try:
         start_unbuffered(fd)

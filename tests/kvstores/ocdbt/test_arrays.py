@@ -143,7 +143,7 @@ def test_missing_data_files_are_errors_and_no_fill_values(tmp_path):
     assert store.read().result().tolist() == [7] * 400
 
 
-def test_explanation_counts_what_goes_straight_to_the_device(tmp_path):
+def test_explanation_counts_bytes_straight_to_the_device(tmp_path):
     url = f"file://{tmp_path}/|ocdbt:|zarr3:"
     layout = gpustore.ChunkLayout(chunk_shape=[256, 256])
     store = gpustore.open(

@@ -84,7 +84,7 @@ def test_gaps_and_lengths_are_bounded():
     assert [count(100, n) for n in (0, 5, 10, 19, 20, 29, 30)] == [2, 5, 4, 3, 3, 3, 2]
 
 
-def test_what_is_wrong_with_one_range_leaves_those_beside_it():
+def test_an_error_of_one_range_leaves_the_others():
     rows = [("d/b", 0, 5), ("d/b", 5, 10), ("d/b", 10, 12)]
     found = coalescer(base_of(FILES)).read(request(rows))
     assert sorted(found.error) == [2]

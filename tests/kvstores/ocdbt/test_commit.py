@@ -211,7 +211,7 @@ def test_a_batch_is_one_commit():
     assert len(ours.items()) == 20
 
 
-def test_what_makes_a_commit_is_what_makes_one_with_tensorstore():
+def test_the_same_operations_make_commits_as_with_tensorstore():
     def run(database, write, delete_range):
         numbers = []
         for operate in (
@@ -475,7 +475,7 @@ def test_operations_of_an_interrupted_commit_are_taken_over():
     assert set(ours.items()) == {b"a", *(key.encode() for key in "bcd" if key not in interrupted)}
 
 
-def test_what_is_wrong_with_one_write_leaves_those_beside_it():
+def test_an_error_of_one_write_leaves_the_others():
     ours = Opened({"max_decoded_node_bytes": 100})
     keys = [f"k{i:03}" for i in range(60)]
     ours.store.write_many(WriteRequest(keys, [b"1"] * 60)).raise_first()
@@ -514,7 +514,7 @@ def test_what_is_wrong_with_one_write_leaves_those_beside_it():
 # --------------------------------------------------------------------------- faults
 
 
-def test_commit_whose_reply_is_lost_has_happened():
+def test_commit_with_a_lost_reply_has_happened():
     for kind in ("single", "numbered"):
         ours = Opened({"manifest_kind": kind})
         put(ours.store, "a", b"1")
@@ -525,7 +525,7 @@ def test_commit_whose_reply_is_lost_has_happened():
         assert generation(store) == 3
 
 
-def test_commit_that_nobody_knows_of_says_so():
+def test_commit_with_an_unknown_outcome_is_an_error():
     ours = Opened()
     put(ours.store, "a", b"1")
     rules = [

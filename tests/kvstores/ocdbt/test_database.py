@@ -134,14 +134,14 @@ def check_mutation(structure, steps):
 
 @settings(max_examples=60)
 @given(st.sampled_from(STRUCTURES), mutations())
-def test_mutated_structures_mean_what_they_mean_to_tensorstore(structure, steps):
+def test_mutated_structures_mean_the_same_to_tensorstore(structure, steps):
     check_mutation(structure, steps)
 
 
 @pytest.mark.long
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(STRUCTURES), mutations())
-def test_mutated_structures_mean_what_they_mean_to_tensorstore_long(structure, steps):
+def test_mutated_structures_mean_the_same_to_tensorstore_long(structure, steps):
     check_mutation(structure, steps)
 
 
@@ -591,7 +591,7 @@ def test_nodes_that_share_their_children_are_not_walked_for_ever():
     assert store.list(KvStore.KeyRange("abcdefghi", "abcdefghj")).result() == [b"abcdefghi"]
 
 
-def test_base_paths_of_nodes_hold_for_what_they_refer_to():
+def test_base_paths_of_nodes_apply_to_their_references():
     value = b"v" * 200
     below = leaf((b"a", Location(DataFile(b"", b"v/x"), 3, 100)))
     root = interior(1, (b"a", 0, Location(DataFile(b"sub/", b"d/y"), 0, len(below))))

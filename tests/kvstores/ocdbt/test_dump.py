@@ -116,7 +116,7 @@ def test_references_do_not_lead_out(path):
         gpustore.ocdbt.dump(Opened().base, f"value::{path}:0:1").result()
 
 
-def test_what_is_not_there_is_an_error():
+def test_missing_data_are_errors():
     base = Opened().base
     with pytest.raises(NotFoundError, match=r"^NOT_FOUND: Manifest not found: there is no OCDBT"):
         gpustore.ocdbt.dump(base).result()

@@ -151,7 +151,7 @@ PATHS = [
 
 
 @each("path", PATHS)
-def test_urls_mean_what_they_mean_to_tensorstore(path):
+def test_urls_mean_the_same_to_tensorstore(path):
     url = f"memory://x|ocdbt:{path}"
     ours = outcome(lambda: (KvStore.Spec(url).to_json(), KvStore.Spec(url).url))
     theirs = outcome(lambda: (ts.KvStore.Spec(url).to_json(), ts.KvStore.Spec(url).url))
@@ -252,7 +252,7 @@ def test_defaults_are_shown_as_by_tensorstore():
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_refused_by_name(members):
+def test_unsupported_options_are_refused_by_name(members):
     with pytest.raises(UnsupportedError, match=next(iter(members))):
         KvStore.Spec({"driver": "ocdbt", "base": "memory://", **members})
 
@@ -303,7 +303,7 @@ def test_spec_has_the_configuration_once_it_is_known():
     assert ours.store.url == theirs.store.url == "memory://|ocdbt:"
 
 
-def test_opening_what_is_not_there_finds_nothing():
+def test_a_missing_database_is_empty():
     ours = Opened()
     assert ours.store.list().result() == []
     assert ours.store.read("a").result().state == "missing"
@@ -324,7 +324,7 @@ def test_versions_that_are_not_there_are_named():
 
 
 @pytest.mark.parametrize("version", [2, 99, "2200-01-02T03:04:05.5Z", "2001-01-01T00:00:00Z"])
-def test_what_a_version_has_not_is_described_as_by_tensorstore(tmp_path, version):
+def test_members_missing_from_a_version_are_described_as_by_tensorstore(tmp_path, version):
     spec = {"driver": "ocdbt", "base": f"file://{tmp_path}/", "path": "p/"}
     KvStore.open(spec).result()["a"] = b"1"
     array = {"driver": "zarr3", "kvstore": {**spec, "version": version}}

@@ -106,7 +106,7 @@ def test_killed_writers_leave_the_last_commit(tmp_path, kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["single", "numbered"])
-def test_what_killed_tensorstore_leaves_is_gone_on_with(tmp_path, kind):
+def test_writers_continue_after_a_killed_tensorstore(tmp_path, kind):
     pause = random.Random(2)
     config = json.dumps({"manifest_kind": kind})
     generation = 0

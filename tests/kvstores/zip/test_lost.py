@@ -24,7 +24,7 @@ def renamed(data, row, at, byte):
 
 
 @pytest.mark.parametrize("xor", [1, 0x80, 0xFF])
-def test_no_member_is_missing_whose_name_is_damaged(xor):
+def test_no_member_with_a_damaged_name_is_missing(xor):
     data = made(list(MEMBERS.items()))
     for row, key in enumerate(MEMBERS):
         name = key.encode()
@@ -37,7 +37,7 @@ def test_no_member_is_missing_whose_name_is_damaged(xor):
                 assert all(store[other] == MEMBERS[other] for other in MEMBERS if other != key)
 
 
-def test_the_error_says_where_and_what():
+def test_the_error_names_the_byte_and_the_damaged_name():
     store = opened(renamed(made(list(MEMBERS.items())), 3, 2, ord("q")))
     for _ in range(2):
         with pytest.raises(CorruptChunkError, match=r'at byte \d+ .* says "c/q"') as caught:

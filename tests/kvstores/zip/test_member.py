@@ -109,7 +109,7 @@ def test_checksums_are_those_of_zlib():
     data=st.binary(max_size=300) | st.binary(max_size=5).map(lambda part: part * 3000),
     compression=st.sampled_from([*ENCODE_METHODS]),
 )
-def test_what_is_encoded_is_possible_and_decoded_again(data, compression):
+def test_encodings_are_accepted_and_decoded_again(data, compression):
     method, encoded = encode(compression, data)
     assert method in (0, ENCODE_METHODS[compression])
     check_encoded_nbytes(method, len(encoded), len(data))

@@ -59,7 +59,7 @@ def test_rewritten_archives_are_those_that_zipfile_reads(data):
             assert made_anew[start : start + len(member.encoded)] == bytes(member.encoded)
 
 
-def test_what_lies_before_and_between_members_stays():
+def test_bytes_before_and_between_members_stay():
     """An archive behind a program that unpacks it, with offsets that are right."""
     plain = made([("a", b"1"), ("b", b"2")])
     end = directory(plain).end

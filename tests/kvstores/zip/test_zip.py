@@ -145,7 +145,7 @@ def test_opened_store_prints_and_pickles_as_its_spec(make_store):
 
 
 @pytest.mark.parametrize("driver", ["zip", "ocdbt"])
-def test_data_copy_concurrency_bounds_what_reads_and_decodes(tmp_path, driver):
+def test_data_copy_concurrency_limits_reads_and_decoding(tmp_path, driver):
     """Who asks does it: the kvstore's own operations, and those of arrays in it."""
     base = f"file://{tmp_path}/a{'/' if driver == 'ocdbt' else ''}"
     plain = {"driver": driver, "base": base}
@@ -471,7 +471,7 @@ def test_written_archives_are_read_by_tensorstore(tmp_path, compression):
         assert {name: archive.read(name) for name in archive.namelist()} == values
 
 
-def test_what_cannot_be_decoded_is_kept_byte_for_byte():
+def test_undecodable_members_are_kept_byte_for_byte():
     members = [("d/", b""), ("lz", b"l" * 500, zipfile.ZIP_LZMA), ("a", b"1"), ("s", b"2")]
     data = made(members, comment=b"about it")
     data = patched(data, central(data, 3) + 8, "H", 1)
@@ -578,7 +578,7 @@ def test_lost_replies_and_failures_of_the_base_are_reported():
     assert len(store.list().result()) == 3
 
 
-def test_a_conditional_write_whose_answer_was_lost_is_known_again():
+def test_a_conditional_write_with_a_lost_answer_is_recognised():
     """Also after another writer has changed another member: else a counter would count twice."""
     store = opened(made([("n", b"1"), ("m", b"2")]))
     generation = get(store, "n")[2]
@@ -646,7 +646,7 @@ def test_an_archive_in_an_archive():
     assert store["b"] == b"1" * 1000
 
 
-def test_deleting_what_is_not_there_makes_no_archive(tmp_path):
+def test_deleting_a_missing_key_makes_no_archive(tmp_path):
     store = KvStore.open(f"file://{tmp_path}/new/a.zip|zip:").result()
     del store["a"]
     store.delete_range(KvStore.KeyRange()).result()

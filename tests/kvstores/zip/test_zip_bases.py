@@ -176,7 +176,7 @@ def test_every_form_is_rewritten_and_read_by_all(tmp_path, form):
             assert after[found.header_offset :][:nbytes] == old
 
 
-def test_what_cannot_be_decoded_is_kept_with_all_that_belongs_to_it():
+def test_undecodable_members_are_kept_with_their_extra_fields():
     """Encrypted, of an unknown method, a symbolic link, a directory, names that are no keys."""
     names = ["encrypted", "unknown", "link", "dir/", "up/../x", "plain"]
     members = {name: b"contents of " + name.encode() * 20 for name in names}

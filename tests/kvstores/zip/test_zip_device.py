@@ -234,7 +234,7 @@ def test_checksums_cost_a_launch_and_no_wait(tmp_path, lazy):
     assert counts[0] == counts[1] == (1, 1)
 
 
-def test_what_the_device_was_given_is_compared_not_what_the_file_holds(tmp_path, lazy):
+def test_the_bytes_on_the_device_are_compared_not_those_of_the_file(tmp_path, lazy):
     """A read that brings other bytes: nobody has written to the file."""
     url = raw_archive(tmp_path / "a.zip")
     store = gpustore.open(url, device=lazy.name).result()
