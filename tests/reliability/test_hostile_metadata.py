@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import host
+from gpustore.backends.host import memory
 from gpustore.errors import (
     CorruptChunkError,
     GpustoreError,
@@ -372,7 +372,7 @@ def test_result_that_does_not_fit_the_memory_is_a_limit_error(tmp_path):
 def test_result_larger_than_the_machine_is_refused_where_the_kernel_promises_it(monkeypatch):
     """Kernels set to overcommit hand out any address range, and kill whoever fills it."""
     store = create("zarr3 zstd", "memory://a/")
-    monkeypatch.setattr(host, "PHYSICAL_NBYTES", 1000)
+    monkeypatch.setattr(memory, "PHYSICAL_NBYTES", 1000)
     with pytest.raises(LimitError, match=r"\[32, 32\] and 2048 bytes"):
         store.read()
     assert store[:, :8].read().result().nbytes == 512
