@@ -64,6 +64,7 @@ def stopped(monkeypatch, small_regions):
 TARGETS = ["b.zarr", "b.zarr|zarr2:", "b.zip|zip:|zarr3:", "b|ocdbt:in/it|zarr3:"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_second_run_goes_on(gpustore_command, tmp_path, stopped, target):
     make(f"{tmp_path}/a.zarr|zarr3:")
@@ -173,6 +174,7 @@ def test_overwrite_begins_anew(gpustore_command, tmp_path, stopped):
     assert len(stopped.read) == 8
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("left", [0, 11])
 def test_a_group_goes_on(gpustore_command, tmp_path, stopped, left):
     group = gpustore.open_group(f"{tmp_path}/a", create=True, attributes={"n": 1}).result()
@@ -232,6 +234,7 @@ def test_a_group_without_interruption_has_its_journal_written_twice(
     np.testing.assert_array_equal(copied.read().result(), VALUES)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", range(8))
 def test_a_run_that_is_killed_while_it_makes_arrays_is_gone_on_with(
     gpustore_command, tmp_path, monkeypatch, number

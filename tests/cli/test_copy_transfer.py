@@ -145,6 +145,7 @@ def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):
     assert 20 <= check_usable(target) == count < NCHUNKS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shards", [None, "512,512"], ids=["chunks", "shards"])
 def test_memory_is_bounded(tmp_path, shards):
     """The array has 134 MB; beside the regions each thread has a few chunks."""

@@ -32,6 +32,7 @@ def library(request):
         yield request.param
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 import gpustore
+from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 PATHS = st.sampled_from(["a", "b", "a/a", "a/b", "a/b/c", "\\a//b/", "b/c/"])
@@ -177,11 +178,12 @@ class HierarchyMachine(RuleBasedStateMachine):
                 np.testing.assert_array_equal(found, expected)
 
 
-STEPS = settings(max_examples=200, stateful_step_count=6)
-TestHierarchy = HierarchyMachine.TestCase
+STEPS = settings(max_examples=share(200), stateful_step_count=6)
+TestHierarchy = pytest.mark.matrix(HierarchyMachine.TestCase)
 TestHierarchy.settings = STEPS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("order", ["lazy", "random"])
 def test_a_hierarchy_is_read_to_a_device(order):
     with emulated(order) as emulated_device:

@@ -33,7 +33,8 @@ def test_composition_matches_tensorstore(same, pair):
     same([("json", pair[0]), ("compose", pair[1])])
 
 
-@SETTINGS
+@pytest.mark.matrix
+@settings(SETTINGS, max_examples=share(200))
 @given(pairs(number), domains(max_rank=3))
 def test_cropped_composition_matches_tensorstore(same, pair, crop):
     same([("json", pair[0]), ("crop", crop), ("compose", pair[1])])

@@ -8,6 +8,7 @@ import itertools
 import re
 
 import numpy as np
+import pytest
 import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,9 +24,12 @@ from tests.index_space.strategies import (
     small,
     transforms,
 )
+from tests.matrix import share
+
+pytestmark = pytest.mark.matrix
 
 MANY = settings(
-    max_examples=200,
+    max_examples=share(200),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -254,6 +254,7 @@ def test_lack_of_memory_for_any_call(tmp_path, name):
     check_memory(tmp_path, name, every=True)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUICK)
 def test_a_failure_in_any_place_is_one_error_and_leaves_nothing_behind(tmp_path, name):
     check_all(tmp_path, name, every=False)

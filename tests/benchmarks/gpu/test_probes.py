@@ -30,6 +30,7 @@ def asked(probe, gpu, variant, path, *, quick=True):
     return {line["name"]: line["value"] for line in lines if "name" in line}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codec", plan.CODECS)
 def test_rates_are_of_streams_decoded_right(codec, gpu, tmp_path):
     facts = asked(decode_rate, gpu, codec, tmp_path)
@@ -59,6 +60,7 @@ def test_one_wrong_byte_is_seen(gpu, tmp_path):
     assert not any(row["equal"] for row in rows)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codec", plan.CODECS)
 def test_unusual_streams_come_out_as_the_cpu_decodes_them(codec, gpu, tmp_path):
     facts = asked(unusual, gpu, codec, tmp_path)
@@ -80,6 +82,7 @@ class _Overrun(HostNvcomp):
             batch.gpu.fill(dst + capacity, 0, 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_damage_is_told_from_what_is_whole(codec, gpu, tmp_path):
     facts = asked(damage, gpu, codec, tmp_path)

@@ -29,6 +29,7 @@ def header(version=2, flags=0x21, typesize=2, nbytes=256, blocksize=256, cbytes=
     return struct.pack("<BBBBiii", version, 1, flags, typesize, nbytes, blocksize, cbytes)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cname", CNAMES)
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(
