@@ -67,7 +67,7 @@ class Block:
         return tuple(reversed(strides[: len(self.chunk_shape)]))
 
     def inside(self, o: int, cell: Integers) -> Integers:
-        """How many elements of chunks are known to be all that lie inside the array."""
+        """Return how many elements of each chunk at `cell` are known to lie inside the array."""
         size = self.chunk_shape[o]
         if self.shape is None:
             return np.full_like(cell, size)
@@ -77,7 +77,7 @@ class Block:
     def chunks(
         self, cells: Sequence[Integers], low: Sequence[Integers], high: Sequence[Integers]
     ) -> PlanWindow:
-        """Rows that decode elements `low` to `high` (exclusive) of each chunk into its block."""
+        """Write down rows that decode elements `low` to `high` of each chunk into its block."""
         count = len(low[0]) if low else 1
         src = np.zeros(count, np.int64)
         dst = np.zeros(count, np.int64)

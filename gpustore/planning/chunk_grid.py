@@ -23,7 +23,7 @@ StridedMap = tuple[int, int, int]
 
 @dataclass(slots=True)
 class ChunkGrid:
-    """The chunks of an array.
+    """Edges of the chunks of an array.
 
     A position lies in a cell, that of its innermost chunk. In shards that differ in size a cell is
     numbered ``shard * ratio + number in the shard``, from which keys are computed.
@@ -69,13 +69,13 @@ class ChunkGrid:
         return cell, inside, size
 
     def crossed(self, o: int, first: int, last: int) -> int:
-        """Number of edges of innermost chunks between two positions along dimension `o`."""
+        """Count the edges of innermost chunks between two positions along dimension `o`."""
         edges = self.constant(o) or self.edges[o]
         number: int = _number(edges, last) - _number(edges, first)
         return abs(number)
 
     def fewest_runs(self, n: int, maps: Sequence[StridedMap]) -> int:
-        """Lower bound of the runs of an interval of `n` indices, without finding them."""
+        """Return a lower bound of the runs of an interval of `n` indices, without finding them."""
         fewest = 1
         for o, _, stride in maps:
             chunk = self.constant(o)
@@ -120,7 +120,7 @@ class ChunkGrid:
     def _changes(
         self, start: Integers, size: int, map_: StridedMap, check: Callable[[int], None]
     ) -> tuple[Integers, Integers]:
-        """Interval and offset of each index at which a map comes to another chunk."""
+        """Find interval and offset of each index at which a map comes to another chunk."""
         o, a, b = map_
         edges = self.constant(o) or self.edges[o]
         first, last = (_number(edges, a + b * at) for at in (start, start + (size - 1)))

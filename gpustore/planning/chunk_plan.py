@@ -46,7 +46,7 @@ WINDOW_ROWS = 65_536
 
 @dataclass(slots=True)
 class ChunkFormat:
-    """How chunks of one shape are stored.
+    """Layout and keys of stored chunks of one shape.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class ChunkFormat:
     dense: bool = True
 
     def keys(self, cells: Sequence[NDArray[np.int64]], count: int) -> list[str]:
-        """Key of each of `count` chunks at these cells, one column an array dimension."""
+        """Make the keys of `count` chunks at these cells, one column an array dimension."""
         if not self.key_rank:
             return [self.key_prefix] * count
         ratios = self.key_ratio[: self.key_rank]
@@ -81,7 +81,7 @@ class ChunkFormat:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """A plan of all the rows that touch chunks of one shape, kept by connected sets.
+    """Plan of all rows that touch chunks of one shape, kept by connected sets.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class ChunkPlan:
 
     @cached_property
     def groups(self) -> tuple[list[tuple[int, int]], ...]:
-        """For each set, the runs of its rows whose cells share a key."""
+        """Runs of rows whose cells share a key, for each set."""
         found = []
         for one in self.sets:
             keys = one.keys(self.format.key_ratio)
@@ -128,7 +128,7 @@ class ChunkPlan:
         return math.prod(map(len, self.groups))
 
     def _object(self, i: int) -> list[range]:
-        """Rows of each set whose product are the rows of the `i`-th key."""
+        """Return the rows of each set whose product are the rows of the `i`-th key."""
         ranges = []
         for groups in reversed(self.groups):
             i, rest = divmod(i, len(groups))
@@ -142,7 +142,7 @@ class ChunkPlan:
     def windows(
         self, part: int, parts: int, most: int, *, most_keys: int | None = None
     ) -> Iterator[PlanWindow]:
-        """The windows of one of `parts` equal parts of the plan.
+        """Write down one of `parts` equal parts of the plan, window by window.
 
         A window has at most `most` rows, of at most `most_keys` keys. Where rows share a key, it
         has all rows of a key however many there are, or its share of them if there are fewer keys
@@ -175,7 +175,7 @@ class ChunkPlan:
             yield self._product_window(rows)
 
     def span(self, itemsize: int) -> int:
-        """The most bytes that lie between the first and the last element of a row, in a chunk."""
+        """Return the most bytes of a decoded chunk from the first element of a row to its last."""
         reach = itemsize
         for one in self.sets:
             if one.points is not None:
@@ -224,7 +224,7 @@ class ChunkPlan:
         return self._window(index, hi - lo, scalar=scalar)
 
     def _only_row(self) -> PlanWindow:
-        """The window of a plan of one row; small reads are many and each is this."""
+        """Write down the window of a plan of one row; small reads are many and each is one."""
         form = self.format
         stride = form.stride
         cells, count = [0] * len(stride), [[size] for size in self.input_shape]
@@ -252,7 +252,7 @@ class ChunkPlan:
         )
 
     def _window(self, index: list[Any], n: int, *, scalar: bool) -> PlanWindow:
-        """The rows at `index`, one sequence of row numbers a set."""
+        """Write down the rows at `index`, one sequence of row numbers a set."""
         stride = self.format.stride
         cells: dict[int, Column] = {}
         count: list[Column] = [[size] * n for size in self.input_shape]
@@ -289,7 +289,7 @@ class ChunkPlan:
 
     @cached_property
     def _key_columns(self) -> list[tuple[int, Column, int, str]]:
-        """For each array dimension in order: its set, its cells, their ratio, and a separator."""
+        """Set, cells, ratio and separator of each array dimension in order."""
         found: dict[int, tuple[int, Column, int, str]] = {}
         for position, one in enumerate(self.sets):
             for o, cells in zip(one.output_dimensions, one.cells):
@@ -299,10 +299,10 @@ class ChunkPlan:
 
     @cached_property
     def _key_parts(self) -> list[list[str] | None]:
-        """For each array dimension the text that each row of its set adds to a key.
+        """Text that each row of its set adds to a key, for each array dimension.
 
-        None for a set so long that its texts would fill the memory; it has them made anew for
-        each window.
+        None for a set so long that its texts would fill the memory: these are made anew for each
+        window.
         """
         return [
             None if len(cells) > WINDOW_ROWS else [f"{lead}{int(cell) // ratio}" for cell in cells]
@@ -433,7 +433,7 @@ def check_row_count(rows: int, most: int) -> None:
 
 
 def _take(column: Any, rows: Any, scalar: bool, factor: int = 1) -> Any:
-    """Some rows of a column, times a factor."""
+    """Return some rows of a column, times a factor."""
     if scalar:
         return [column[i] for i in rows] if factor == 1 else [factor * column[i] for i in rows]
     taken = np.asarray(column)[rows]
@@ -441,7 +441,7 @@ def _take(column: Any, rows: Any, scalar: bool, factor: int = 1) -> Any:
 
 
 def _sum(columns: list[Any], n: int, scalar: bool) -> Column:
-    """The sum of columns, row by row."""
+    """Sum columns row by row."""
     if len(columns) < 2:
         return columns[0] if columns else [0] * n
     if scalar:
@@ -451,7 +451,7 @@ def _sum(columns: list[Any], n: int, scalar: bool) -> Column:
 
 
 def _all(columns: list[Any], n: int, scalar: bool) -> Sequence[bool] | NDArray[np.bool_]:
-    """Whether all columns are true, row by row."""
+    """Tell row by row whether all columns are true."""
     if len(columns) < 2:
         return columns[0] if columns else [True] * n
     if scalar:

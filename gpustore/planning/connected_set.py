@@ -1,4 +1,4 @@
-"""The rows that one connected set of dimensions adds to a plan.
+"""Connected sets of dimensions, and the rows that each adds to a plan.
 
 A set is one input dimension and the output dimensions that use it, a constant output dimension, or
 all that an index array ties together. A few rows are found by a scalar loop, more by NumPy; up to
@@ -27,7 +27,7 @@ SCALAR_RUNS = 64
 
 @dataclass(slots=True)
 class ConnectedSet:
-    """The runs of one connected set of dimensions.
+    """Runs of one connected set of dimensions.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class ConnectedSet:
         return len(self.count)
 
     def keys(self, key_ratio: Sequence[int]) -> list[tuple[int, ...]]:
-        """What the rows add to the indices of their keys."""
+        """Compute the indices that each row adds to its key."""
         columns = zip(self.cells, [key_ratio[o] for o in self.output_dimensions])
         return list(zip(*[[cell // ratio for cell in cells] for cells, ratio in columns]))
 
@@ -132,7 +132,7 @@ def _take(column: Any, rows: list[int]) -> Any:
 
 
 def _short(column: Any) -> Any:
-    """A column as a list if it is short."""
+    """Return a column as a list if it is short."""
     return column.tolist() if len(column) <= SCALAR_ROWS else column
 
 
@@ -176,7 +176,7 @@ def connected_sets(
 def maps_by_input(
     transform: IndexTransform, listed: Container[int] = ()
 ) -> tuple[dict[int, list[StridedMap]], list[tuple[int, OutputIndexMap]]]:
-    """Strided maps by the input dimension that they follow, and outputs that follow none.
+    """Group strided maps by the input dimension they follow, and list outputs that follow none.
 
     Output dimensions in `listed` are left out.
     """
@@ -193,7 +193,7 @@ def maps_by_input(
 
 
 def pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]:
-    """Connected sets that hold an index array: their input and their output dimensions."""
+    """Find the input and output dimensions of connected sets that hold an index array."""
     extent = transform.domain.shape
     # Input dimensions that one array depends on belong together; so do sets that share one.
     groups: list[tuple[set[int], list[int]]] = []
@@ -215,14 +215,14 @@ def pointed_sets(transform: IndexTransform) -> list[tuple[list[int], list[int]]]
 
 
 def _constant_index(map_: OutputIndexMap) -> int:
-    """The index that a map leads to which follows no dimension; the domain is not empty."""
+    """Return the index of a map that follows no dimension; the domain is not empty."""
     if map_.index_array is None or map_.stride is None:
         return map_.offset
     return map_.offset + map_.stride * int(map_.index_array.item(0))  # The same everywhere.
 
 
 def _constant_set(o: int, position: int, grid: ChunkGrid) -> ConnectedSet:
-    """One row: the chunk that holds the one index of an output dimension."""
+    """Locate the one index of an output dimension: one row."""
     cell, inside, size = grid.locate(o, position)
     extent = min(grid.constant(o) or size, grid.shape[o] - (position - inside))
     sizes = {} if isinstance(grid.edges[o], int) else {o: [size]}
@@ -238,7 +238,7 @@ def _strided_set(
     dst_stride: int,
     check: Callable[[int], None],
 ) -> ConnectedSet:
-    """The runs of input dimension `d` during which the chunks of its outputs stay the same."""
+    """Find the runs of input dimension `d` during which the chunks of its outputs stay the same."""
     outputs = tuple([o for o, _, _ in maps])
     if _most_runs(low, n, maps, grid) <= SCALAR_RUNS:
         return _scalar_set(d, low, n, maps, grid, dst_stride)
@@ -260,7 +260,7 @@ def _strided_set(
 
 
 def _most_runs(low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid) -> int:
-    """Upper bound of the runs."""
+    """Return an upper bound of the runs of an interval."""
     if n <= SCALAR_RUNS:
         return n
     most = 1
@@ -273,7 +273,7 @@ def _most_runs(low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid) ->
 def _scalar_set(
     d: int, low: int, n: int, maps: Sequence[StridedMap], grid: ChunkGrid, dst_stride: int
 ) -> ConnectedSet:
-    """The same run by run."""
+    """Find the runs of an interval by a scalar loop."""
     outputs = tuple([o for o, _, _ in maps])
     cells: list[list[int]] = [[] for _ in maps]
     inside: list[list[int]] = [[] for _ in maps]
@@ -309,7 +309,7 @@ def _pointed_set(
     grid: ChunkGrid,
     dst_stride: Sequence[int],
 ) -> ConnectedSet:
-    """The elements of a set that holds an index array, sorted by chunk."""
+    """Locate the elements of a set that holds an index array, sorted by chunk."""
     domain = transform.domain
     extent = [domain.shape[d] for d in dims]
     axes = {}

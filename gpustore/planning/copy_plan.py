@@ -1,4 +1,4 @@
-"""Which chunks are decoded into which block, and which regions are copied from it.
+"""Copy plans: which chunks are decoded into which block, and which regions copied from it.
 
 A :class:`~gpustore.planning.chunk_plan.ChunkPlan` meets each chunk once. Reads that overlap - many
 crops, or the reads of a batch - meet a chunk often. Here chunks are decoded into a *block*, a
@@ -39,7 +39,7 @@ CellColumn = tuple[Integers, Integers | None]
 
 @dataclass(slots=True)
 class CopyColumns:
-    """Some regions, written down.
+    """Columns of some regions.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class CopyColumns:
 
 
 class CopySource(Protocol):
-    """What regions are made from.
+    """Source of the columns of regions.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class CopySource(Protocol):
 
 @dataclass(slots=True)
 class CopyWindow:
-    """Some blocks of a plan, all their chunks and all their regions, written down for one task.
+    """Columns of some blocks of a plan, all their chunks and all their regions, for one task.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class CopyWindow:
     of_elements: bool = False
 
     def by_element(self) -> CopyWindow:
-        """The same elements, each a region of its own; for a single target."""
+        """Make each element a region of its own; for a single target."""
         (src_stride,), (dst_stride,) = self.src_stride, self.dst_stride
         size = np.prod(self.count, axis=0)
         ends = np.cumsum(size)
@@ -185,7 +185,7 @@ class CopyPlan:
         return len(np.unique(np.stack(keys), axis=1).T)
 
     def spans(self, itemsize: int) -> Counter[tuple[int, bool]]:
-        """Number of chunks by the span of what is wanted of them, and by whether that is all."""
+        """Count chunks by the span of what is wanted of them, and by whether that is all."""
         found: Counter[tuple[int, bool]] = Counter()
         for window in self.windows(0, 1, 1):
             chunks = window.chunks
@@ -197,7 +197,7 @@ class CopyPlan:
     def windows(
         self, part: int, parts: int, slots: int, *, most_units: int | None = None
     ) -> Iterator[CopyWindow]:
-        """The windows of one of `parts` parts of the plan; no key is in two windows.
+        """Write down one of `parts` parts of the plan; no key is in two windows.
 
         `slots` blocks lie one after the other in memory, and are decoded and copied from together.
         A window has at most `most_units` units.
@@ -241,7 +241,7 @@ class CopyPlan:
         )
 
     def _chunks(self, taken: CopyColumns, first: Integers, rows: slice) -> PlanWindow:
-        """The rows of the chunks `rows`; of single chunks only what their regions need."""
+        """Write down the chunks `rows`; of single chunks only what their regions need."""
         block = self.block
         if self.cells is None:
             cells = [column[first] for column in taken.cells]
@@ -254,7 +254,7 @@ class CopyPlan:
         return block.chunks(cells, low, high)
 
     def _box(self, taken: CopyColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:
-        """For each single chunk, the smallest box that holds all its regions."""
+        """Find the smallest box of each single chunk that holds all its regions."""
         strides = np.array(self.source.src_stride, np.int64)
         reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
         # Strides are those of some order: the first byte of a region is that of the lowest corner.
@@ -322,7 +322,7 @@ def plan_copies(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of several plans as columns; a CopySource."""
+    """Source of the rows of several plans."""
 
     rows: CopyColumns
     src_stride: list[tuple[int, ...]]
@@ -401,14 +401,14 @@ def _argsort(ids: Integers, extent: int) -> Integers:
 
 
 def _edges(ordered: Integers) -> Integers:
-    """Where each run of equal values begins, and the end."""
+    """Return where each run of equal values begins, and the end."""
     changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     ends = [len(ordered)] if len(ordered) else []
     return np.concatenate([np.zeros(1, np.int64), changes, np.array(ends, np.int64)])
 
 
 def numbered(columns: Sequence[CellColumn], count: int) -> tuple[Integers, int]:
-    """One number for each of `count` rows, ordered as they are, and how many there may be."""
+    """Number `count` rows in their order; also return how many numbers there may be."""
     numbers = np.zeros(count, np.int64)
     size = 1
     for values, rows in columns if count else ():

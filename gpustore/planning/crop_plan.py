@@ -46,7 +46,7 @@ SHORT = 0.25
 
 
 def crop_shape(shape: Any, rank: int) -> tuple[int, ...]:
-    """The shape of a crop, checked.
+    """Check the shape of a crop.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def crop_shape(shape: Any, rank: int) -> tuple[int, ...]:
 def check_starts(
     transform: IndexTransform, starts: Any, extent: Sequence[int], shape: Sequence[int]
 ) -> Integers:
-    """The first index of each crop, checked against all bounds.
+    """Check the first index of each crop against all bounds.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def check_starts(
 def _valid(
     transform: IndexTransform, shape: Sequence[int], *, empty: bool
 ) -> list[tuple[int, int]]:
-    """The indices of each input dimension that are inside the domain and inside the array."""
+    """Return the range of each input dimension that is inside the domain and inside the array."""
     domain = transform.domain
     bounds = [
         (-(1 << 62) if soft_low else low, 1 << 62 if soft_high else high)
@@ -160,13 +160,13 @@ def _valid(
 
 
 def _constant(transform: IndexTransform, o: int) -> IndexTransform:
-    """The transform of rank 0 to the one index of output dimension `o`."""
+    """Make the transform of rank 0 to the one index of output dimension `o`."""
     return IndexTransform(IndexDomain(shape=()), [transform.output[o]])
 
 
 @dataclass(frozen=True, slots=True)
 class _Crops:
-    """The regions of all crops, by number: crop by crop, each the product of its runs.
+    """Regions of all crops, by number: crop by crop, each the product of its runs.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class _Crops:
         return int(self.first[-1])
 
     def rows(self, crop: Integers, left: Integers) -> dict[int | None, Integers]:
-        """By input dimension, the run of the region `left` of each `crop`."""
+        """Return the run of the region `left` of each `crop`, by input dimension."""
         found: dict[int | None, Integers] = {}
         for d, (first, _, _) in reversed(self.runs.items()):
             left, along = np.divmod(left, first[crop + 1] - first[crop])
@@ -200,7 +200,7 @@ class _Crops:
         return found
 
     def columns(self) -> tuple[list[CellColumn], list[CellColumn]]:
-        """Cells of all regions along each array dimension, and the sizes of their chunks."""
+        """Return cells and chunk sizes of all regions along each array dimension."""
         crop = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         rows = self.rows(crop, np.arange(len(self)) - self.first[crop])
         cells: list[CellColumn] = []
@@ -247,7 +247,7 @@ def _crops(
 
 
 class _Regions:
-    """The regions of crops that are copied from blocks of one shape: a CopySource.
+    """Source of the regions of crops that are copied from blocks of one shape.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ def _larger(
     regions: int,
     most_nbytes: int,
 ) -> Block:
-    """The block that makes copies cheapest: fewer, longer regions against one more copy.
+    """Choose the block that makes copies cheapest: fewer, longer regions for one more copy.
 
     It grows along the dimension in which crops are longest, measured in blocks.
     """
@@ -432,7 +432,7 @@ def _larger(
 
 
 def _next_factor(factor: int, ratio: int) -> int:
-    """The next larger factor that divides the ratio of chunks to a key, or is a multiple of it."""
+    """Return the next larger factor that divides the chunks of a key, or is a multiple of them."""
     if factor >= ratio:
         return 2 * factor
     return next(f for f in range(factor + 1, ratio + 1) if ratio % f == 0)

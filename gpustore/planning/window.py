@@ -1,4 +1,4 @@
-"""Consecutive rows of a plan, written down for one task."""
+"""Windows: consecutive rows of a plan, written down for one task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PlanWindow:
         return len(self.keys)
 
     def part(self, lo: int, hi: int) -> PlanWindow:
-        """Rows `lo` to `hi` of this window."""
+        """Return rows `lo` to `hi` of this window."""
         if lo <= 0 and hi >= len(self.keys):
             return self
         rows = slice(lo, hi)
@@ -86,7 +86,7 @@ class PlanWindow:
         )
 
     def span(self, start: int, shape: Sequence[int], itemsize: int) -> tuple[int, int]:
-        """The bytes in the decoded chunk from the first to behind the last element of a row."""
+        """Return the bytes of the decoded chunk that hold a row: first byte and end."""
         low = high = start
         for stride, count in zip(self.src_stride, shape):
             reach = stride * (count - 1)
@@ -94,7 +94,7 @@ class PlanWindow:
         return low, high + itemsize
 
     def narrow(self, src_start: list[int], start: list[int], stop: list[int]) -> PlanWindow:
-        """The same rows, as byte ranges of uncompressed chunks that `src_start` counts from."""
+        """Return the rows as byte ranges of uncompressed chunks that `src_start` counts from."""
         return PlanWindow(
             cells=self.cells,
             src_start=src_start,
@@ -112,7 +112,7 @@ class PlanWindow:
         )
 
     def take(self, rows: Sequence[int]) -> PlanWindow:
-        """The rows with these numbers, before any of them was refined."""
+        """Return the rows of these numbers, before any of them was refined."""
 
         def taken(column: Any) -> list[Any]:
             return [column[row] for row in rows]
@@ -130,7 +130,7 @@ class PlanWindow:
         )
 
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
+        """Return ``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
         counts = [_as_list(column) for column in self.count]
         shapes: list[tuple[int, ...]] = list(zip(*counts)) if counts else [()] * len(self)
         return _as_list(self.src_start), _as_list(self.dst_start), shapes
