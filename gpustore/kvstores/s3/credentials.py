@@ -134,8 +134,9 @@ class AwsCredentials:
         for name, _, _ in _FILES:
             if getattr(source, name):
                 session.set_config_variable(name, getattr(source, name))
-        once = botocore.config.Config(retries={"total_max_attempts": 1})
-        session.set_default_client_config(once)
+        # Repetitions are ours, and the mode "auto" would ask the metadata service.
+        config = botocore.config.Config(retries={"total_max_attempts": 1}, defaults_mode="legacy")
+        session.set_default_client_config(config)
         session.register("before-send", self._answer)
         return session
 

@@ -39,7 +39,10 @@ def no_credentials(server, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
-    return tmp_path
+    sent = []
+    monkeypatch.setattr("requests.Session.send", lambda *args: sent.append(args))
+    yield tmp_path
+    assert sent == []  # google-auth has to ask us to send.
 
 
 @pytest.fixture

@@ -73,7 +73,10 @@ def keyless(server, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(machine, "FIRMWARE", tmp_path)
-    return tmp_path
+    sent = []
+    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda *args: sent.append(args))
+    yield tmp_path
+    assert sent == []  # botocore has to ask us to send.
 
 
 @pytest.fixture
@@ -263,10 +266,11 @@ def test_files_without_keys_leave_requests_anonymous(server, keyless):
         store.read("a").result()
 
 
-def test_role_of_a_profile_is_taken_on(server, sts, keyless):
+@pytest.mark.parametrize("mode", ["", "defaults_mode=auto\n"])
+def test_role_of_a_profile_is_taken_on(server, sts, keyless, mode):
     sts.values[""] = sts_answer("AssumeRole", "RK")
     (keyless / "config").write_text(
-        f"[profile role]\nrole_arn={ROLE}\nsource_profile=base\nregion=eu-west-3\n"
+        f"[profile role]\nrole_arn={ROLE}\nsource_profile=base\nregion=eu-west-3\n{mode}"
         "[profile base]\naws_access_key_id=BK\naws_secret_access_key=SECRET\n"
     )
     store = open_s3(server, aws_credentials={"type": "profile", "profile": "role"})
