@@ -4,8 +4,8 @@
 
 1. Open the array, which reads its metadata only.
 2. List the stored values, with sizes where the kvstore is a folder of files.
-3. Predict a read of the array: the decoders here and on a GPU. ``--explain`` prints the whole
-   prediction.
+3. Estimate a read of the array: the decoders here and on a GPU. ``--explain`` prints the whole
+   estimate.
 4. Print the facts.
 """
 

@@ -98,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
-    command.add_argument("--explain", action="store_true", help="predict a read of the whole array")
+    command.add_argument(
+        "--explain", action="store_true", help="estimate a read of the whole array"
+    )
     command.set_defaults(run=info.run)
     _add_copy(commands)
     _add_keys(commands)

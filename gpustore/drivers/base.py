@@ -305,7 +305,7 @@ class Driver(Protocol):
 
 
 class Unexplained:
-    """Mixin of drivers without chunks, whose reads cannot be predicted."""
+    """Mixin of drivers without chunks, whose reads cannot be estimated."""
 
     unexplained: ClassVar[str]
     """Message of the error."""
