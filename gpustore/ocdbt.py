@@ -1,4 +1,4 @@
-"""OCDBT databases as they are stored, for looking into them."""
+"""Inspection of stored OCDBT databases."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["dump"]
 
 
 def dump(base: KvStore, node: str | None = None, *, context: Context | None = None) -> Future[Any]:
-    """Internal representation of an OCDBT database.
+    """Return the stored form of an OCDBT database as JSON.
 
     Parameters
     ----------
     base : KvStore
-        The directory that holds the database.
+        Directory of the database.
     node : str, optional
-        What to show: a reference ``<kind>:<base path>:<relative path>:<offset>:<length>``, where
-        the kind is ``"value"``, ``"btreenode"`` or ``"versionnode"``, as they are found in what
-        this function returns. By default the manifest.
+        Reference ``<kind>:<base path>:<relative path>:<offset>:<length>`` of the kind ``"value"``,
+        ``"btreenode"`` or ``"versionnode"``, from an earlier result of this function. By default
+        the manifest is shown.
     context : Context, optional
-        Of its resource ``limits`` the largest node comes.
+        Context whose resource ``limits`` bounds the size of a node.
 
     Returns
     -------
@@ -38,9 +38,9 @@ def dump(base: KvStore, node: str | None = None, *, context: Context | None = No
     NotFoundError
         If there is no manifest.
     MetadataError
-        If the reference is not valid.
+        If the reference is invalid.
     CorruptChunkError
-        If what it means is damaged or not there.
+        If the referenced data are damaged or missing.
 
     Examples
     --------

@@ -121,7 +121,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
 
 
 def _cast(store: gpustore.TensorStore, base: gpustore.TensorStore) -> dict[str, Any]:
-    """What is different for who sees other elements than those that are stored."""
+    """Return the facts that differ in a view with another data type."""
     return {
         "dtype": store.dtype.name,
         "fill_value": _plain(store.fill_value),
@@ -130,7 +130,7 @@ def _cast(store: gpustore.TensorStore, base: gpustore.TensorStore) -> dict[str, 
 
 
 def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
-    """Who decodes chunks. A read of nothing tells: the codecs are the same for all of them."""
+    """Return the decoders of chunks here and on a GPU, from the estimate of an empty read."""
     first = store[tuple(slice(n, n) for n in store.domain.origin)].explain().to_json()
     gpu = {"codecs": first["gpu"], "reason": first["gpu_reason"], "missing": first["gpu_missing"]}
     return {
@@ -263,7 +263,7 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
 
 
 def _decoders(path: Mapping[str, Any]) -> str:
-    """Who decodes, in a line."""
+    """Return the decoders as one line."""
     if path["reason"] is not None:
         return f"the host: {path['reason']}"
     return ", ".join(f"{c['decoder']} ({c['codec']})" for c in path["codecs"]) or "nobody: raw"

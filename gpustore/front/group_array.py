@@ -84,7 +84,7 @@ class MemberArray:
         MetadataError, MismatchError, TypeError
             Immediately, if the arguments contradict each other.
         AlreadyExistsError, MismatchError, MetadataError, StoreIOError
-            In calls of the function.
+            From calls of the function.
         """
         path, hierarchy = self.path, self.hierarchy
         if not path:

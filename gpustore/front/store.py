@@ -210,26 +210,26 @@ class TensorStore(OpenedArray):
         )
 
     def explain(self) -> Explanation:
-        """Estimate what :meth:`read` will do: which bytes take which path, and what that costs.
+        """Estimate a read: the path of the bytes, the decoder of each codec, and the costs.
 
-        It follows from the metadata; no stored value is looked at. Explain a part by indexing
-        first: ``store[10:20].explain()``.
+        The estimate follows from the metadata; no stored value is read. Index first to estimate the
+        read of a part: ``store[10:20].explain()``.
 
         Returns
         -------
         Explanation
-            Who decodes what and why, and bounds of what ``statistics`` of the read will count, as
-            bytes fetched and decoded. ``print`` shows it. Launches and copies on a GPU, chunks that
-            are not stored, and chunks that the GPU leaves to the CPU depend on the stored bytes:
-            ``launches``, ``copies``, ``chunks_missing`` and ``host_fallbacks`` of the statistics
-            count them.
+            The decoder of each codec with the reason, and bounds of the read's ``statistics``, such
+            as bytes fetched and decoded. ``print`` shows the estimate. Launches and copies on a
+            GPU, missing chunks, and chunks that the GPU leaves to the CPU depend on the stored
+            bytes: ``launches``, ``copies``, ``chunks_missing`` and ``host_fallbacks`` of the
+            statistics count them.
 
         Raises
         ------
         UnsupportedError
             If the store has no chunks.
         OutOfBoundsError, LimitError
-            As :meth:`read`.
+            The errors of :meth:`read` before any I/O.
 
         Examples
         --------
@@ -246,21 +246,21 @@ class TensorStore(OpenedArray):
         return self._driver.explain(self._transform)
 
     def explain_many(self, starts: Any, shape: Sequence[int]) -> Explanation:
-        """Estimate what :meth:`read_many` with these arguments will do; see :meth:`explain`.
+        """Estimate a :meth:`read_many` with these arguments; see :meth:`explain`.
 
         :meth:`Batch.explain` estimates the reads of a :class:`Batch`.
 
         Parameters
         ----------
         starts, shape
-            As for :meth:`read_many`.
+            Arguments of :meth:`read_many`.
 
         Raises
         ------
         UnsupportedError
             If the store has no chunks.
         OutOfBoundsError, LimitError
-            As :meth:`read_many`.
+            The errors of :meth:`read_many` before any I/O.
 
         Examples
         --------

@@ -1,4 +1,6 @@
-"""Memory for the bytes of one batch, reused for the next; each thread has one in host memory."""
+"""Memory for the bytes of one batch, reused for the next; each thread has an arena in host
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ class Arena:
     block_nbytes : int, optional
         Size of the first block, in bytes.
     retain_nbytes : int, optional
-        The most memory kept across :meth:`reset`, in bytes.
+        Largest memory kept across :meth:`reset`, in bytes.
 
     Attributes
     ----------
     direct : DirectReads or None
-        Reads files into the device memory that these bytes are for; None in host memory.
+        Reads of files straight into device memory; None for host memory.
 
     Notes
     -----
@@ -43,7 +45,7 @@ class Arena:
         self.direct: DirectReads | None = None
 
     def take(self, nbytes: int) -> memoryview:
-        """Writable bytes, uninitialised, 64-byte aligned, valid until :meth:`reset`.
+        """Return uninitialised, writable bytes, 64-byte aligned and valid until :meth:`reset`.
 
         Parameters
         ----------
@@ -66,7 +68,7 @@ class Arena:
         return self._block[start:stop]
 
     def reset(self) -> None:
-        """Take all pieces back; the views handed out stay safe to hold but lose their contents."""
+        """Take all pieces back; existing views stay safe to hold but lose their contents."""
         needed = self._full + self._position
         if self._full:
             # The next round of the same size fits into one block.
@@ -97,7 +99,7 @@ def thread_arena() -> Arena:
 
 
 def _aligned(nbytes: int) -> memoryview:
-    """Uninitialised memory that starts at a multiple of 64 bytes."""
+    """Return uninitialised memory that starts at a multiple of 64 bytes."""
     raw = np.empty(nbytes + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + nbytes].data

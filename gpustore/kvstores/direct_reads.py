@@ -1,4 +1,4 @@
-"""Reads of files past host memory, as a kvstore asks for them."""
+"""Interface for reads of files past host memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class DirectReads(Protocol):
-    """Reads of parts of files into memory that the host does not see: a device's.
+    """Reads of parts of files into memory that the host does not see, that of a device.
 
-    A kvstore that opens files begins them for the arena of a request
-    (:attr:`gpustore.kvstores.arena.Arena.direct`), with its own rules about links and conditions.
+    A kvstore that opens files begins such reads for the arena of a request
+    (:attr:`gpustore.kvstores.arena.Arena.direct`), under its own rules about links and conditions.
     """
 
     def begin(
         self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int
     ) -> memoryview | None:
-        """Begin to read a part of an open file, where that is possible.
+        """Begin to read a part of an open file, where possible.
 
         Parameters
         ----------
@@ -37,8 +37,8 @@ class DirectReads(Protocol):
         Returns
         -------
         memoryview or None
-            Stands for the bytes, which the host never has. None: the caller reads them into
-            memory of the arena.
+            Placeholder for the bytes, which the host never has. None means that the caller reads
+            them into memory of the arena.
         """
 
     def end(self) -> Sequence[int]:
@@ -54,14 +54,14 @@ class DirectReads(Protocol):
         """Return whether the bytes of `value` went past host memory."""
 
     def expect(self, value: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
-        """Have bytes that went past host memory compared with their checksum by their user.
+        """Have the user of bytes that went past host memory compare them with a checksum.
 
         Parameters
         ----------
         value : memoryview
-            One for which :meth:`holds` is true; of all others the kvstore compares the bytes.
+            Value for which :meth:`holds` is true; the kvstore compares all others itself.
         crc32 : int
             CRC-32 that its bytes must have (RFC 1952 8).
         error : callable
-            Makes the error from the CRC-32 that they have instead.
+            Makes the error from the actual CRC-32.
         """

@@ -221,7 +221,7 @@ class _Given:
     dtype : Component
     limits : Limits
     missing : callable
-        As :func:`resolve_codecs` has it.
+        The argument of :func:`resolve_codecs`.
     depth : int
         Levels of sharding around them.
     before : tuple of ValueChoice

@@ -102,7 +102,7 @@ class WholeShard(BytesCodec):
 
     @property
     def _inner_shape(self) -> tuple[int, ...]:
-        """Of an inner chunk, as the codec is given it."""
+        """Extents of an inner chunk, in the order of its codecs."""
         return self.inner.layout.shape[: self._rank]
 
     @property
@@ -164,7 +164,9 @@ class WholeShard(BytesCodec):
         return np.dtype(f"V{self.inner.layout.nbytes // math.prod(self._inner_shape)}")
 
     def _parts(self, whole: NDArray[np.uint8]) -> Iterator[NDArray[Any]]:
-        """Where the inner chunks are in the elements of a shard, in C order of the index."""
+        """Yield the slices of the inner chunks in the elements of a shard, in C order of
+        the index.
+        """
         order = self.inner.inner_order[: self._rank]
         elements = whole.view(self._element).reshape(self.stored_shape)
         elements = elements.transpose([order.index(d) for d in range(self._rank)])
