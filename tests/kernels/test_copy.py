@@ -14,7 +14,7 @@ from tests.emulator import host_build
 from tests.kernels import execution, views
 from tests.matrix import each
 
-pytestmark = execution.needs_compiler
+pytestmark = [execution.needs_compiler, pytest.mark.matrix]
 
 GUARD = 64
 
@@ -26,7 +26,6 @@ def guarded(nbytes, offset=0):
     return whole, whole[GUARD : GUARD + nbytes]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(case=views.cases(), seed=st.integers(0, 2**32 - 1), offset=st.sampled_from([0, 1, 4, 8]))
@@ -43,7 +42,6 @@ def test_copies_equal_numpy(order, case, seed, offset):
     assert (whole[-GUARD:] == 0xEE).all()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(

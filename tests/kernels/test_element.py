@@ -7,7 +7,7 @@ from tests.emulator import host_build
 from tests.kernels import execution
 from tests.matrix import each
 
-pytestmark = execution.needs_compiler
+pytestmark = [execution.needs_compiler, pytest.mark.matrix]
 
 SIZES = [0, 1, 15, 16, 17, 255, 256, 257, 4095, 4096, 4113, 9001]
 

@@ -11,7 +11,7 @@ from tests.emulator import host_build
 from tests.kernels import execution, views
 from tests.matrix import each
 
-pytestmark = execution.needs_compiler
+pytestmark = [execution.needs_compiler, pytest.mark.matrix]
 
 
 def fill_view(view, pattern, order="forward"):
@@ -21,7 +21,6 @@ def fill_view(view, pattern, order="forward"):
     execution.run(launches, order)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @settings(max_examples=200)
 @given(case=views.cases(units=False), data=st.data())

@@ -24,7 +24,7 @@ from tests.emulator import host_build
 from tests.kernels import execution
 from tests.matrix import each
 
-pytestmark = execution.needs_compiler
+pytestmark = [execution.needs_compiler, pytest.mark.matrix]
 
 INTEGERS = ["|i1", "|u1", "<i2", ">u2", "<i4", ">u4", "<i8", ">u8"]
 FLOATS = ["<f2", ">f4", "<f8"]
@@ -211,7 +211,6 @@ CAST += ["bfloat16", "float16", "float32", "float64"]
 MODES = ["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("source", CAST)
 def test_numbers_are_cast_in_every_mode(source):
     elements = numbers(DataType(source).array_dtype)

@@ -30,6 +30,8 @@ from tests.kvstores.processes import run_together
 from tests.matrix import each
 from tests.on_device import emulated, on_host
 
+pytestmark = pytest.mark.matrix
+
 WORKER = Path(__file__).with_name("worker.py")
 MODES = {
     "memmap": {"file_io_mode": {"mode": "memmap"}},
