@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, overload
 
@@ -61,6 +61,14 @@ class IndexDomain:
     json : dict, optional
         The JSON form, as the only argument.
 
+    Attributes
+    ----------
+    labels : tuple of str, length rank
+    inclusive_min : tuple of int, length rank
+        First index of each dimension, ``-inf`` if unbounded.
+    shape : tuple of int, length rank
+        Size of each dimension, in elements.
+
     Raises
     ------
     ValueError
@@ -78,6 +86,8 @@ class IndexDomain:
 
     box: Box
     labels: tuple[str, ...]
+    shape: tuple[int, ...] = field(init=False, compare=False)
+    inclusive_min: tuple[int, ...] = field(init=False, compare=False)
 
     @overload
     def __init__(
@@ -107,8 +117,7 @@ class IndexDomain:
             box, labels = _from_json(kwargs["json"]) if kwargs else _from_dims(rank)
         else:
             box, labels = box_from_arguments(_NAMES, rank, kwargs)
-        object.__setattr__(self, "box", box)
-        object.__setattr__(self, "labels", labels)
+        _fill(self, box, labels)
 
     @property
     def rank(self) -> int:
@@ -118,11 +127,9 @@ class IndexDomain:
     ndim = rank
 
     @property
-    def inclusive_min(self) -> tuple[int, ...]:
+    def origin(self) -> tuple[int, ...]:
         """First index of each dimension, ``-inf`` if unbounded."""
-        return self.box.inclusive_min
-
-    origin = inclusive_min
+        return self.inclusive_min
 
     @property
     def exclusive_max(self) -> tuple[int, ...]:
@@ -133,11 +140,6 @@ class IndexDomain:
     def inclusive_max(self) -> tuple[int, ...]:
         """Last index of each dimension, ``inf`` if unbounded."""
         return tuple([stop - 1 for stop in self.box.exclusive_max])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Size of each dimension, in elements."""
-        return tuple(map(operator.sub, self.box.exclusive_max, self.box.inclusive_min))
 
     @property
     def size(self) -> int:
@@ -346,9 +348,16 @@ _set = object.__setattr__
 def make_domain(box: Box, labels: tuple[str, ...]) -> IndexDomain:
     """Return a domain of bounds and labels that were checked."""
     domain = _new(IndexDomain)
+    _fill(domain, box, labels)
+    return domain
+
+
+def _fill(domain: IndexDomain, box: Box, labels: tuple[str, ...]) -> None:
     _set(domain, "box", box)
     _set(domain, "labels", labels)
-    return domain
+    # Every read asks for these some times.
+    _set(domain, "inclusive_min", box.inclusive_min)
+    _set(domain, "shape", tuple(map(operator.sub, box.exclusive_max, box.inclusive_min)))
 
 
 def _from_dims(dims: Iterable[Any]) -> tuple[Box, tuple[str, ...]]:

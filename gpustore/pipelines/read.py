@@ -23,9 +23,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpustore.backends.base import NEW, Memory, Output, Sink
+import numpy as np
+
+from gpustore.backends.base import Backend, Memory, Sink
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
@@ -54,6 +56,38 @@ PLANNED_ROWS = 4096
 
 PROBED_NBYTES = 16 << 20
 """Indices of shards that one task looks at together; 64 small shards at once halved the time."""
+
+
+class Output(NamedTuple):
+    """Array that a read fills and returns: one of the caller's, or a new one.
+
+    Attributes
+    ----------
+    array : array, optional
+        Array of the caller, in memory of the backend; None for a new one.
+    order : {"C", "F"}
+        Memory order of a new array.
+    stream : object, optional
+        Stream of the caller that used `array` last; see :meth:`Backend.caller_stream`.
+    """
+
+    array: Any = None
+    order: str = "C"
+    stream: Any = None
+
+    def memory(self, backend: Backend, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return the array as memory of `backend`; a new array is uninitialised."""
+        if self.array is None:
+            return backend.empty(shape, dtype, self.order, self.stream)
+        return backend.destination(self.array, shape, dtype, self.stream)
+
+    def filled(self, memory: Memory) -> Any:
+        """Return the result of the read: the object of the caller, or the array of `memory`."""
+        return memory.array if self.array is None else self.array
+
+
+NEW = Output()
+"""A new array in C order."""
 
 
 def read(

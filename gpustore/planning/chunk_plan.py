@@ -334,8 +334,7 @@ def check_bounds(transform: IndexTransform, shape: Sequence[int]) -> None:
     low, extent = domain.inclusive_min, domain.shape
     if 0 in extent:
         return
-    for o, size in enumerate(shape):
-        map_ = transform.output[o]
+    for o, (map_, size) in enumerate(zip(transform.output, shape, strict=True)):
         d, stride = map_.input_dimension, map_.stride
         first = last = map_.offset
         if map_.index_array is not None and stride is not None:
@@ -396,6 +395,7 @@ def plan_chunks(
         check_row_count(rows, max_chunks)
 
     sets = connected_sets(transform, grid, dst_stride, check)
+    maps = tuple(transform.output)
     plans = []
     for combination in itertools.product(*[one.groups() for one in sets]):
         sizes: list[Any] = list(grid.edges)
@@ -407,7 +407,7 @@ def plan_chunks(
         for one in combination:
             if one.first is None:
                 for d in one.input_dimensions:
-                    outputs = [(o, transform.output[o].stride or 0) for o in one.output_dimensions]
+                    outputs = [(o, maps[o].stride or 0) for o in one.output_dimensions]
                     strides[d] = sum([form.stride[o] * stride for o, stride in outputs])
         plan = ChunkPlan(
             [
