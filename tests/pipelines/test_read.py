@@ -280,6 +280,13 @@ def test_small_local_reads_run_on_the_asking_thread():
     assert threading.get_ident() not in store.threads, "an event loop is not blocked"
 
 
+def wait_for(future):
+    """Return once it is done, without asking for its result."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(30)
+
+
 @pytest.mark.parametrize(
     ("shape", "chunks", "is_local"),
     [((6,), (2,), False), ((2 * SMALL_ROWS + 1,), (2,), True), ((4 << 20,), (4 << 20,), True)],
@@ -290,10 +297,8 @@ def test_other_reads_run_on_the_pool_at_once(shape, chunks, is_local):
     store.is_local = is_local
     array = make_array(shape, chunks, store=store)
     future = read(array, whole(array))
-    deadline = time.time() + 30
-    while not future.done() and time.time() < deadline:
-        time.sleep(0.001)
-    assert future.done()
+    assert not future.is_deferred
+    wait_for(future)
     assert threading.get_ident() not in store.threads
 
 
@@ -301,9 +306,8 @@ def test_reads_begun_before_the_first_is_asked_for_run_on_the_pool():
     store = WatchedStore(memory())
     array = make_array((8,), (2,), store=store)
     first, second = read(array, whole(array)), read(array, whole(array))
-    deadline = time.time() + 30
-    while not second.done() and time.time() < deadline:
-        time.sleep(0.001)
+    assert not second.is_deferred
+    wait_for(second)
     assert first.is_deferred
     assert threading.get_ident() not in store.threads
     store.threads.clear()

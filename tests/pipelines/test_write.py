@@ -146,11 +146,14 @@ class SlowStore(FaultyKvStore):
         super().__init__(base, rules)
         self.delay = delay
         self.written = []
+        self.landed = threading.Semaphore(0)
 
     def write_many(self, request):
         time.sleep(self.delay)
         self.written.extend(request.keys)
-        return super().write_many(request)
+        written = super().write_many(request)
+        self.landed.release(len(request.keys))
+        return written
 
 
 @pytest.mark.parametrize("index", [np.s_[:], np.s_[1:119_999]], ids=["whole", "part"])
@@ -176,12 +179,11 @@ def test_the_source_may_change_once_copy_is_ready():
 
 
 def test_writes_nobody_waits_for_are_done_all_the_same():
-    array = make_array((120_000,), (20_000,), store=SlowStore(memory(), delay=0.01))
+    store = SlowStore(memory(), delay=0.01)
+    array = make_array((120_000,), (20_000,), store=store)
     write(array, whole(array), np.ones(120_000, "u2"))
     gc.collect()
-    deadline = time.time() + 30
-    while len(stored(array)) < 6 and time.time() < deadline:
-        time.sleep(0.005)
+    assert all(store.landed.acquire(timeout=30) for _ in range(6))
     assert len(stored(array)) == 6
 
 
