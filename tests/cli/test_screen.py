@@ -1,4 +1,4 @@
-"""What is shown, where there is a terminal and where there is none."""
+"""Output with and without a terminal."""
 
 from gpustore.cli.screen import Screen, format_nbytes
 from tests.matrix import each

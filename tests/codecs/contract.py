@@ -1,4 +1,4 @@
-"""What every bytes -> bytes stage promises, for the test of each codec to call."""
+"""Contract of every bytes -> bytes stage, for the test of each codec to call."""
 
 import hypothesis.strategies as st
 import numpy as np

@@ -68,7 +68,7 @@ def rounded(value, mode):
 
 
 def expected(value, target, mode, out_of_range):
-    """What a value becomes, as a fraction or a special float; None for an error."""
+    """Return the expected value as a fraction or a special float; None for an error."""
     is_integer = target in INTEGERS
     dtype = DataType(target).array_dtype
     if isinstance(value, float) and not math.isfinite(value):

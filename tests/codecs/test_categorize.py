@@ -57,7 +57,7 @@ def test_values_are_those_of_numcodecs(case):
 @settings(max_examples=200)
 @given(made(), st.data())
 def test_any_numbers_decode_as_in_numcodecs(case, data):
-    """Those of no label are empty strings."""
+    """Numbers without a label decode to empty strings."""
     config, words = case
     numbers = np.dtype(config["astype"])
     size = numbers.itemsize * len(words)

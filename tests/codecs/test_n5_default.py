@@ -105,7 +105,7 @@ def block(shape, elements, mode=0):
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 6), min_size=0, max_size=4), st.data())
 def test_blocks_of_any_shape(shape, data):
-    """Those cut off at the edges, as Java writes them, and those that reach beyond."""
+    """Blocks may be cut off at the edges, as Java writes them, or reach beyond."""
     sizes = [data.draw(st.integers(1, 8)) for _ in shape]
     elements = np.arange(1, 1 + int(np.prod(sizes)), dtype=np.int16).reshape(sizes)
     chain = chain_of("int16", tuple(shape))

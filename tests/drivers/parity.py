@@ -28,7 +28,7 @@ _THEIRS = re.compile(r"file_io_|ocdbt_coordinator|metadata_cache_pool")
 
 
 def outcome(function, *, root=None):
-    """What it returns as text, or the builtin kinds of its error and the first sentence.
+    """Return the result as text, or the builtin kinds of the error and its first sentence.
 
     Parameters
     ----------

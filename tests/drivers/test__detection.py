@@ -1,4 +1,4 @@
-"""What is told by bytes and by names, with TensorStore as oracle for both."""
+"""Detection by bytes and by names, with TensorStore as oracle for both."""
 
 import io
 import re

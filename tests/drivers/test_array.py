@@ -18,7 +18,7 @@ from tests.matrix import each
 
 
 def opened(library, array, **members):
-    """What reading an array spec gives: the elements as text, or the error."""
+    """Read an array spec; return the elements as text, or the error."""
     spec = {"driver": "array", "array": copy.deepcopy(array), **members}
     return outcome(lambda: library.open(spec).result().read().result())
 

@@ -151,7 +151,7 @@ class _Server(HttpServer):
         super().__init__({str(path.relative_to(folder)): path.read_bytes() for path in files})
 
     def asked(self, library, url):
-        """How many requests it took, and the store or the error."""
+        """Return the number of requests, and the store or the error."""
         del self.requests[:]
         try:
             found = library.open(url).result()

@@ -240,7 +240,7 @@ def test_a_url_names_a_data_type(name):
 
 
 def test_documents_examples(tmp_path, monkeypatch):
-    """What the page of the auto driver shows of adapters."""
+    """The examples with adapters of the auto driver's page work."""
     monkeypatch.chdir(tmp_path)
     gpustore.open("file://tmp/dataset.zarr|zarr3", dtype="int32", shape=[5], create=True).result()
     auto = {"driver": "auto", "kvstore": {"driver": "file", "path": "tmp/dataset.zarr"}}

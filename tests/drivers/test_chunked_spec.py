@@ -386,7 +386,7 @@ RECHECKS = [True, False, "open", 1.0, 1e12]
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("recheck", RECHECKS)
 def test_data_changed_by_another(recheck, pool, driver, tmp_path):
-    """Who sees what after a write through another context, as in TensorStore."""
+    """Readers see writes through another context as in TensorStore."""
 
     def run(library, root):
         keywords = {
@@ -412,7 +412,7 @@ def test_data_changed_by_another(recheck, pool, driver, tmp_path):
 @each("pool", POOLS)
 @each("recheck", RECHECKS)
 def test_metadata_changed_by_another(recheck, pool, own, driver, tmp_path):
-    """What opening once more finds; with a pool of the metadata's own, or that of the data."""
+    """Opening again finds changes as in TensorStore, with a pool for metadata or for data."""
 
     def run(library, root):
         limit = {"total_bytes_limit": POOLS[pool]}

@@ -130,7 +130,7 @@ def test_zarr2_metadata_key_and_path():
 
 
 def test_zarr2_undefined_fill_value():
-    """It reads as zero, and zeros that were written are stored."""
+    """An undefined fill value reads as zero, and written zeros are stored."""
     for library in (gpustore, ts):
         context = library.Context()
         spec = {
@@ -301,7 +301,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("names", "labels"), NAMES, ids=str)
 def test_zarr3_dimension_names(names, labels):
-    """Those that are no valid labels leave all dimensions without."""
+    """Names that are no valid labels leave all dimensions without labels."""
     metadata = ZARR3 | {"dimension_names": names}
     assert tuple(stored("zarr3", metadata).domain.labels) == labels
     if any(labels):

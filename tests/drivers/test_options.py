@@ -1,4 +1,4 @@
-"""What each option of an array of chunks changes, compared with TensorStore."""
+"""Effects of each option of a chunked array, compared with TensorStore."""
 
 import numpy as np
 import pytest
@@ -108,13 +108,13 @@ def new(library):
 
 
 def short(function):
-    """Its outcome, without what our errors say in addition."""
+    """Return the outcome without the additions of our errors."""
     found = outcome(function)
     return found if isinstance(found, str) else [found[0], found[1].partition(";")[0]]
 
 
-def what_it_does(store):
-    """Its properties, and its elements before and after writes of values and of the fill value."""
+def behaviour(store):
+    """Return properties, and elements before and after writes of values and of the fill value."""
     one = store[:3, :2]  # Of several missing chunks any may be named.
     return [
         description(store),
@@ -157,7 +157,7 @@ def test_transform_of_an_existing_array(name, driver, tmp_path):
 def test_option(name, driver, tmp_path):
     def run(library, root):
         store = opened(library, root, driver, MEMBERS[name], shape=[4, 3], **new(library))
-        return [what_it_does(store), stored(root)]
+        return [behaviour(store), stored(root)]
 
     check(run, tmp_path)
 
@@ -167,7 +167,7 @@ def test_option(name, driver, tmp_path):
 def test_option_of_the_kvstore(name, driver, tmp_path):
     def run(library, root):
         store = opened(library, root, driver, {}, KVSTORE[name], shape=[4, 3], **new(library))
-        return [what_it_does(store), stored(root)]
+        return [behaviour(store), stored(root)]
 
     check(run, tmp_path)
 

@@ -1,4 +1,4 @@
-"""What is stored for a new array under random constraints, against TensorStore.
+"""Stored form of new arrays under random constraints, against TensorStore.
 
 Metadata, a second codec chain, an inner order and chunk shapes constrain each other; what is left
 open is chosen. Both libraries must store the same ``zarr.json`` or ``.zarray``, or refuse; which of

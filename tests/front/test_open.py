@@ -233,7 +233,7 @@ def test_false_means_no(keywords, mode, stored):
 
 
 def test_grid_origin_other_than_zero(stored):
-    """As in TensorStore, but already when the spec is made."""
+    """The error is TensorStore's, raised when the spec is made."""
     for driver in FORMATS:
         with pytest.raises(gpustore.MetadataError, match="does not match existing hard constraint"):
             gpustore.open(
@@ -491,7 +491,7 @@ def test_both_formats_in_one_place(tmp_path):
 
 
 def test_paths(tmp_path, monkeypatch):
-    """What TensorStore does not take: the path as one would type it."""
+    """Paths in the notation of a shell, which TensorStore does not take."""
     url = f"file://{tmp_path}/a b.zarr|zarr3:"
     gpustore.open(url, create=True, dtype="int8", shape=[2]).result()[...] = 3
     monkeypatch.chdir(tmp_path)

@@ -106,7 +106,7 @@ BAD = {
 
 
 def outcome(function):
-    """What it returns as text, or the builtin kind of its error and the first sentence."""
+    """Return the result as text, or the builtin kind of the error and its first sentence."""
     try:
         return repr(function())
     except (ValueError, NotImplementedError, TypeError, IndexError) as error:
@@ -330,7 +330,7 @@ CONSTRAINTS = {
 @each("view", THROUGH)
 @each("constraint", CONSTRAINTS)
 def test_constraints_are_in_terms_of_the_dimensions_of_the_spec(base, view, constraint):
-    """What is given to a spec with a transform is about its own dimensions."""
+    """Constraints on a spec with a transform are about its own dimensions."""
 
     def updated(library):
         spec = THROUGH[view](library.Spec(base | {"rank": 2}))

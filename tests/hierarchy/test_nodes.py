@@ -26,7 +26,7 @@ CHANGES = {
 
 
 def listed(driver, zarr_format, *, use_consolidated):
-    """What a newcomer sees: attributes by path; None where consolidated metadata are missing."""
+    """Return attributes by path, as a new reader sees them; None without consolidated metadata."""
     hierarchy = Hierarchy(driver, "", zarr_format, DEFAULT_LIMITS)
     hierarchy.open("", use_consolidated=None if use_consolidated else False)
     if use_consolidated and hierarchy.consolidated is None:

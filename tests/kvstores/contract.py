@@ -1,4 +1,4 @@
-"""What every kvstore must do that can be written. A test module takes it over with two lines::
+"""Contract of every kvstore that can be written. A test module takes it over with two lines::
 
 from tests.kvstores.contract import *
 
@@ -271,7 +271,7 @@ class _Model(RuleBasedStateMachine):
 
 @pytest.fixture
 def model_examples():
-    """How many histories the comparison with a dict tries."""
+    """Number of histories that the comparison with a dict tries."""
     return 200
 
 

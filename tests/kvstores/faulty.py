@@ -12,7 +12,7 @@ __all__ = ["Fault", "FaultyKvStore", "Rule"]
 
 
 class Fault(enum.Enum):
-    """What can go wrong with one key."""
+    """Kinds of failure of one key."""
 
     ERROR = "nothing happens and an error is reported"
     LOST_REPLY = "it happens and an error is reported"

@@ -1,4 +1,4 @@
-"""Where each registered kvstore lies in the tests that all have to pass, and what goes wrong there.
+"""Places of each registered kvstore in the tests that all have to pass, with their faults.
 
 :data:`PLACES` has a context manager for each identifier. It gives a function that makes a new,
 empty :class:`Place`.

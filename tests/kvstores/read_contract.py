@@ -1,4 +1,4 @@
-"""What every kvstore must do when it is read, also one that cannot be written.
+"""Contract of every kvstore that can be read, also of read-only ones.
 
 A test module of a kvstore that cannot be written takes it over with two lines::
 

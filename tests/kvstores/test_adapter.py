@@ -1,4 +1,4 @@
-"""What adapters have in common, shown on one of the tests' own (:mod:`tests.kvstores.box`)."""
+"""Common parts of adapters, shown on one of the tests' own (:mod:`tests.kvstores.box`)."""
 
 # ruff: noqa: F403, F405  the shared suite is taken over by name
 
@@ -37,12 +37,12 @@ def model_examples(request):
 
 
 def as_theirs(value):
-    """What is said about a box, as it is said about a zip file."""
+    """Return the spec of a box in the form of that of a zip file."""
     return value.replace("box", "zip")
 
 
 def outcome(parse, value):
-    """What `parse` makes of a value, or what it says is wrong with it."""
+    """Return the result of `parse`, or the text of its error."""
     try:
         return parse(value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What every registered kvstore must pass: the contract, faults, and reads to a device.
+"""Tests of every registered kvstore: the contract, faults, and reads to a device.
 
 | kvstore | contract | state machine with faults | reads to the emulated device |
 | ------- | -------- | ------------------------- | ---------------------------- |

@@ -29,7 +29,7 @@ def pair(request, tmp_path):
 
 
 def outcome(call, *, text=True):
-    """What a call gives, or the error it raises, such that both libraries can be compared."""
+    """Return the result of a call, or its error in a form that both libraries share."""
     try:
         return call()
     except Exception as error:

@@ -256,7 +256,7 @@ class Faults(RuleBasedStateMachine):
         self.mode = mode
 
     def failing(self, fault, act):
-        """What `act` gives while one system call fails, if any."""
+        """Return the result of `act` while one system call fails, if any."""
         name, skip, code = fault or ("fsync", -1, 0)
         left = [skip]
 

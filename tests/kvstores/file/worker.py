@@ -1,4 +1,4 @@
-"""What the tests of the file kvstore run in processes of their own.
+"""Programs that the tests of the file kvstore run in processes of their own.
 
 worker.py increment {gpustore|tensorstore} PATH COUNT [LOCKING]
 worker.py overwrite PATH COUNT [LOCKING]

@@ -1,4 +1,4 @@
-"""What the tests of commits run in processes of their own.
+"""Programs that the tests of commits run in processes of their own.
 
 ocdbt_worker.py commit {gpustore|tensorstore} PATH CONFIG NAME COUNT
 ocdbt_worker.py overwrite PATH CONFIG COUNT

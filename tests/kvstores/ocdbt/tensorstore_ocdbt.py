@@ -77,7 +77,7 @@ class TensorStoreDatabase:
 
 
 def apply(model, step):
-    """What a dict is after a step."""
+    """Return the dict after a step."""
     if isinstance(step, tuple):
         low, high = (end.encode() for end in step)
         return {key: value for key, value in model.items() if not low <= key < high}

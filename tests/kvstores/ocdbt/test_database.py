@@ -43,7 +43,7 @@ MAX_NBYTES = 1 << 20
 
 @st.composite
 def mutations(draw):
-    """What to do to bytes: at which part of their length, and what."""
+    """Mutations of bytes: the relative position, and the change."""
     kinds = st.sampled_from(["flip", "set", "delete", "insert", "cut", "double"])
     step = st.tuples(kinds, st.floats(0, 0.999), st.integers(0, 255))
     return draw(st.lists(step, min_size=1, max_size=4))
@@ -107,7 +107,7 @@ KINDS = {MANIFEST: None, BTREE_NODE: "btreenode", VERSION_NODE: "versionnode"}
 
 
 def check_mutation(structure, steps):
-    """What both accept they understand alike; we accept nothing that TensorStore refuses."""
+    """Values that both accept mean the same; ours accepts nothing that TensorStore refuses."""
     magic, body = structure
     data = seal(magic, mutated(body, steps), None)
     key = b"manifest.ocdbt" if magic == MANIFEST else b"d/x"
@@ -189,7 +189,7 @@ def test_damage_is_an_error_and_never_an_absent_key_long(config, steps, place, m
 
 
 def check_every_byte(made, kind, step):
-    """Of all files, each byte is wrong once, and each length too short."""
+    """Change each byte of all files once, and shorten each file to each length."""
     config = {"manifest_kind": kind, "max_decoded_node_bytes": 100, "version_tree_arity_log2": 1}
     database = made({**config, "max_inline_value_bytes": 1000, "compression": None})
     wanted = {}

@@ -21,7 +21,7 @@ def made(members, *, method=zipfile.ZIP_STORED, comment=b""):
 
 
 def central(data, row=0):
-    """Where record `row` of the directory begins, if nothing but records looks like one."""
+    """Return the beginning of record `row` of the directory, if only records look like one."""
     at = -1
     for _ in range(row + 1):
         at = data.index(b"PK\1\2", at + 1)
@@ -29,7 +29,7 @@ def central(data, row=0):
 
 
 def local(data, row=0):
-    """Where the local header of the member of record `row` begins."""
+    """Return the beginning of the local header of the member of record `row`."""
     return struct.unpack_from("<I", data, central(data, row) + 42)[0]
 
 

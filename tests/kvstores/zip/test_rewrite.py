@@ -94,7 +94,7 @@ def test_offsets_beyond_4_gib_are_zip64():
 
 
 def test_members_larger_than_4_gib_are_read_in_parts(tmp_path):
-    """Of a file with a hole."""
+    """The member lies in a file with a hole."""
     path = tmp_path / "a.zip"
     nbytes = 5 << 30
     local = struct.pack("<4s5H3L2H", b"PK\3\4", 45, 0, 0, 0, 0, 0, 2**32 - 1, 2**32 - 1, 1, 20)

@@ -56,7 +56,7 @@ def names(store):
 
 
 def attempted(operation):
-    """What it returns, or the text of its error."""
+    """Return the result, or the text of the error."""
     try:
         return operation(), ""
     except ValueError as error:
@@ -146,7 +146,7 @@ def test_opened_store_prints_and_pickles_as_its_spec(make_store):
 
 @pytest.mark.parametrize("driver", ["zip", "ocdbt"])
 def test_data_copy_concurrency_limits_reads_and_decoding(tmp_path, driver):
-    """Who asks does it: the kvstore's own operations, and those of arrays in it."""
+    """The limit applies to the kvstore's own operations, and to those of arrays in it."""
     base = f"file://{tmp_path}/a{'/' if driver == 'ocdbt' else ''}"
     plain = {"driver": driver, "base": base}
     bounded = {**plain, "data_copy_concurrency": {"limit": 1}}

@@ -256,7 +256,7 @@ def test_the_bytes_on_the_device_are_compared_not_those_of_the_file(tmp_path, la
 
 
 def test_parts_of_members_are_not_compared(tmp_path, lazy):
-    """As on the host: a checksum is of the whole member."""
+    """Parts are not compared on the host either: a checksum is of the whole member."""
     url = raw_archive(tmp_path / "a.zip", damaged=[4])
     there = gpustore.open(url, device=lazy.name).result()
     host = gpustore.open(url).result()

@@ -76,7 +76,7 @@ def test_random_histories_are_shared_with_tensorstore(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories_are_shared_with_zarr_python(tmp_path, seed):
-    """Its store adds members; ours takes those that were written last."""
+    """zarr-python's store adds members; ours takes the last ones."""
     draw = random.Random(seed)
     path = tmp_path / "a.zip"
     base = {"driver": "file", "path": str(path), "file_io_sync": False}

@@ -1,4 +1,4 @@
-"""What the tests of the zip kvstore run in processes of their own.
+"""Programs that the tests of the zip kvstore run in processes of their own.
 
 zip_worker.py increment {gpustore|tensorstore} PATH OWN_KEY COUNT
 zip_worker.py overwrite PATH COUNT
