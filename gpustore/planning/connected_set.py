@@ -277,15 +277,19 @@ def _scalar_set(
     outputs = tuple([o for o, _, _ in maps])
     cells: list[list[int]] = [[] for _ in maps]
     inside: list[list[int]] = [[] for _ in maps]
-    sizes: list[list[int]] = [[] for _ in maps]
-    places = list(zip(maps, map(grid.constant, outputs), cells, inside, sizes))
+    sizes: dict[int, Any] = {o: [] for o in outputs if not isinstance(grid.edges[o], int)}
+    places: list[Any] = list(zip(maps, map(grid.constant, outputs), cells, inside))
     dst_start, counts, whole = [], [], []
     at = 0
     while at < n:
         count, extent = n - at, 1
-        for (o, offset, stride), chunk, own_cells, own_inside, own_sizes in places:
+        for (o, offset, stride), chunk, own_cells, own_inside in places:
             position = offset + stride * (low + at)
-            cell, begin, size = grid.locate(o, position)
+            if o in sizes:
+                cell, begin, size = grid.locate(o, position)
+                sizes[o].append(size)
+            else:
+                cell, begin = divmod(position, chunk)
             length = min(chunk or size, grid.shape[o] - position + begin)
             more = (length - 1 - begin) // stride if stride > 0 else begin // -stride
             if more < count:
@@ -293,13 +297,11 @@ def _scalar_set(
             extent *= length
             own_cells.append(cell)
             own_inside.append(begin)
-            own_sizes.append(size)
         dst_start.append(dst_stride * at)
         counts.append(count)
         whole.append(count == extent)
         at += count
-    varied = {o: size for o, size in zip(outputs, sizes) if not isinstance(grid.edges[o], int)}
-    return ConnectedSet((d,), outputs, cells, inside, varied, dst_start, counts, whole)
+    return ConnectedSet((d,), outputs, cells, inside, sizes, dst_start, counts, whole)
 
 
 def _pointed_set(

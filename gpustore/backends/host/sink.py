@@ -291,14 +291,14 @@ def _decode_stack(values: Sequence[Any], chain: CodecChain) -> memoryview | None
 
 
 def _copy_some(
-    block: HostMemory, regions: CopyWindow, cut: slice, out: Sequence[HostMemory]
+    block: HostMemory, regions: CopyWindow, rows: slice, out: Sequence[HostMemory]
 ) -> None:
     dtype, flat, base = block.array.dtype, block.flat, block.offset
-    src_start = regions.src_start[cut].tolist()
-    dst_start = regions.dst_start[cut].tolist()
-    counts = regions.count[:, cut].tolist()
+    src_start = regions.src_start[rows].tolist()
+    dst_start = regions.dst_start[rows].tolist()
+    counts = regions.count[:, rows].tolist()
     shapes = zip(*counts) if counts else repeat(())
-    targets = repeat(0) if regions.target is None else regions.target[cut].tolist()
+    targets = repeat(0) if regions.target is None else regions.target[rows].tolist()
     src_stride, dst_stride = regions.src_stride, regions.dst_stride
     for src, dst, shape, target in zip(src_start, dst_start, shapes, targets):
         memory = out[target]

@@ -105,7 +105,7 @@ def test_crops_and_batches_equal_those_of_the_host(tmp_path, device):
         assert np.array_equal(on_host(device, future.result()), host[part].read().result())
 
 
-@pytest.mark.parametrize("shape", [(10, 12), (2, 3)], ids=["pieces", "elements"])
+@pytest.mark.parametrize("shape", [(10, 12), (2, 3)], ids=["regions", "elements"])
 def test_crops_survive_failed_streams_and_little_memory(tmp_path, device, shape):
     host = create(tmp_path, compressor={"id": "zstd", "level": 1})
     there = opened(tmp_path, device)
