@@ -17,6 +17,8 @@ from tests.reliability.subprocesses import run
 from tests.reliability.test_damaged_shards import WAYS, Shard, expected
 from tests.reliability.worker import QUICK
 
+pytestmark = pytest.mark.matrix
+
 NAME = "zarr3 bytes"
 QUICK_CONTEXT = gpustore.Context(QUICK)
 
@@ -38,7 +40,6 @@ def outcome(action, path):
     return name, number if number == "None" else int(number), key
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["chunk", "directory"])
 def test_chunk_without_the_right_to_read_it(path, what):
@@ -108,7 +109,6 @@ def test_no_room_keeps_the_old_chunk(tmp_path):
     assert files_below(path) == before
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["read, no files", "write, no files", "open, no files"])
 def test_no_file_descriptors_left(path, action):
@@ -119,7 +119,6 @@ def test_no_file_descriptors_left(path, action):
     assert files_below(path) == before
 
 
-@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["read a part, no memory", "write, no memory"])
 @pytest.mark.parametrize("name", ["zarr2 zlib", "zarr3 zstd"])

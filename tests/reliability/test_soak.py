@@ -20,6 +20,8 @@ from gpustore.errors import (
 from tests.reliability.scales import scales
 from tests.reliability.worker import QUICK
 
+pytestmark = pytest.mark.matrix
+
 THREADS = 8
 SECONDS, LONG_SECONDS = 1.5, 300
 PATIENCE_S = 30
