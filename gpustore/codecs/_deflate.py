@@ -23,7 +23,16 @@ from types import ModuleType
 import numpy as np
 from isal import isal_zlib
 
-from gpustore.codec_chain.base import BytesCodec, deliver, integer, too_long, too_short
+from gpustore.codec_chain.base import (
+    BytesCodec,
+    CodecVariant,
+    Option,
+    Options,
+    deliver,
+    integer,
+    too_long,
+    too_short,
+)
 from gpustore.codec_chain.device_streams import cannot, decompress_values
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
@@ -67,10 +76,30 @@ _DEFAULT_LEVEL = 6
 _STORED_LEVEL = integer(-1, 9)
 
 
-def stored_level(value: JsonValue) -> int:
+def _stored_level(value: JsonValue) -> int:
     """Return the level in the metadata of a Zarr v2 array, with 6 for -1."""
     level: int = _STORED_LEVEL(value)
     return _DEFAULT_LEVEL if level == -1 else level
+
+
+LEVEL_V2 = Option(
+    name="level",
+    convert=integer(0, 9),
+    convert_stored=_stored_level,
+    default=1,
+    stored_default=1,
+)
+"""Option ``level`` of Zarr v2."""
+
+
+def deflate_variant(name: str, level: Option) -> CodecVariant:
+    """Return the variant of ``gzip`` or ``zlib`` with this option ``level``."""
+
+    def prepare(options: Options, itemsize: int | None) -> Deflate:
+        del itemsize
+        return Deflate(name, options["level"])
+
+    return CodecVariant(options=(level,), prepare=prepare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,32 +23,14 @@ are an error; TensorStore ignores them in v3.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec, CodecVariant, Option, Options, integer
-from gpustore.codecs._deflate import Deflate, stored_level
-
-
-def _prepare(options: Options, itemsize: int | None) -> Deflate:
-    del itemsize
-    return Deflate("gzip", options["level"])
-
+from gpustore.codec_chain.base import Codec, Option, integer
+from gpustore.codecs._deflate import LEVEL_V2, deflate_variant
 
 CODEC = Codec(
     name="gzip",
-    v3=CodecVariant(
-        # Decoding needs no level: codecs may be given by name alone.
-        options=(Option(name="level", convert=integer(0, 9), default=6, stored_default=6),),
-        prepare=_prepare,
+    # Decoding needs no level: codecs may be given by name alone.
+    v3=deflate_variant(
+        "gzip", Option(name="level", convert=integer(0, 9), default=6, stored_default=6)
     ),
-    v2=CodecVariant(
-        options=(
-            Option(
-                name="level",
-                convert=integer(0, 9),
-                convert_stored=stored_level,
-                default=1,
-                stored_default=1,
-            ),
-        ),
-        prepare=_prepare,
-    ),
+    v2=deflate_variant("gzip", LEVEL_V2),
 )

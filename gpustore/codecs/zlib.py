@@ -17,27 +17,7 @@ zlib itself. TensorStore refuses such an array.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec, CodecVariant, Option, Options, integer
-from gpustore.codecs._deflate import Deflate, stored_level
+from gpustore.codec_chain.base import Codec
+from gpustore.codecs._deflate import LEVEL_V2, deflate_variant
 
-
-def _prepare(options: Options, itemsize: int | None) -> Deflate:
-    del itemsize
-    return Deflate("zlib", options["level"])
-
-
-CODEC = Codec(
-    name="zlib",
-    v2=CodecVariant(
-        options=(
-            Option(
-                name="level",
-                convert=integer(0, 9),
-                convert_stored=stored_level,
-                default=1,
-                stored_default=1,
-            ),
-        ),
-        prepare=_prepare,
-    ),
-)
+CODEC = Codec(name="zlib", v2=deflate_variant("zlib", LEVEL_V2))
