@@ -1,1 +1,1 @@
-"""What a read will do, said beforehand."""
+"""Estimates of reads, made from plan and codecs without I/O."""

@@ -1,13 +1,13 @@
-"""What reads will do, estimated from their plans and codecs; no stored value is looked at.
+"""Estimates of reads, made from their plans and codecs without reading stored values.
 
-1. The plan tells chunks, stored values and the bytes returned, all exactly.
-2. The refiners tell which parts of stored values are fetched: byte ranges of uncompressed chunks
-   follow from the plan; inner chunks of shards from indices, which the read looks at first.
-3. The codecs tell who decodes, and why not the device.
-4. What a read will count follows as bounds. They are wide where stored bytes decide: which chunks
-   are stored, how long they are compressed, and whether a device takes their headers.
+1. The plan gives chunks, stored values and the bytes returned, all exactly.
+2. The refiners give the parts of stored values that are fetched: byte ranges of uncompressed
+   chunks follow from the plan; inner chunks of shards from indices, which the read fetches first.
+3. The codecs give the decoders, and the reason if the host decodes for a device.
+4. Bounds of the read's statistics follow. They are wide where stored bytes decide: which chunks are
+   stored, how long they are compressed, and whether a device takes their headers.
 
-It needs the device path, which ``import gpustore`` does not load, so it is found by name.
+``import gpustore`` does not load this module, which imports the device path: it is found by name.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def estimate(
     Parameters
     ----------
     array : ChunkedArray
-        As reads use it (:meth:`~gpustore.pipelines.chunked_array.ChunkedArray.reader`).
+        Array that reads use (:meth:`~gpustore.pipelines.chunked_array.ChunkedArray.reader`).
     plans : sequence of (ChunkedArray, plan)
-        Of the read, one for each chunk shape.
+        Plans of the read, one for each chunk shape.
     shapes : sequence of tuple of int
         Shapes of the arrays that are filled, in elements.
     together : int
-        Reads or crops that share the chunks.
+        Number of reads or crops that share the chunks.
     """
     chain = (array.stored or array).chain
     sums = [_needed(one, plan) for one, plan in plans]
@@ -92,7 +92,19 @@ def _device(array: ChunkedArray) -> DeviceBackend | None:
 
 
 class _Needed(NamedTuple):
-    """What a plan needs of stored values: ranges of them, in bytes, the longest of one chunk."""
+    """Stored data that one plan needs.
+
+    Attributes
+    ----------
+    chunks, values : int
+        Number of chunks, and of stored values they are in.
+    reads : Bounds
+        Number of reads of keys.
+    fetched, decoded : Bounds
+        Encoded and decoded bytes.
+    longest : int
+        Most bytes that are fetched for one chunk.
+    """
 
     chunks: int
     values: int
@@ -135,7 +147,7 @@ def _needed(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Needed:
 
 
 def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, int]:
-    """Bytes of all chunks that are decoded, and the most of one chunk."""
+    """Bound the bytes decoded of all chunks; also return the most of one chunk."""
     nbytes = array.chain.layout.nbytes
     refiner = array.refiners[-1] if array.refiners else None
     if not isinstance(refiner, RawBytesRefiner):
@@ -159,7 +171,7 @@ def _counts(
     host_reason: str | None,
     direct_reason: str | None,
 ) -> dict[str, Bounds]:
-    """What the read will count, by the names of its statistics."""
+    """Bound the counters of the read, by the names of :data:`gpustore.statistics`."""
     chunks = sum(one.chunks for one in sums)
     fetched = _sum([one.fetched for one in sums])
     maybe = Bounds(0, chunks)
@@ -190,7 +202,7 @@ def _sum(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
-    """Why no value goes straight from a file to the device; None if large ones may."""
+    """Return the reason against reads from files into device memory; None if there may be some."""
     device, store = _device(array), array.store
     if device is None:
         return "the array is in host memory"

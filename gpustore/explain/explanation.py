@@ -1,4 +1,4 @@
-"""What is said of a read beforehand: :class:`Explanation`."""
+"""Explanation of a read: a record of its estimate, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from gpustore.strict_json.parsing import JsonValue
 
 AMPLIFIED = 4.0
-"""From so many decoded bytes per byte returned on there is advice."""
+"""Decoded bytes per byte returned from which on there is advice."""
 
 
 class Bounds(NamedTuple):
-    """Bounds of a counter, exact where both are the same; `most` is None if nothing bounds it.
+    """Inclusive bounds of a counter; `most` is None if nothing bounds it.
 
     Examples
     --------
@@ -33,12 +33,12 @@ class Bounds(NamedTuple):
 
 
 class CodecPath(NamedTuple):
-    """Who undoes one codec.
+    """Decoder of one codec.
 
     Attributes
     ----------
     codec : str
-        Its registered name.
+        Registered name of the codec.
     decoder : str
         ``"host"``, ``"own kernels"``, ``"nvcomp"`` (the library of a device, whichever it is), or
         ``"nothing"`` if encoded bytes are the decoded ones.
@@ -56,14 +56,14 @@ class CodecPath(NamedTuple):
 class Explanation:
     """Estimate of a read; made by ``explain`` of a store or a batch, and by ``explain_many``.
 
-    It follows from the array's metadata alone, no stored value is looked at. What the stored bytes
-    decide is in the ``statistics`` of the read. Its text (``print(explanation)``) is for people,
-    :meth:`to_json` for programs.
+    The estimate follows from the array's metadata; no stored value is read. Counts that depend on
+    stored bytes are in the ``statistics`` of the read. ``print(explanation)`` shows a text for
+    people, :meth:`to_json` returns JSON for programs.
 
     Attributes
     ----------
     device : str
-        Where the array will be: ``"cpu"``, or ``"cuda:N"``.
+        Memory space of the array returned: ``"cpu"`` or ``"cuda:N"``.
     shape : tuple of int, or None
         Shape of the array that is read, or of each; None if several have unlike ones.
     arrays : int
@@ -78,33 +78,34 @@ class Explanation:
     chunks : int
         Number of chunks the read touches, each counted once.
     values : int
-        Number of stored values these are in: as many as chunks, or shards.
+        Number of stored values that hold these chunks: one for each chunk or shard.
     bytes_returned : int
-        Bytes of the arrays that are read.
+        Size of the arrays that are read, in bytes.
     chunk_nbytes : int
-        Decoded bytes of such a chunk.
+        Size of a decoded chunk of `chunk_shape`, in bytes.
     refined_by : tuple of str
-        What spares parts of stored values: ``"cache"``, of decoded chunks, which is looked at
-        first; ``"shard index"`` (once a level of sharding), which is read first; ``"byte range"``,
-        the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks of a compressed
-        chunk, which is fetched whole.
+        Means of fetching or decoding less than whole stored values: ``"cache"`` of decoded chunks,
+        which is searched first; ``"shard index"`` (once a level of sharding), which is read first;
+        ``"byte range"``, the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks
+        of a compressed chunk, which is fetched whole.
     codecs : tuple of CodecPath
-        In the order of decoding. Of values whose bytes a device does not take the host undoes all.
+        Decoders of the codecs, in the order of decoding. Values that the device does not accept are
+        decoded by the host.
     host_reason : str or None
-        Why the host decodes all chunks although the array will be on a device.
+        Reason for which the host decodes all chunks of an array in device memory.
     direct_reason : str or None
-        Why no bytes go from files straight to the device; None if large values may.
+        Reason against reads from files into device memory; None if large values may be read so.
     counts : mapping of str to Bounds
-        Bounds of what the ``statistics`` of the read will count, by the names of
-        :data:`gpustore.statistics`. They hold if nobody writes meanwhile and nothing is retried.
-        What is not here, as launches and copies on a device, follows from the stored bytes and the
-        memory that is free.
+        Bounds of counters in the ``statistics`` of the read, by the names of
+        :data:`gpustore.statistics`. They hold unless values are written meanwhile or requests are
+        retried. Other counters, as launches and copies on a device, depend on the stored bytes and
+        on free memory.
     gpu : tuple of CodecPath
-        As `codecs`, on a GPU with nvcomp, if the array will be in host memory.
+        Decoders of a read into a GPU with nvcomp, if this read is into host memory.
     gpu_reason : str or None
-        As `host_reason`, on a GPU with nvcomp.
+        Reason for which the host decodes in a read into a GPU with nvcomp.
     gpu_missing : tuple of str
-        What is missing to read into a GPU of this machine, each with the way to get it.
+        Missing requirements of reads into a GPU of this machine, each with the way to get it.
     """
 
     device: str
@@ -128,14 +129,15 @@ class Explanation:
 
     @property
     def bytes_decoded(self) -> int:
-        """Most bytes that are decoded: those of all chunks, less if some are not stored."""
+        """Most bytes that are decoded, reached if all chunks are stored."""
         return self.counts["bytes_decoded"].most or 0
 
     @property
     def bytes_fetched(self) -> int | None:
         """Most encoded bytes that come from the kvstore; None if nothing bounds them.
 
-        Of uncompressed chunks those that are decoded, of compressed ones what no encoder exceeds.
+        The bound of an uncompressed chunk is the number of bytes decoded, that of a compressed
+        chunk the longest output of its encoder.
         """
         return self.counts["bytes_fetched"].most
 
@@ -146,7 +148,7 @@ class Explanation:
 
     @property
     def advice(self) -> str | None:
-        """One sentence, if much more is decoded than returned."""
+        """One sentence if 4 times as many bytes are decoded as returned, else None."""
         if self.decoded_per_byte < AMPLIFIED:
             return None
         more = "" if self.together > 1 else "read many crops together with read_many or a Batch, "
@@ -156,7 +158,7 @@ class Explanation:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """All attributes and properties as JSON."""
+        """Return all attributes and properties as JSON."""
         names = [field.name for field in fields(self)]
         names += ["bytes_decoded", "bytes_fetched", "decoded_per_byte", "advice"]
         return {name: _json(getattr(self, name)) for name in names}

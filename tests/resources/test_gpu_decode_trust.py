@@ -58,7 +58,7 @@ def create(path, codecs):
 
 
 def read(path, device, trust):
-    """The array, how many chunks the device and the host decoded, and why the host."""
+    """Read an array; also return [device, host] chunks decoded and the reason for the host."""
     context = gpustore.Context({"gpu_decode_trust": trust})
     store = gpustore.open(f"file://{path}", device=device.name, context=context).result()
     before = gpustore.statistics.snapshot()
@@ -76,7 +76,8 @@ def read(path, device, trust):
 
 ON_DEVICE, ON_HOST = [6, 0], [0, 6]
 
-# Codecs in the order of encoding, and who decodes: trusted; only behind checksums; not trusted.
+# Codecs in the order of encoding, then where chunks are decoded if values are trusted, are trusted
+# behind checksums only, or come from an untrusted store.
 CHAINS = {
     "zstd": ([ZSTD], ON_DEVICE, ON_HOST, ON_HOST),
     "zstd-crc32c": ([ZSTD, CRC], ON_DEVICE, ON_DEVICE, ON_HOST),
@@ -93,7 +94,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_who_decodes(tmp_path, monkeypatch, name):
-    codecs, trusted, verified, of_strangers = CHAINS[name]
+    codecs, trusted, verified, untrusted = CHAINS[name]
     create(tmp_path, codecs)
     with emulated() as device:
         for trust, expected in (("auto", trusted), ("verified", verified), ("never", ON_HOST)):
@@ -102,12 +103,12 @@ def test_who_decodes(tmp_path, monkeypatch, name):
             assert counts == expected, trust
             assert (reason is None) == (expected == ON_DEVICE)
             assert reason is None or trust in reason
-        # As the driver of plain http says of itself.
+        # The http driver has is_trusted = False, too.
         monkeypatch.setattr(FileKvStore, "is_trusted", False)
         found, counts, reason = read(tmp_path, device, "auto")
         assert np.array_equal(found, ELEMENTS)
-        assert counts == of_strangers
-        assert (reason is None) == (of_strangers == ON_DEVICE)
+        assert counts == untrusted
+        assert (reason is None) == (untrusted == ON_DEVICE)
         assert reason is None or "the store is not trusted" in reason
 
 

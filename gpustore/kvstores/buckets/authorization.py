@@ -1,6 +1,6 @@
-"""Requests to a bucket that show who asks, in header fields.
+"""Requests to a bucket with credentials in their header fields.
 
-Credentials are asked for once a batch; whoever has them renews them in time.
+Credentials are fetched once for a batch of requests; their owner renews them in time.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ Asked: TypeAlias = tuple[str, str, str]
 
 
 class Authorization(Protocol):
-    """Makes requests that show who asks. Thread-safe."""
+    """Makes requests with credentials in their header fields. Thread-safe."""
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether requests show nobody, as far as is known before the first one."""
+        """Whether requests carry no credentials, as far as is known before the first one."""
 
     def requests(self, asked: Iterable[Asked]) -> Iterator[HttpRequest]:
-        """Make a request for each member of `asked`, when its turn comes.
+        """Make a request for each member of `asked`, each when the iterator reaches it.
 
         Raises
         ------
         StoreIOError
-            If there are no credentials, or they cannot be fetched; before the first request.
+            If credentials are missing or cannot be fetched; before the first request.
         UnsupportedError
-            If a package that would fetch them is not installed.
+            If the package that fetches credentials is not installed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SameFields:
-    """The same header fields for all requests of a batch.
+    """Authorization by the same header fields for all requests of a batch.
 
     Attributes
     ----------
     is_anonymous : bool
+        Whether the fields hold no credentials.
     fields : callable
-        Returns them.
+        Returns the header fields, fetched once a batch.
     """
 
     is_anonymous: bool
@@ -54,6 +55,6 @@ class SameFields:
 
 
 def request_for(asked: Asked, fields: Mapping[str, str]) -> HttpRequest:
-    """Make a request with a copy of `fields`."""
+    """Make a request for `asked` whose header fields are a copy of `fields`."""
     method, path, query = asked
     return HttpRequest(method, f"{path}?{query}" if query else path, dict(fields))

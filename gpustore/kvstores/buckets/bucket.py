@@ -1,9 +1,9 @@
-"""A bucket: objects are read, written and deleted, and listed.
+"""Objects of a bucket: reading, writing, deleting and listing.
 
-:mod:`~gpustore.kvstores.buckets.authorization` has the requests show who asks;
-:mod:`~gpustore.kvstores.http.client` sends them, which bounds bodies and waits, repeats what may
-pass, obeys ``Retry-After``, follows no redirect and works in forked processes. Conditions are sent,
-and compared by the server in the same step in which it writes or deletes.
+:mod:`~gpustore.kvstores.buckets.authorization` adds credentials to requests;
+:mod:`~gpustore.kvstores.http.client` sends them: it bounds bodies and waits, retries transient
+failures, obeys ``Retry-After``, follows no redirect and works in forked processes. The server
+compares the condition of a request in the same step in which it writes or deletes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpustore.kvstores.http.range_reader import RemoteReader
 from gpustore.runtime.buffer import Buffer
 
 CONFLICT_PASSES: Final = PASSING | {409}
-"""Another writer at the same moment is no reason to give up."""
+"""Statuses that are retried; 409 reports another writer at the same moment."""
 
 WHOLE_NBYTES: Final = 64 << 20
-"""A longer value is written in parts, if there is no condition."""
+"""Longest value that is written by one request, in bytes."""
 
 _GENERATIONS: Final = {
     "etag": re.compile(rb"[ -~]{1,1024}"),
@@ -46,7 +46,7 @@ _LISTABLE: Final = re.compile("[^\0-\x1f\x7f\ud800-\udfff]*")
 def check_object_path(path: str) -> None:
     """Raise InvalidKeyError unless `path` can begin a key of a bucket.
 
-    Other programs on the way to the bucket would resolve ``.`` and ``..``.
+    Components ``.`` and ``..`` are refused: proxies would resolve them.
     """
     if not {".", ".."}.isdisjoint(path.split("/")):
         raise invalid_key(path, 'contains "." or ".." as a path component')
@@ -59,7 +59,7 @@ def check_object_path(path: str) -> None:
 
 
 def check_object_key(key: str) -> None:
-    """Raise InvalidKeyError unless `key` is legal in a bucket."""
+    """Raise InvalidKeyError unless `key` is legal in a bucket: 1 to 1024 bytes of UTF-8."""
     check_object_path(key)
     nbytes = len(key.encode())
     if not 0 < nbytes <= 1024:
@@ -68,21 +68,23 @@ def check_object_key(key: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A bucket that is read and written.
+    """Reads, writes and lists the objects of one bucket.
 
     Attributes
     ----------
     client : HttpClient
-        Made with :func:`code_of` and :data:`CONFLICT_PASSES`.
+        Client of the bucket's server, made with :func:`code_of` and :data:`CONFLICT_PASSES`.
     authorization : Authorization
+        Adds credentials to requests.
     root : str
-        What precedes the keys in paths, percent-encoded; ends with a slash.
+        Prefix of the keys in request paths, percent-encoded; ends with a slash.
     generation : {"etag", "x-goog-generation"}
-        The field of a response that is the generation.
+        Header field of a response that holds the generation.
     describe : callable
-        Of the driver.
+        Method of that name of :class:`~gpustore.kvstores.base.KvStoreDriver`.
     looks, sends : bool
-        Whether conditions of writes are looked at before, and whether they are sent.
+        Whether the generation is read and compared before a conditional write, and whether the
+        condition is sent with the write.
     """
 
     client: HttpClient = field(repr=False)
@@ -94,12 +96,12 @@ class Bucket:
     sends: bool = True
 
     def is_possible(self, condition: bytes) -> bool:
-        """Whether a condition may hold; what cannot be a generation is not sent to anybody."""
+        """Whether `condition` is empty, ABSENT or a well-formed generation; others are not sent."""
         possible = _GENERATIONS[self.generation]
         return condition in (b"", ABSENT) or bool(possible.fullmatch(condition))
 
     def requests(self, asked: Sequence[tuple[str, str]]) -> Iterator[HttpRequest]:
-        """Make requests from methods and keys, which are legal; errors as of the authorization."""
+        """Make requests from methods and legal keys; errors are those of the authorization."""
         return self.authorization.requests((method, self._path(key), "") for method, key in asked)
 
     def _path(self, key: str) -> str:
@@ -139,7 +141,7 @@ class Bucket:
     # ------------------------------------------------------------------ writing
 
     def write_many(self, request: WriteRequest) -> WriteColumns:
-        """As the driver's; a key that occurs again waits for its turn."""
+        """Write or delete the rows of `request`, those of the same key one after the other."""
         result = WriteColumns.blank(len(request.keys))
         rows = list(range(len(request.keys)))
         while rows:
@@ -194,7 +196,7 @@ class Bucket:
     def _refused(
         self, request: WriteRequest, rows: Sequence[int]
     ) -> dict[int, bytes | GpustoreError]:
-        """What is known of rows before anything is sent: wrong keys, and conditions looked at."""
+        """Return the outcomes that need no write: illegal keys and conditions that do not hold."""
         found: dict[int, bytes | GpustoreError] = {}
         looked: builtins.list[int] = []
         for row in rows:
@@ -225,7 +227,7 @@ class Bucket:
         return found
 
     def _write_in_parts(self, request: WriteRequest, row: int) -> bytes | GpustoreError:
-        """The new generation."""
+        """Write a value by a multipart upload; its new generation or the error."""
         key, value, condition = request.keys[row], request.values[row], _condition(request, row)
         assert value is not None
         upload = MultipartUpload(self.client, self.authorization.requests)
@@ -257,7 +259,7 @@ class Bucket:
         return wanted
 
     def _written(self, request: WriteRequest, row: int, response: HttpResponse) -> bytes:
-        """The new generation that a response says."""
+        """Return the generation that the response of a write or deletion reports."""
         key, value = request.keys[row], request.values[row]
         condition = _condition(request, row)
         gone = response.status == 404 and not _misses_bucket(response)
@@ -280,7 +282,7 @@ class Bucket:
         return ABSENT if columns.generation[0] == ABSENT else b""
 
     def _stored(self, key: str, value: Buffer) -> bytes:
-        """The generation of the value if it is the one given, else ``b""``."""
+        """Return the generation of the stored value if it equals `value`, else ``b""``."""
         found = self.read_many(ReadRequest([key]))
         found.raise_first()
         ours = found.value[0] is not None and found.value[0] == value
@@ -289,7 +291,7 @@ class Bucket:
     # ------------------------------------------------------------------ ranges
 
     def list_nbytes(self, inclusive_min: str, exclusive_max: str | None) -> dict[str, int]:
-        """The keys in a range, in ascending order, and the sizes of their values."""
+        """List the keys in a range, in ascending order, with the sizes of their values in bytes."""
         low, high = inclusive_min, exclusive_max
         if high is not None and low >= high:
             return {}
@@ -317,7 +319,7 @@ class Bucket:
         return Listing(self.client, self.authorization.requests, path)
 
     def list_names(self, prefix: str) -> builtins.list[str]:
-        """As the driver's."""
+        """List the names directly below `prefix`, sorted; those of directories end with a slash."""
         names: builtins.list[str] = []
         try:
             for page in self._listing.pages(_listable(prefix), delimiter="/"):
@@ -333,7 +335,7 @@ class Bucket:
         )
 
     def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
-        """As the driver's."""
+        """Delete the keys in a range and return their number; raises the first error."""
         keys = list(self.list_nbytes(inclusive_min, exclusive_max))
         self.write_many(WriteRequest(keys, [None] * len(keys))).raise_first()
         return len(keys)
@@ -348,18 +350,18 @@ def _misses_bucket(response: HttpResponse) -> bool:
 
 
 def code_of(response: HttpResponse) -> str:
-    """The code of an error that S3 describes; empty if there is none."""
+    """Return the element ``Code`` of an error response; empty if there is none."""
     match = _CODE.search(response.body)
     return match[1].decode() if match else ""
 
 
 def _listable(text: str) -> str:
-    """As many of its first characters as a list can be asked for."""
+    """Return the longest prefix of `text` without control characters and surrogates."""
     match = _LISTABLE.match(text)
     return match[0] if match else ""
 
 
 def _common(first: str, second: str) -> str:
-    """What both begin with."""
+    """Return the longest common prefix."""
     end = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), None)
     return first[: min(len(first), len(second)) if end is None else end]

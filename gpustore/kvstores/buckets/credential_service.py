@@ -1,7 +1,7 @@
-"""Requests to services that hand out credentials, sent by gpustore's own client.
+"""Requests to credential services, sent by :class:`~gpustore.kvstores.http.client.HttpClient`.
 
-Libraries know what to ask; what they ask is sent here, so that bodies and waits are bounded, no
-redirect is followed, and a cancelled task ends.
+botocore and google-auth make the requests and read the responses. They are sent here, so that
+bodies and waits are bounded, no redirect is followed, and a cancelled task ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpustore.resources.http_request_timeouts import Timeouts
 T = TypeVar("T")
 
 _NEAR: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0)
-"""For services in the clear: those of the same machine, or of its network."""
+"""Upper bounds for services without TLS, which are on the same machine or network."""
 
 _NEAR_RETRIES: Final = 3
 _CODE: Final = re.compile(
@@ -32,19 +32,20 @@ _CODE: Final = re.compile(
 _OWN: Final = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "user-agent"}
 )
-"""Fields that the client sets itself."""
+"""Header fields that the client sets itself."""
 
 
 class CredentialServices:
-    """Services of one opened store.
+    """Credential services of one opened store.
 
     Parameters
     ----------
     retries : Retries
+        Retries of the store's own requests.
     timeouts : Timeouts
-        Those of the store.
+        Timeouts of the store's own requests, in seconds.
     keyless : str
-        How a public bucket is opened, for errors.
+        Setting that opens a public bucket, named in errors.
     """
 
     def __init__(self, retries: Retries, timeouts: Timeouts, keyless: str) -> None:
@@ -56,12 +57,12 @@ class CredentialServices:
     def send(
         self, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes | str | None
     ) -> HttpResponse:
-        """Send a request and return the answer, of which at most 64 KiB are kept.
+        """Send a request and return its response, with at most 64 KiB of the body.
 
         Raises
         ------
         StoreIOError
-            If there is no answer, or it is a redirect.
+            If there is no response, or it is a redirect.
         MetadataError
             If `url` is malformed.
         """
@@ -101,7 +102,9 @@ class CredentialServices:
             )
 
     def ask(self, package: str, function: Callable[[], T]) -> T:
-        """Call what asks the library `package`; its errors, whose texts may hold secrets, are ours.
+        """Call `function`, which uses the library `package`, and replace the errors it raises.
+
+        The texts of the library's errors are dropped, since they may hold secrets.
 
         Raises
         ------
@@ -125,6 +128,6 @@ class CredentialServices:
 
 
 def _code_of(response: HttpResponse) -> str:
-    """The code of an error, in XML or JSON; empty if there is none."""
+    """Return the code in an XML or JSON error response; empty if there is none."""
     match = _CODE.search(response.body)
     return (match[1] or match[2]).decode() if match else ""

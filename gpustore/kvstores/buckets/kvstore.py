@@ -1,4 +1,4 @@
-"""What the kvstores of buckets share: all but how the bucket is opened and named."""
+"""Base class of the kvstores s3 and gcs, which differ in how a bucket is opened and named."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ S = TypeVar("S", bound=DriverSpec)
 
 
 class BucketKvStore(KvStoreDriver, Generic[S]):
-    """An opened bucket.
+    """An opened kvstore of a bucket.
 
     Parameters
     ----------
     spec : DriverSpec
     resources : mapping
-        Its context resources.
+        Resolved context resources, by identifier.
     """
 
     batch_nbytes = 32 << 20
@@ -40,7 +40,7 @@ class BucketKvStore(KvStoreDriver, Generic[S]):
     @property
     @abc.abstractmethod
     def _bucket(self) -> Bucket:
-        """Reads and writes."""
+        """Bucket that executes the reads and writes."""
 
     @property
     def spec(self) -> S:

@@ -3,7 +3,7 @@
 A page is XML of bounded length without a document type. Each page must name later keys than the one
 before, so that a list ends.
 
-Source: Amazon S3 API reference, ListObjectsV2; Google's XML API answers in the same words.
+Sources: Amazon S3 API reference, "ListObjectsV2"; Google Cloud Storage XML API, "List objects".
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import BodyPlan, HttpRequest, HttpResponse
 
 PAGE_NBYTES: Final = 16 << 20
-"""More than a page has: 1000 keys of 1 KiB, each byte of them encoded."""
+"""Longest page in bytes, enough for 1000 keys of 1 KiB with every byte percent-encoded."""
 
 _MOST_EMPTY: Final = 100
-"""So many pages in succession may have no key: each may be empty, but not all."""
+"""Most pages without a key in succession."""
 
 _TOKEN_NBYTES: Final = 1 << 14
 
 
 @dataclass(slots=True)
 class Page:
-    """A part of a list.
+    """One page of a list of keys.
 
     Attributes
     ----------
     nbytes : dict
-        Keys and the sizes of their values.
+        Sizes of values in bytes, by key.
     directories : list of str
-        What keys with a delimiter behind the prefix begin with, up to and with the delimiter.
+        Distinct beginnings of the other keys, up to and with the delimiter behind the prefix.
     token : str
-        Names the next page; empty if there is none.
+        Continuation token of the next page; empty on the last one.
     """
 
     nbytes: dict[str, int] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How the keys of one bucket are listed.
+    """Lists the keys of one bucket.
 
     Attributes
     ----------
     client : HttpClient
     requests : callable
-        Makes requests that show who asks.
+        Makes requests with credentials, :meth:`Authorization.requests`.
     path : str
         Path of the bucket, percent-encoded.
     """
@@ -70,7 +70,7 @@ class Listing:
         Raises
         ------
         StoreIOError, LimitError
-            If the server refuses, does not get on, or answers with something else.
+            If the server refuses, repeats keys, sends too many bytes or a malformed page.
         """
         asked = {"encoding-type": "url", "list-type": "2"}
         given = {"prefix": prefix, "start-after": after, "delimiter": delimiter}
@@ -108,12 +108,12 @@ def _page(response: HttpResponse) -> BodyPlan:
 
 
 def parse_page(body: bytes) -> Page:
-    """Parse a page.
+    """Parse a page, the body of a response to ListObjectsV2.
 
     Raises
     ------
     StoreIOError
-        If it is malformed, or is cut off without naming the next one.
+        If `body` is malformed, or truncated without a continuation token.
     """
     page = Page()
     try:
@@ -135,10 +135,11 @@ def parse_page(body: bytes) -> Page:
 
 
 def parse_xml(body: bytes, name: str) -> Element:
-    """Parse a short document whose element is called `name`; ValueError if it is another one.
+    """Parse a short document with the root element `name`; ValueError if it has another one.
 
-    A document type is refused, as what it declares may grow. In all encodings that the parser knows
-    but those with NUL its letters are those of ASCII.
+    A document type is refused: entities it declares could expand without bound. The search for it
+    is valid because documents with NUL are refused as well: in all other encodings of the parser,
+    ASCII letters are ASCII bytes.
     """
     if b"\0" in body or b"<!DOCTYPE" in body:
         raise ValueError("document type")

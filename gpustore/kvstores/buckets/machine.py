@@ -1,6 +1,7 @@
-"""Whose machine this is, as its firmware says: only there a service hands out credentials.
+"""Detects EC2 and GCE by the names in the machine's firmware.
 
-To ask that service anywhere else takes seconds, or never ends.
+Only there a metadata service hands out credentials. Asking for it on any other machine takes
+seconds, or never ends.
 
 Sources: Amazon EC2 user guide, "Identify EC2 instances"; Google Compute Engine documentation,
 "Detect if a VM is running in Compute Engine".
@@ -16,7 +17,7 @@ _NAMES: Final = ("sys_vendor", "bios_vendor", "board_vendor", "product_name")
 
 
 def is_made_by(maker: str) -> bool:
-    """Whether one of the firmware's names begins with `maker`."""
+    """Whether one of the firmware's names begins with `maker`, as ``"Amazon EC2"``."""
     for name in _NAMES:
         try:
             if (FIRMWARE / name).read_text(errors="replace").startswith(maker):

@@ -1,14 +1,14 @@
-"""Values that are stored in parts and put together by the server.
+"""Multipart uploads: long values are stored in parts that the server puts together.
 
-1. An upload is begun, which the server names.
+1. An upload is begun; the server returns its identifier.
 2. Parts are sent, as many at once as requests are permitted.
 3. The server puts them together, under a condition if there is one. It may answer 200 and have
    failed.
-4. If anything fails, the parts are deleted after all that were under way have ended; those that
-   arrived later would stay and be paid for.
+4. After a failure all requests under way are waited for, and then the parts are deleted: a part
+   that arrived later would be stored, and charged, for ever.
 
-Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload"; Google's
-XML API understands the same requests.
+Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload"; Google
+Cloud Storage documentation, "XML API multipart uploads", which are the same requests.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from gpustore.runtime.future import CancelledError
 PART_NBYTES: Final = 16 << 20
 _MOST_PARTS: Final = 10_000
 _AT_ONCE: Final = 32
-"""After so many parts it is looked whether one has failed."""
+"""Number of parts that are sent together, before their responses are checked."""
 
 _PASSING_CODES: Final = (b">InternalError<", b">ServiceUnavailable<", b">SlowDown<")
-"""Of errors that a repetition may change, where the status is 200."""
+"""Codes of transient errors in a response of status 200."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultipartUpload:
-    """How one bucket takes values in parts.
+    """Uploads values to one bucket in parts.
 
     Attributes
     ----------
     client : HttpClient
     requests : callable
-        Makes requests that show who asks.
+        Makes requests with credentials, :meth:`Authorization.requests`.
     """
 
     client: HttpClient
@@ -56,26 +56,27 @@ class MultipartUpload:
     def store(
         self, path: str, value: memoryview, condition: tuple[str, str] | None
     ) -> HttpResponse:
-        """Store a value of bytes.
+        """Store a value in parts of at least 16 MiB, at most 10,000 of them.
 
         Parameters
         ----------
         path : str
             Path of the object, percent-encoded.
         value : memoryview
+            Contiguous bytes in host memory.
         condition : tuple of str, optional
-            A field that the last request has.
+            Name and value of a header field of the last request.
 
         Returns
         -------
         HttpResponse
-            To the last request, whatever its status. Of a success the field ``etag`` is what the
-            body says.
+            Response to the last request, of any status. A successful one gets the field ``etag``
+            from its body.
 
         Raises
         ------
         GpustoreError
-            If another request fails, or the last one has no answer.
+            If another request fails, or the last one gets no response.
         """
         response = self._send("POST", path, "uploads=")
         upload = _element(response, "InitiateMultipartUploadResult", "UploadId")
@@ -113,12 +114,12 @@ class MultipartUpload:
         return response
 
     def _abort(self, path: str, query: str) -> None:
-        """Delete the parts, as far as the server can be reached."""
+        """Delete the parts if the server can be reached."""
         with contextlib.suppress(GpustoreError, CancelledError):
             self._send("DELETE", path, query)
 
     def _parts(self, path: str, query: str, value: memoryview) -> list[str]:
-        """Send the parts; their entity tags."""
+        """Send the parts and return their entity tags."""
         nbytes = max(PART_NBYTES, -(-len(value) // _MOST_PARTS))
         starts = range(0, len(value), nbytes)
         tags: list[str] = []
@@ -140,7 +141,7 @@ class MultipartUpload:
     def _complete(
         self, path: str, query: str, tags: list[str], condition: tuple[str, str] | None
     ) -> HttpResponse:
-        """Have the parts put together."""
+        """Have the server put the parts together; transient errors of status 200 are retried."""
         root = Element("CompleteMultipartUpload")
         for number, tag in enumerate(tags, 1):
             part = SubElement(root, "Part")
@@ -175,7 +176,7 @@ def _with_body(request: HttpRequest, body: memoryview) -> HttpRequest:
 
 
 def _element(response: HttpResponse, root: str, name: str) -> str:
-    """The text of an element of an answer; empty if there is none."""
+    """Return the text of an element of a response; empty if there is none."""
     try:
         found = parse_xml(bytes(response.body), root)
     except ValueError:

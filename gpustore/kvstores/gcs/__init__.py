@@ -2,12 +2,13 @@
 
 JSON ``{"driver": "gcs", "bucket": "name", "path": "x.zarr/"}``, URL ``gs://name/x.zarr/``.
 Credentials are Google's application default credentials, found by google-auth (extra ``cloud``,
-:mod:`~gpustore.kvstores.gcs.credentials`), or the token in ``GOOGLE_BEARER_TOKEN``. Without any, or
-with ``GOOGLE_SKIP_SIGNATURE=true``, requests are anonymous, as a public bucket allows it.
-``STORAGE_EMULATOR_HOST`` is another server, which gets no credentials. The context resource
-``gcs_user_project`` says which project pays.
+:mod:`~gpustore.kvstores.gcs.credentials`), or the token in ``GOOGLE_BEARER_TOKEN``. Without
+credentials, or with ``GOOGLE_SKIP_SIGNATURE=true``, requests are anonymous, which is enough for a
+public bucket. ``STORAGE_EMULATOR_HOST`` names another server, which gets no credentials. The
+context resource ``gcs_user_project`` names the project that pays.
 
-The generation is that of the object. Google compares and writes, or deletes, in one step.
+The generation is the object's own (``x-goog-generation``). Google compares and writes, or deletes,
+in one step.
 
 Source: TensorStore ``kvstore/gcs/index.rst``.
 """
@@ -62,7 +63,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
     ----------
     spec : GcsSpec
     resources : mapping
-        Its context resources.
+        Resolved context resources, by identifier.
     """
 
     id = "gcs"
@@ -117,7 +118,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
 
 
 def _explain(anonymous: bool, response: HttpResponse) -> str:
-    """What an error says, and what may be the reason."""
+    """Return the code of an error response, with a likely reason."""
     why = "; the request was anonymous, as no credentials were found"
     denied = response.status in (401, 403)
     return code_of(response) + (why if denied and anonymous else "")
@@ -125,11 +126,12 @@ def _explain(anonymous: bool, response: HttpResponse) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GcsSpec:
-    """What a spec says about a gcs kvstore.
+    """Parsed spec of a gcs kvstore.
 
     Attributes
     ----------
     bucket : str
+        Name of the bucket.
     references : mapping
         Context resources that are not the default ones, by identifier.
     """

@@ -1,9 +1,9 @@
-"""Credentials for Google Cloud Storage, as google-auth finds them.
+"""Credentials for Google Cloud Storage, found by google-auth.
 
-They are the application default credentials: a file that the environment or ``gcloud`` names
-(service accounts, somebody who has signed in, external accounts, impersonation), or the machine, if
-it is Google's. What google-auth asks the network for is sent by
-:mod:`~gpustore.kvstores.buckets.credential_service`. It is imported when it is needed.
+Application default credentials are in a file that the environment or ``gcloud`` names (service
+accounts, signed-in users, external accounts, impersonation), or come from the metadata service of a
+machine of Google. Requests of google-auth are sent by
+:mod:`~gpustore.kvstores.buckets.credential_service`. The package is imported when it is needed.
 
 Source: Google Cloud documentation, "How Application Default Credentials works".
 """
@@ -40,29 +40,30 @@ VARIABLES: Final = (
     *("GOOGLE_BEARER_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE"),
     *(*_MACHINE, "CLOUDSDK_CONFIG", "GOOGLE_CLOUD_QUOTA_PROJECT"),
 )
-"""What the environment may say."""
+"""Environment variables that select the credentials."""
 
 
 class GoogleCredentials:
-    """The credentials of one opened store. Thread-safe; a forked child finds them again.
+    """Credentials of one opened gcs kvstore. Thread-safe; a forked child finds them again.
 
     Parameters
     ----------
     services : CredentialServices
+        Sends the requests of google-auth.
 
     Attributes
     ----------
     is_anonymous : bool
-        Whether there are none.
+        Whether requests carry no credentials.
     who : int
-        Differs where the credentials may.
+        Hash of all settings that select the credentials.
 
     Raises
     ------
     NotFoundError
-        If the file that is named cannot be read.
+        If the file of credentials cannot be read.
     UnsupportedError
-        If it is of a type that is not known, or google-auth is needed and not installed.
+        If the file is of an unknown type, or google-auth is needed and not installed.
     """
 
     def __init__(self, services: CredentialServices) -> None:
@@ -84,17 +85,17 @@ class GoogleCredentials:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what the parent has found: a lock in it may be held."""
+        """Forget the credentials of the parent: a lock in them may be held."""
         self._lock = threading.Lock()
         self._found = None
 
     def fields(self) -> dict[str, str]:
-        """Make the header fields that show who asks.
+        """Make the header fields that hold the credentials; none if anonymous.
 
         Raises
         ------
         StoreIOError
-            If there is no token, or it cannot be fetched.
+            If the token is missing or cannot be fetched.
         """
         if self.is_anonymous:
             return {}
@@ -129,7 +130,7 @@ class GoogleCredentials:
         return _checked(fields)
 
     def _read_file(self) -> None:
-        """Read the file that says who asks, if there is one."""
+        """Read the file of application default credentials, if there is one."""
         named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud")
         path = Path(named or folder / "application_default_credentials.json").expanduser()
@@ -152,7 +153,7 @@ class GoogleCredentials:
     # ------------------------------------------------------------------ google-auth
 
     def _find(self) -> Any:
-        """Credentials that have no token yet."""
+        """Make google-auth's credentials, which have no token yet."""
         found = self._of_file() if self._file else self._of_machine()
         if isinstance(quota := os.environ.get("GOOGLE_CLOUD_QUOTA_PROJECT"), str) and quota:
             found = found.with_quota_project(quota)
@@ -202,12 +203,12 @@ class GoogleCredentials:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> _Answer:
-        """Answer a request of google-auth; the timeouts are those of the store."""
+        """Send a request of google-auth; the timeouts are those of the store."""
         return _Answer(self._services.send(method, url, headers or {}, body))
 
 
 class _Answer:
-    """A response as google-auth wants it."""
+    """Response with the attributes of google-auth's ``transport.Response``."""
 
     def __init__(self, response: Any) -> None:
         self.status: int = response.status
@@ -216,7 +217,7 @@ class _Answer:
 
 
 def _checked(fields: dict[str, str]) -> dict[str, str]:
-    """Fields that can be sent."""
+    """Return `fields`; StoreIOError unless their token is visible ASCII."""
     token = fields.get("Authorization", fields.get("authorization", "")).removeprefix("Bearer ")
     if not _TOKEN.fullmatch(token):
         raise StoreIOError("the token is empty or not visible ASCII", status="FAILED_PRECONDITION")

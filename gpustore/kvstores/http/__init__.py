@@ -1,4 +1,4 @@
-"""The ``http`` kvstore: values that an HTTP or HTTPS server hands out, read-only.
+"""The ``http`` kvstore: values on an HTTP or HTTPS server, read-only.
 
 JSON ``{"driver": "http", "base_url": "https://host/data?query", "path": "x.zarr/"}``, URL
 ``https://host/data/x.zarr/``. A key is a path on that server; the query of the base URL is added to
@@ -6,9 +6,10 @@ every request. Ranges that lie close together are one request, many requests are
 (:mod:`~gpustore.kvstores.http.range_reader`), errors that may pass are retried and all waits are
 bounded (:mod:`~gpustore.kvstores.http.client`).
 
-The generation is the ``ETag``, if it is a strong one; a server without has no generations, and
-nobody notices there that a value changes between two reads of its parts. Values are not trusted:
-see ``gpu_decode_trust``. Secrets do not belong in a spec: ``http_authorization`` says where one is.
+The generation is the ``ETag`` if it is a strong one (RFC 9110, section 8.8.3). Values of a server
+without strong entity tags have no generation, so a change between two reads of parts of a value is
+not detected. Values are not trusted: see ``gpu_decode_trust``. A spec holds no secrets: the context
+resource ``http_authorization`` names the place of one.
 
 Source: TensorStore ``kvstore/http/index.rst``.
 """
@@ -48,11 +49,11 @@ _URL: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?([^/?#]*)([^?#]*)(?:
 _TAG: Final = re.compile(rb'"[!#-~\x80-\xff]+"')
 _PLAIN: Final = re.compile(r"[A-Za-z0-9/._~-]*")
 _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]*)(:(.*))?", re.DOTALL)
-# What would be shown wherever the spec is.
+# Names of secrets: a spec is shown and stored.
 _SECRET: Final = re.compile(
     "auth(?!ors?(?:$|[-_]))|cookie|credential|passw|secret|session|signature|token|(?:^|[-_]|api)key(?:$|[-_])"
 )
-# What says how a request is to be understood is our own business.
+# Fields that frame or condition a request are set by the client alone.
 _RESERVED: Final = frozenset(
     {
         *("accept-encoding", "connection", "content-length", "expect", "host", "if-match"),
@@ -68,7 +69,7 @@ class HttpKvStore(KvStoreDriver):
     ----------
     spec : HttpSpec
     resources : mapping
-        Its context resources.
+        Resolved context resources, by identifier.
     """
 
     id = "http"
@@ -154,20 +155,20 @@ class HttpKvStore(KvStoreDriver):
 
 
 def _generation(response: HttpResponse) -> bytes:
-    """The entity tag, if equal ones mean equal bytes."""
+    """Return the strong entity tag of a response; ``b""`` if it is weak or absent."""
     tag = response.headers.get("etag", "")
     return tag.encode("latin-1") if tag.startswith('"') and len(tag) > 2 else b""
 
 
 def _not_if(generation: bytes) -> tuple[str, str] | None:
-    """The field that asks for other values only; not for what no server can have said."""
+    """Return the field ``If-None-Match``; None if `generation` is not a strong entity tag."""
     if not _TAG.fullmatch(generation):
         return None
     return "If-None-Match", generation.decode("latin-1")
 
 
 def check_path(path: str) -> None:
-    """Raise InvalidKeyError unless `path` can be that of a URL, and means itself there."""
+    """Raise InvalidKeyError unless `path` is a URL path without NUL, ``.`` and ``..`` segments."""
     if _PLAIN.fullmatch(path) and "/." not in path and not path.startswith("."):
         return
     check_segments(path)
@@ -180,17 +181,18 @@ def check_path(path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSpec:
-    """What a spec says about an http kvstore.
+    """Parsed spec of an http kvstore.
 
     Attributes
     ----------
     origin : Origin
+        Scheme, host and port of ``base_url``.
     base_path : str
-        What precedes every path, still encoded: only what would mean something else decoded.
+        Percent-encoded prefix of every path; empty unless decoding it would change its meaning.
     query : str or None
-        Added to every request, as typed.
+        Query added to every request, as given in ``base_url``.
     headers : tuple of str
-        Lines ``name: value``.
+        Header fields of every request, as lines ``name: value``.
     references : mapping
         Context resources that are not the default ones, by identifier.
     """
@@ -240,7 +242,7 @@ class HttpSpec:
 
 
 def encode_query(query: str) -> str:
-    """A query or path with everything encoded that a request line cannot hold."""
+    """Percent-encode the characters of a query or path that a request line cannot hold."""
     return "".join(
         char
         if char.isascii() and char.isprintable() and char not in ' "<>`'
@@ -250,7 +252,7 @@ def encode_query(query: str) -> str:
 
 
 def _parse_url(url: str) -> HttpSpec:
-    """The spec of a URL, whose path is still part of it."""
+    """Parse a URL into a spec whose ``base_path`` is the path of the URL."""
     match = _URL.fullmatch(url)
     if match is None:
         raise MetadataError(f"Expected a URL, but received: {quote(url)}")
@@ -268,7 +270,7 @@ def _parse_url(url: str) -> HttpSpec:
 
 
 def _decode(encoded: str) -> str | None:
-    """A path without percent-encoding; None if it would mean another one."""
+    """Decode a path; None if the decoded path would have another meaning."""
     if re.search(r"%(?![0-9A-Fa-f]{2})", encoded):
         raise MetadataError(f"Invalid percent-encoding: {quote(encoded)}")
     try:

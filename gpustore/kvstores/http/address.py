@@ -1,7 +1,7 @@
-"""Asks for the addresses of hosts without making those wait who have other connections to drive.
+"""Resolves host names in threads, so that a thread that drives connections never waits.
 
-The resolver of the system blocks, for as long as its own configuration says. So a thread asks it,
-once for all who want the same, and they wait for a socket that becomes ready with the answer.
+The system's resolver blocks as long as its own configuration says. One thread asks it for all
+requests of the same origin; each request waits for a socket that becomes readable with the answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _KEPT_S: Final = 30.0
 
 
 class Answer:
-    """What the resolver will say."""
+    """Pending answer of the resolver."""
 
     def __init__(self) -> None:
         self.found: list[Address] | Exception | None = None
         self.waiting: list[socket.socket] = []
 
     def result(self) -> list[Address] | Exception:
-        """The addresses, or why there are none; once the socket is ready."""
+        """Return the addresses, or the error; legal once the socket of :meth:`ask` is readable."""
         assert self.found is not None
         return self.found
 
 
 class _Resolver:
-    """Addresses of origins, as far as they are known. Thread-safe."""
+    """Cache of the addresses of origins, each kept for 30 seconds. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[Origin, tuple[float, list[Address]]] = {}
@@ -44,12 +44,12 @@ class _Resolver:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what threads of the parent were asking."""
+        """Forget lookups under way: their threads run in the parent only."""
         self._lock = threading.Lock()
         self._asked.clear()
 
     def known(self, origin: Origin) -> list[Address] | None:
-        """The addresses of `origin`, if they need not be asked for."""
+        """Return the addresses of `origin` if they are cached or numeric, else None."""
         known = self._known.get(origin)
         if known is not None and time.monotonic() < known[0]:
             return known[1]
@@ -62,7 +62,7 @@ class _Resolver:
         return None
 
     def ask(self, origin: Origin) -> tuple[Answer, socket.socket]:
-        """What will be the answer, and a socket that can be read from when it is there."""
+        """Begin a lookup; return its answer and a socket that the answer makes readable."""
         mine, theirs = socket.socketpair()
         with self._lock:
             answer = self._asked.get(origin)
@@ -78,7 +78,7 @@ class _Resolver:
         return answer, mine
 
     def put_last(self, origin: Origin, address: Address | None) -> None:
-        """Have an address of `origin` tried after the others."""
+        """Move an address of `origin` behind the others."""
         with self._lock:
             known = self._known.get(origin)
             if known is not None and address in known[1]:
@@ -105,4 +105,4 @@ class _Resolver:
 
 
 RESOLVER = _Resolver()
-"""Addresses of hosts, for the process."""
+"""Resolver of the process."""

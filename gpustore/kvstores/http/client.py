@@ -1,9 +1,9 @@
-"""Sends many HTTP requests at once from one thread, and repeats those that may go right next time.
+"""Sends many HTTP requests at once from one thread and retries those with transient failures.
 
 1. Requests begin in order, as many as there are permits; each has a connection to itself.
 2. The thread waits until some of the sockets are ready and drives these on.
-3. What fails in a way that may pass (no connection, a lost one, a body that is too short, status
-   408, 429, 500, 502, 503, 504) is repeated after a pause of random length, at least as long as
+3. A transient failure (no connection, a lost one, a body that is too short, status 408, 429, 500,
+   502, 503, 504) is retried after a pause of random length, at least as long as
    ``Retry-After`` says; a connection that the server closed while it was idle, at once.
 4. Every wait has an end: to connect, for the next byte, and for a request with all repetitions.
 
@@ -35,15 +35,15 @@ from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that a repetition may change."""
+"""Statuses of transient failures (RFC 9110, section 15; 429: RFC 6585, section 4)."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 5
 _LONGEST_RETRY_AFTER_S: Final = 30.0
 _NBYTES_PER_S: Final = 1 << 16
-"""A request that sends or receives this much is given another second."""
+"""Bytes sent or received that extend the deadline of a request by one second."""
 _TICK_S: Final = 0.25
-"""How often a waiting thread looks whether it is still wanted, and which time is up."""
+"""Seconds between a waiting thread's checks for cancellation and for expired deadlines."""
 
 
 class HttpClient:
@@ -56,9 +56,9 @@ class HttpClient:
     retries : Retries
     timeouts : Timeouts
     explain : callable, optional
-        What a response that is not a success says, as a short text.
+        Makes a short text from a response that is not a success.
     passing : set of int, optional
-        The statuses that are worth a repetition.
+        Statuses of transient failures, which are retried.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class HttpClient:
         Parameters
         ----------
         requests : iterable of HttpRequest
-            Each is asked for when it begins, so that thousands need not exist at once.
+            Requests, each taken when it begins, so that thousands need not exist at once.
 
         Returns
         -------
         list of HttpResponse or GpustoreError
-            A response may have any status that repeating does not change.
+            Outcomes in the order of `requests`; a response may have any status that is not retried.
 
         Raises
         ------
@@ -99,20 +99,20 @@ class HttpClient:
         return _Round(self, requests).run()
 
     def send_one(self, request: HttpRequest) -> HttpResponse:
-        """Send one request; its error is raised."""
+        """Send one request and return its response; its error is raised."""
         [result] = self.send([request])
         if isinstance(result, GpustoreError):
             raise result
         return result
 
     def refusal(self, response: HttpResponse) -> StoreIOError:
-        """The error that a response with an unexpected status stands for."""
+        """Make the error for a response with an unexpected status."""
         denied = response.status in (401, 403)
         status = "PERMISSION_DENIED" if denied else "FAILED_PRECONDITION"
         return StoreIOError(self.words(response) + response.retried, status=status)
 
     def words(self, response: HttpResponse) -> str:
-        """What a response says that is not a success."""
+        """Describe a response that is not a success: phrase, status and explanation."""
         try:
             phrase = HTTPStatus(response.status).phrase
         except ValueError:
@@ -122,7 +122,7 @@ class HttpClient:
 
 
 class _Job:
-    """A request on its way."""
+    """A request that is being sent, with its attempts and deadlines."""
 
     __slots__ = (
         "attempted_at",
@@ -186,7 +186,7 @@ class _Round:
         return [result for result in self._results if result is not None]
 
     def _refill(self) -> None:
-        """Have a job ready, if there is one left."""
+        """Make a job of the next request if none is ready."""
         if not self._ready:
             request = next(self._new, None)
             if request is not None:
@@ -194,7 +194,7 @@ class _Round:
                 self._results.append(None)
 
     def _begin(self) -> None:
-        """Begin what can begin; wait a little if nothing is under way."""
+        """Begin requests as long as there are permits; wait briefly if none is under way."""
         now = time.monotonic()
         while self._pausing and self._pausing[0][0] <= now:
             self._ready.appendleft(heapq.heappop(self._pausing)[2])
@@ -231,7 +231,7 @@ class _Round:
                 self._expire(job, now)
 
     def _until(self, job: _Job) -> float:
-        """When the time of a job is up."""
+        """Return the moment at which a job expires, on the monotonic clock in seconds."""
         return min(job.until, self._deadline(job))
 
     def _deadline(self, job: _Job) -> float:

@@ -41,16 +41,16 @@ _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;|\Z)")
 _BLOCK_NBYTES: Final = 1 << 16
 _MAX_HEAD_NBYTES: Final = 1 << 16
 _MOST_INFORMATIONAL: Final = 20
-"""How many responses 1xx may precede the one that counts."""
+"""Most 1xx responses before the final one (RFC 9110, section 15.2)."""
 _TURN_NBYTES: Final = 1 << 20
-"""After so many bytes others have their turn, even if there are more."""
+"""Bytes after which a connection yields to the others."""
 _IDLE_S: Final = 15.0
-"""Servers drop idle connections too, most of them later than this."""
+"""Seconds after which an idle connection is closed; most servers drop it later."""
 _MOST_IDLE: Final = 64
 
 
 class Lost(Exception):
-    """A connection failed in a way that may pass.
+    """Transient failure of a connection.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Connection:
     ----------
     connected, reusable : bool
     moved : int
-        How many bytes were sent and received since it was set, without those passed over.
+        Bytes sent and received since the attribute was set, without skipped ones.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Connection:
         self._watch = select.poll()
 
     def fileno(self) -> int:
-        """Of its socket."""
+        """Return the file descriptor of the socket; the connection has one."""
         assert self._socket is not None
         return self._socket.fileno()
 
@@ -124,14 +124,14 @@ class Connection:
             self._socket = None
 
     def blame_address(self) -> None:
-        """Have the next connection begin with another address: this one did not answer."""
+        """Move the address that did not answer behind the others of its host."""
         if self._tried is not None:
             RESOLVER.put_last(*self._tried)
 
     def is_alive(self) -> bool:
-        """Whether an idle connection can be used: nothing has come, not even its end.
+        """Whether an idle connection can be used: nothing was received, and it is not closed.
 
-        What a server sends beyond a response would be taken for the next one.
+        Bytes beyond the last response would be taken for the head of the next one.
         """
         if self._socket is None or time.monotonic() - self.since > _IDLE_S:
             return False
@@ -226,7 +226,7 @@ class Connection:
         raise Lost(text, sent=False) from failure
 
     def _tunnel(self, proxy: Proxy) -> Generator[int, None, None]:
-        """Have the proxy pass on whatever is sent from now on."""
+        """Ask the proxy for a tunnel to the origin (CONNECT; RFC 9110, section 9.3.6)."""
         host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
         to = f"{host}:{self.origin.port}"
         head = f"CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: gpustore\r\n{proxy.headers}\r\n"
@@ -244,7 +244,7 @@ class Connection:
             )
 
     def _resolve(self, peer: Origin) -> Generator[int, None, list[Address]]:
-        """The addresses of the host; the resolver is waited for like a server."""
+        """Look up the addresses of the host, waiting for the resolver as for a server."""
         known = RESOLVER.known(peer)
         if known is not None:
             return known
@@ -336,7 +336,7 @@ class Connection:
         self._filled += yield from self._receive(self._view[self._filled :])
 
     def _until(self, mark: bytes, max_nbytes: int) -> Generator[int, None, bytes]:
-        """What comes before `mark`, which is passed over as well."""
+        """Return the bytes before `mark` and skip it; StoreIOError beyond `max_nbytes`."""
         while True:
             at = self._block.find(mark, self._start, self._filled)
             if at >= 0:
@@ -375,7 +375,7 @@ class Connection:
         self.reusable = ended and not close and self._start == self._filled
 
     def _receive_part(self, body: _Body, nbytes: int) -> Generator[int, None, bool]:
-        """Receive so many bytes; False if the rest of them is not wanted."""
+        """Receive `nbytes` of the body; False if the rest of them is not wanted."""
         if nbytes > body.most:
             body.refuse(nbytes)
         while nbytes:
@@ -442,7 +442,7 @@ class Connection:
 
 
 class _Body:
-    """Puts the bytes of a body where its plan says."""
+    """Stores the bytes of a body as its plan says."""
 
     __slots__ = ("_at", "_kept", "_plan", "_skip")
 
@@ -462,13 +462,13 @@ class _Body:
 
     @property
     def most(self) -> int | float:
-        """How many more bytes may come."""
+        """Most bytes that may follow."""
         if self._plan.memory is not None or self._plan.too_long is None:
             return float("inf")
         return self._plan.max_nbytes - len(self._kept)
 
     def refuse(self, nbytes: int) -> None:
-        """Raise the error for a body that goes on for so many bytes."""
+        """Raise the error for a body with `nbytes` more than it may have."""
         assert self._plan.too_long is not None
         raise self._plan.too_long(len(self._kept) + nbytes)
 
@@ -479,11 +479,11 @@ class _Body:
         return self._plan.memory[self._at : self._at + nbytes]
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes were received into :meth:`direct`."""
+        """Count `nbytes` received into the memory of :meth:`direct`."""
         self._at += nbytes
 
     def take(self, data: memoryview) -> int:
-        """Keep what is wanted of `data`; return how many bytes were passed over before it."""
+        """Keep the wanted bytes of `data`; return the number of bytes skipped before them."""
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = data[skipped:]
@@ -499,7 +499,7 @@ class _Body:
         return skipped
 
     def finish(self) -> Buffer:
-        """What was kept; EOFError if memory was to be filled and is not."""
+        """Return the bytes kept; EOFError if the memory of the plan is not full."""
         memory = self._plan.memory
         if memory is None:
             return self._kept
@@ -509,7 +509,7 @@ class _Body:
 
 
 def _reason(error: BaseException) -> str:
-    """What to say about it: the words of the operating system without their number."""
+    """Describe an error by the text of the operating system, without its number."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -519,7 +519,7 @@ _TLS: list[ssl.SSLContext] = []
 
 
 def _tls_context() -> ssl.SSLContext:
-    """Checks certificates and names; loading the certificates takes 20 ms, so it is done once."""
+    """Return the TLS context, made once: loading the certificates takes 20 ms."""
     if not _TLS:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
@@ -528,7 +528,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 class _Pool:
-    """Idle connections, by origin. A forked child forgets them: they are the parent's."""
+    """Idle connections by origin; a forked child has none of its parent's."""
 
     def __init__(self) -> None:
         self._idle: dict[Origin, list[Connection]] = {}
@@ -542,7 +542,7 @@ class _Pool:
         self.close()
 
     def take(self, origin: Origin) -> Connection:
-        """An idle connection that is alive, or one that is not yet made."""
+        """Take an idle connection that is alive, or make one that is not yet connected."""
         while True:
             with self._lock:
                 idle = self._idle.get(origin)
@@ -554,7 +554,7 @@ class _Pool:
             connection.close()
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection if it can be used again, else close it; and those idle for too long."""
+        """Keep a reusable connection, close others; close those idle for too long as well."""
         unwanted = [connection]
         if connection.reusable:
             connection.since = now = time.monotonic()
@@ -570,7 +570,7 @@ class _Pool:
             one.close()
 
     def _take_old(self, now: float) -> list[Connection]:
-        """Those that nobody has used for long, also of origins that nobody asks any more."""
+        """Remove the connections of all origins that were idle for too long, and return them."""
         old = []
         for origin, idle in list(self._idle.items()):
             old += [one for one in idle if now - one.since > _IDLE_S]

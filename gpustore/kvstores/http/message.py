@@ -1,6 +1,6 @@
-"""What an HTTP/1.1 request and the head of its response are.
+"""HTTP/1.1 requests and the heads of responses.
 
-Responses are read strictly: what two readers could understand in two ways is refused (RFC 9112).
+Heads are parsed strictly: ambiguous framing is refused (RFC 9112, sections 2.2, 5 and 6).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: .*)?")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# Fields that two values make ambiguous.
+# Fields whose values are not a list.
 _SINGLE: Final = frozenset({"content-length", "content-range", "etag", "location"})
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who answers: scheme, host and port.
+    """Scheme, host and port of a server (RFC 9110, section 4.3.1).
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Origin:
     host: str
     port: int
     authority: str = field(init=False, compare=False)
-    """What the field ``Host`` says: the port only if it is not the usual one."""
+    """Value of the field ``Host``: the host, and the port unless it is the default one."""
 
     def __post_init__(self) -> None:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -48,7 +48,7 @@ class Origin:
 
     @classmethod
     def parse(cls, scheme: str, authority: str) -> Origin:
-        """Of ``host``, ``host:port`` or ``[address]:port``.
+        """Parse ``host``, ``host:port`` or ``[address]:port``.
 
         Raises
         ------
@@ -81,20 +81,20 @@ class Origin:
 
 @dataclass(slots=True)
 class BodyPlan:
-    """What to do with the body of a response.
+    """Destination and bounds of the body of a response.
 
     Attributes
     ----------
     memory : memoryview or None
-        Filled with the body from byte `skip` on; what follows is not read. A shorter body is an
-        error that may pass.
+        Host memory, filled with the body from byte `skip` on; the bytes after that are not read. A
+        shorter body is a transient failure.
     skip : int
-        How many bytes are passed over first.
+        Bytes of the body to skip first.
     max_nbytes : int
-        Without `memory`: the longest body that is kept whole.
+        Length of the longest body that is kept whole, in bytes; only without `memory`.
     too_long : callable, optional
-        Makes the error for a longer one of (at least) so many bytes; without it what is kept is
-        cut.
+        Makes the error for a longer body from a lower bound of its length in bytes; without it the
+        body is truncated.
     """
 
     memory: memoryview | None = None
@@ -113,11 +113,11 @@ class HttpResponse:
     headers : dict
         Names in lower case.
     body : buffer
-        As its plan said.
+        Body as kept by the :class:`BodyPlan`.
     attempts : int
-        How many requests it took.
+        Number of requests sent for it.
     lost : bool
-        Whether the server may have obeyed one of them and the answer was lost.
+        Whether the server may have executed an earlier request whose response was lost.
     """
 
     status: int
@@ -128,13 +128,13 @@ class HttpResponse:
 
     @property
     def nbytes(self) -> int | None:
-        """The length that the head declares; None if it declares none."""
+        """Value of ``Content-Length`` in bytes; None if there is none."""
         length = self.headers.get("content-length")
         return None if length is None else int(length)
 
     @property
     def retried(self) -> str:
-        """How often it was asked for, as the end of a message; empty if once."""
+        """End of a message with the number of attempts; empty after a single one."""
         return f"; {self.attempts} attempts were made" if self.attempts > 1 else ""
 
 
@@ -157,12 +157,12 @@ class HttpRequest:
     target : str
         Path and query, percent-encoded.
     headers : dict
-        Without ``Host``, ``Accept-Encoding``, ``User-Agent`` and ``Content-Length``.
+        Fields, without ``Host``, ``Accept-Encoding``, ``User-Agent`` and ``Content-Length``.
     body : buffer
     plan : callable
-        What to do with the body of a successful response; its error ends the request.
+        Makes the :class:`BodyPlan` of a successful response; its error ends the request.
     follows_redirects : bool
-        Within its origin; never beyond.
+        Whether redirects within the origin are followed; others never are.
     """
 
     method: str
@@ -173,13 +173,13 @@ class HttpRequest:
     follows_redirects: bool = False
 
     def head(self, origin: Origin, for_proxy: str | None = None) -> bytes:
-        """What is sent before the body.
+        """Encode request line and header fields (RFC 9112, sections 3 and 5).
 
         Parameters
         ----------
         origin : Origin
         for_proxy : str, optional
-            If a proxy is asked to send it on: lines for it, each with its end.
+            Header lines for a forwarding proxy, each with its line end; None without one.
         """
         target = self.target
         if for_proxy is not None:
@@ -196,7 +196,7 @@ class HttpRequest:
 
 
 def parse_head(data: bytes) -> HttpResponse:
-    """The response that a head without its empty line announces.
+    """Parse the head of a response, given without its empty line (RFC 9112, section 4).
 
     Raises
     ------
@@ -231,7 +231,7 @@ def parse_head(data: bytes) -> HttpResponse:
 
 
 def _field(line: str) -> tuple[str, str]:
-    """Name, in lower case, and value of a line."""
+    """Split a header line into its name, in lower case, and its value."""
     name, colon, value = line.partition(":")
     if not colon or not name or " " in name or "\t" in name:
         raise _malformed("a line is not a field")  # Perhaps it goes on with the one before.
@@ -249,7 +249,15 @@ def _malformed(what: str) -> StoreIOError:
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """What a field ``Content-Range`` says: ``start`` and ``stop`` are None for none; ``total``."""
+    """Value of ``Content-Range`` (RFC 9110, section 14.4), in bytes; None for parts it lacks.
+
+    Attributes
+    ----------
+    start, stop : int or None
+        Half-open range of the bytes that follow; None for an unsatisfied range.
+    total : int or None
+        Length of the whole value; None if the server does not tell it.
+    """
 
     start: int | None
     stop: int | None
@@ -257,7 +265,7 @@ class ContentRange:
 
 
 def content_range(response: HttpResponse) -> ContentRange | None:
-    """The range a response holds; None if it does not say, or not in a way that makes sense."""
+    """Parse ``Content-Range`` of a response; None if the field is absent or inconsistent."""
     match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Which proxy a request goes through, as the environment says.
+"""Proxies of requests, from environment variables.
 
 ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, in capitals or not, are understood
 as Python's ``urllib`` does, and so as most programs do.
@@ -16,20 +16,20 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.http.message import Origin
 
-_OF_MACHINE: Final = ("metadata.google.internal", "fd00:ec2::254", "fd00:ec2::23")
-"""They and link-local addresses know the machine's own secrets, and no proxy is to see them."""
+_METADATA_HOSTS: Final = ("metadata.google.internal", "fd00:ec2::254", "fd00:ec2::23")
+"""Hosts of metadata services: like link-local addresses, never asked through a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy.
+    """An HTTP proxy.
 
     Attributes
     ----------
     origin : Origin
-        Where it is; its scheme is ``"http"``.
+        Scheme (always ``"http"``), host and port of the proxy.
     headers : str
-        Lines that it wants to see, each with its end: who asks. They are a secret.
+        Line ``Proxy-Authorization`` with its line end, a secret; empty without a user name.
     """
 
     origin: Origin
@@ -40,16 +40,16 @@ class Proxy:
 
 
 def proxy_for(origin: Origin) -> Proxy | None:
-    """The proxy for requests to `origin`; None to ask it directly.
+    """Find the proxy for requests to `origin`; None for a direct connection.
 
     Raises
     ------
     UnsupportedError
-        If it is not one that is spoken to with HTTP in the clear.
+        If the scheme of the proxy's URL is not ``http``.
     MetadataError
-        If its URL is malformed. The URL, which may hold a password, is not shown.
+        If the proxy's URL is malformed. The URL, which may hold a password, is not shown.
     """
-    if origin.host.startswith("169.254.") or origin.host in _OF_MACHINE:
+    if origin.host.startswith("169.254.") or origin.host in _METADATA_HOSTS:
         return None
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None

@@ -9,9 +9,9 @@
 4. The rows cut their parts out of it.
 
 A server that does not know ranges sends the whole value: what precedes the range is passed over
-as long as the time lasts, and the connection is closed where the range ends. Where it refuses a
-range (416) the size is asked for; where a head does not say what is missing (404 has no body
-there), the first byte is.
+as long as the time lasts, and the connection is closed where the range ends. After a
+refused range (416) the size is asked for; where a 404 has no body that tells a missing value from a
+missing bucket, the first byte is.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import quote
 
 GAP_NBYTES: Final = 4095
-"""As TensorStore has it: always less than a request costs."""
+"""Longest gap that is always merged, in bytes; TensorStore's value."""
 
 LONG_GAP_NBYTES: Final = 1 << 16
-"""Mostly less than a request costs: 6 ms at 10 MB/s."""
+"""Longest gap merged before a range of at least that length, in bytes: 6 ms at 10 MB/s."""
 
 MERGED_NBYTES: Final = 16 << 20
 UNDECLARED_NBYTES: Final = 1 << 31
-"""The longest body that does not say how long it is, where the caller sets no limit."""
+"""Longest body of undeclared length that is read without a limit of the caller, in bytes."""
 
 _ROUNDS: Final = 4
 _MISSING: Final = frozenset({404, 410})
@@ -51,7 +51,7 @@ _MISSING: Final = frozenset({404, 410})
 
 @dataclass(frozen=True, slots=True)
 class RemoteReader:
-    """How one kvstore reads.
+    """Reads batches of keys of one kvstore.
 
     Attributes
     ----------
@@ -59,17 +59,17 @@ class RemoteReader:
     requests : callable
         Makes the requests of a batch, each from a method (``"GET"``, ``"HEAD"``) and a key.
     generation : callable
-        The generation that a response shows; ``b""`` for none.
+        Returns the generation in a response; ``b""`` for none.
     not_if : callable
-        The field that asks for a value only if its generation is another one; None if there is
-        no such field.
+        Makes the header field that asks for a value only if its generation differs; None if there
+        is no such field.
     describe, check_key : callable
-        Of the driver.
+        Methods of that name of :class:`~gpustore.kvstores.base.KvStoreDriver`.
     misses_more : callable, optional
-        Whether the body of a response says that more is missing than the value, which is an error.
+        Whether the body of a 404 reports an error, such as a missing bucket, and no missing value.
     keeps_encodings : bool
-        Whether ``Content-Encoding`` is a remark of who stored the value, whose bytes it leaves as
-        they are.
+        Whether ``Content-Encoding`` is metadata of the stored value, whose bytes are kept as they
+        are.
     """
 
     client: HttpClient
@@ -82,7 +82,7 @@ class RemoteReader:
     keeps_encodings: bool = False
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
-        """As the driver's."""
+        """Read the rows of `request` into host memory; errors are put into their rows."""
         result = ReadColumns.blank(len(request.keys))
         reads = plan_reads(request, result, self.check_key)
         for _ in range(_ROUNDS):
@@ -186,23 +186,28 @@ class RemoteReader:
 
 @dataclass(slots=True)
 class PlannedRead:
-    """One request for some rows.
+    """One HTTP request for the rows of a key whose ranges were merged.
 
     Attributes
     ----------
     key, equal, other
-        What all of its rows have: key and conditions.
+        Key, ``if_equal`` and ``if_not_equal`` of all its rows.
     low, high : int, int or None
-        The range, as in a ReadRequest; both 0: only the head.
+        Byte range, as in a ReadRequest; both 0 to receive the head alone.
     rows : list of int
+        Positions in the batch.
     body : buffer
-        What was received: the bytes from `first` on.
-    total, generation, holds
-        What the head of the response says; `holds`: whether the conditions hold.
+        Bytes of the value from byte `first` on, in host memory.
+    total : int
+        Length of the value in bytes; -1 if the head does not tell it.
+    generation : bytes
+        Generation in the head; empty for none.
+    holds : bool
+        Whether the conditions hold.
     is_undeclared : bool
-        Whether the whole value follows, of a length that the head does not say.
+        Whether the whole value follows, of a length that the head does not tell.
     again : bool
-        Whether another request has to be made, which `low` and `high` describe.
+        Whether another request, for `low` and `high`, is needed.
     """
 
     key: str
@@ -225,7 +230,7 @@ class PlannedRead:
 
     @property
     def field(self) -> str | None:
-        """The value of ``Range``; None for the whole value."""
+        """Value of the field ``Range`` (RFC 9110, section 14.2); None for the whole value."""
         if self.is_empty or (self.low == 0 and self.high is None):
             return None
         if self.high is None:
@@ -236,7 +241,7 @@ class PlannedRead:
 def plan_reads(
     request: ReadRequest, result: ReadColumns, check_key: Callable[[str], None]
 ) -> list[PlannedRead]:
-    """What to read for which rows; rows whose key is not legal get their error."""
+    """Merge the rows of a batch into requests; rows with illegal keys get their errors."""
     reads: list[PlannedRead] = []
     ranges: dict[tuple[str, bytes, bytes], list[tuple[int, int, int]]] = {}
     others: dict[tuple[str, bytes, bytes, int, int | None], PlannedRead] = {}
@@ -286,7 +291,7 @@ def plan_reads(
 
 
 class _Begin:
-    """Reads the head of a response and takes memory for what follows."""
+    """Checks the head of a response and takes memory for the body."""
 
     __slots__ = ("_read", "_reader", "_request")
 
@@ -328,7 +333,7 @@ class _Begin:
         return BodyPlan(memory=memoryview(memory), skip=read.first - start)
 
     def _extent(self, response: HttpResponse) -> tuple[int, int | None]:
-        """Which bytes of the value follow; the end may be unknown."""
+        """Return the byte range of the value that follows; its end is None if unknown."""
         read = self._read
         if response.status != 206:
             nbytes = response.nbytes
@@ -364,7 +369,7 @@ class _Begin:
         )
 
     def _undeclared(self) -> BodyPlan:
-        """The whole value, whatever was asked for, and the head does not say how long it is."""
+        """Plan the body of a whole value whose head does not tell its length."""
         read, request = self._read, self._request
         if read.high is not None:
             memory = self._take(read.high - read.low)
@@ -387,7 +392,7 @@ class _Begin:
         return BodyPlan(max_nbytes=most, too_long=too_long)
 
     def _take(self, nbytes: int) -> bytearray | memoryview:
-        """Memory for what a response brings; a merged range is bounded, a value by its reader."""
+        """Take host memory for a body; LimitError if there is not enough."""
         try:
             into = self._request.into
             return bytearray(nbytes) if into is None else into.take(nbytes)
@@ -399,7 +404,15 @@ class _Begin:
 
 
 def part_of(read: PlannedRead, row: int, request: ReadRequest) -> Buffer:
-    """What a row wants of what was received."""
+    """Cut the byte range of one row out of the bytes received, without a copy.
+
+    Raises
+    ------
+    LimitError
+        If it exceeds ``max_nbytes``.
+    StoreIOError
+        If fewer bytes were received than the range has.
+    """
     start = 0 if request.start is None else int(request.start[row])
     wanted = None if request.stop is None else request.stop[row]
     stop = None if wanted is None else int(wanted)

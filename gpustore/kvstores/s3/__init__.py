@@ -1,15 +1,16 @@
-"""The ``s3`` kvstore: objects of a bucket of Amazon S3, or of what speaks its protocol.
+"""The ``s3`` kvstore: objects of a bucket of Amazon S3, or of a server with its protocol.
 
-JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``; with the
-member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) another server. The context
-resource ``aws_credentials`` says where the credentials are; those that are not keys of the
-environment are found by botocore (extra ``cloud``, :mod:`~gpustore.kvstores.s3.credentials`).
+JSON ``{"driver": "s3", "bucket": "name", "path": "x.zarr/"}``, URL ``s3://name/x.zarr/``. The
+member ``endpoint`` (or ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``) names another server. The
+context resource ``aws_credentials`` names the source of the credentials; those that are not keys of
+the environment are found by botocore (extra ``cloud``, :mod:`~gpustore.kvstores.s3.credentials`).
 
 The generation is the ``ETag``, which for most objects is a digest of the bytes: writing the same
 bytes again does not change it. Amazon compares and writes (or deletes) in one step. Other servers
-may ignore a condition, so there it is looked at before as well, and with a deletion it is not sent;
-``use_conditional_write`` says otherwise: true, it is only sent; false, only looked at. What is only
-looked at does not exclude other writers.
+may ignore a condition; for them the generation is also read and compared before the write, and a
+deletion is sent without the condition. ``use_conditional_write`` selects one of the two: true, the
+condition is only sent; false, the generation is only read and compared before, which does not
+exclude other writers.
 
 Source: TensorStore ``kvstore/s3/index.rst``.
 """
@@ -68,7 +69,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
     ----------
     spec : S3Spec
     resources : mapping
-        Its context resources.
+        Resolved context resources, by identifier.
     """
 
     id = "s3"
@@ -100,7 +101,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
         return self._found
 
     def _find(self) -> Bucket:
-        """The bucket, whose region may have to be asked for."""
+        """Open the bucket; its region may be looked up by a request."""
         spec, resources = self._spec, self._resources
         usual = self._credentials.region or USUAL_REGION
         if self._endpoint is None:
@@ -146,7 +147,7 @@ class S3KvStore(BucketKvStore["S3Spec"]):
 
 
 def _explain(region: str, authorization: SignedFields, response: HttpResponse) -> str:
-    """What an error says, and what may be the reason."""
+    """Return the code of an error response, with a likely reason."""
     code = code_of(response)
     if response.status in (301, 307, 400):
         return f'{code}; is the bucket in another region than {region}? Set "aws_region"'
@@ -155,7 +156,7 @@ def _explain(region: str, authorization: SignedFields, response: HttpResponse) -
     return code
 
 
-# The older rule of us-east-1, which contains the newer one.
+# The older naming rule of us-east-1, which includes the newer one.
 _BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{3,255}")
 _ADDRESS: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
 
@@ -169,22 +170,24 @@ def _check_bucket(bucket: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class S3Spec:
-    """What a spec says about an s3 kvstore.
+    """Parsed spec of an s3 kvstore.
 
     Attributes
     ----------
     bucket : str
-        Empty if the endpoint is that of the bucket.
+        Name of the bucket; empty if `endpoint` is the URL of the bucket.
     requester_pays : bool
+        Whether requests carry ``x-amz-request-payer: requester``.
     aws_region : str
-        Empty: as Amazon says of the bucket; at another endpoint as the environment or the profile
-        says.
+        Region of the bucket; empty to look it up at Amazon, or for another endpoint in the
+        environment and the profile.
     endpoint : str or None
         URL of another server.
     host_header : str
-        Sent instead of the host of `endpoint`; empty for that.
+        Value of the field ``Host``; empty for the host of `endpoint`.
     use_conditional_write : bool or None
-        See above.
+        True to send conditions of writes only, false to compare them before the write only, None
+        for the default of the server; see :mod:`gpustore.kvstores.s3`.
     references : mapping
         Context resources that are not the default ones, by identifier.
     """

@@ -1,4 +1,7 @@
-"""Where the objects of an S3 bucket are: origin, path and region."""
+"""Addresses of S3 buckets: origin, path and region.
+
+Source: Amazon S3 user guide, "Virtual hosting of general purpose buckets".
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from gpustore.strict_json.parsing import quote
 USUAL_REGION: Final = "us-east-1"
 
 AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)
-"""Knows the region of every bucket."""
+"""Server that tells the region of every bucket."""
 
 _NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
 _PATH: Final = re.compile("[!-~]*")
@@ -31,17 +34,17 @@ _TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """Where a bucket is.
+    """Address of a bucket.
 
     Attributes
     ----------
     origin : Origin
     path : str
-        Of the endpoint, without a slash at its end.
+        Path of the endpoint, without a slash at its end.
     bucket : str
-        Empty if the endpoint is that of the bucket.
+        Name of the bucket; empty if the endpoint is the URL of the bucket.
     is_own_host : bool
-        Whether the bucket is a part of the host and not of the path.
+        Whether the host names the bucket, so that request paths do not (virtual-hosted style).
     """
 
     origin: Origin
@@ -51,8 +54,8 @@ class S3Address:
 
     @classmethod
     def at_amazon(cls, bucket: str, region: str) -> S3Address:
-        """Where Amazon has it."""
-        # Certificates are for one more component.
+        """Make the address of a bucket at Amazon: virtual-hosted style if its name allows it."""
+        # Certificates of Amazon are valid for a single component before its host.
         dotted = "." in bucket or bucket != bucket.lower() or "_" in bucket
         host = f"s3.{region}.amazonaws.com"
         return cls(
@@ -61,14 +64,14 @@ class S3Address:
 
     @classmethod
     def at_endpoint(cls, endpoint: str, bucket: str) -> S3Address:
-        """Where another server has it.
+        """Make the address of a bucket at another server.
 
         Raises
         ------
         MetadataError
-            If `endpoint` is not a URL, or one with a query.
+            If `endpoint` is not a URL, or has a query, a fragment or a path that programs rewrite.
         UnsupportedError
-            If it is an address in a form that programs rewrite, so that signatures are wrong.
+            If its host is an IP address in a form that programs rewrite, which breaks signatures.
         """
         try:
             parts = urlsplit(endpoint)
@@ -93,12 +96,12 @@ class S3Address:
 
     @property
     def root(self) -> str:
-        """What precedes a key in the path of a request."""
+        """Prefix of keys in request paths, with a slash at its end."""
         return f"{self.path}/" if self.is_own_host else f"{self.path}/{self.bucket}/"
 
 
 def _is_canonical(host: str) -> bool:
-    """Whether `host` is a name, or an address in its usual form."""
+    """Whether `host` is a name, or an IP address in its canonical form."""
     if ":" not in host and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
         return True
     try:
@@ -108,19 +111,20 @@ def _is_canonical(host: str) -> bool:
 
 
 def environment_endpoint() -> str | None:
-    """The endpoint that the environment names."""
+    """Return the endpoint that the environment names; None for Amazon's own."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 _REGIONS: dict[str, str] = {}
-"""By bucket; a bucket never moves."""
+"""Regions of buckets, by name; a bucket never moves."""
 
 
 def region_of_bucket(bucket: str) -> str:
-    """The region in which Amazon has a bucket, which it says to everybody; empty if it does not.
+    """Look up the region of a bucket at Amazon; empty if it is unknown.
 
-    One short request, the first time that it is asked for.
+    The first call for a bucket sends one anonymous request, ``HeadBucket`` of the Amazon S3 API
+    reference; later ones use its result.
     """
     if bucket not in _REGIONS:
         client = HttpClient(AMAZON, permits=Permits(1), retries=_RETRIES, timeouts=_TIMEOUTS)

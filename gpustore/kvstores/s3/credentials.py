@@ -1,8 +1,8 @@
-"""Keys for S3: those of the environment at once, all others as botocore finds them.
+"""Keys for S3, from environment variables or by botocore.
 
 botocore follows profiles, roles, single sign-on, programs, web identity, containers and machines;
-what it asks the network for is sent by :mod:`~gpustore.kvstores.buckets.credential_service`. It is
-imported when something hints at credentials that only it can find.
+its requests are sent by :mod:`~gpustore.kvstores.buckets.credential_service`. It is imported only
+if the environment, a file or the machine hints at credentials that it can find.
 
 Source: AWS SDKs and Tools reference guide, "Standardized credential providers".
 """
@@ -36,30 +36,32 @@ _FILES: Final = (
 )
 _KEY: Final = re.compile("[!-~]{1,16384}")
 _PROGRAM_S: Final = 60.0
-"""How long a program that hands out credentials may take."""
+"""Seconds after which a ``credential_process`` is ended."""
 
 
 class AwsCredentials:
-    """The credentials of one opened store. Thread-safe; a forked child finds them again.
+    """Credentials of one opened s3 kvstore. Thread-safe; a forked child finds them again.
 
     Parameters
     ----------
     source : AwsCredentialsSource
+        Value of the context resource ``aws_credentials``.
     services : CredentialServices
+        Sends the requests of botocore.
     region : str
-        Whose services are asked; empty for that of the profile.
+        Region whose services are asked; empty for that of the profile.
 
     Attributes
     ----------
     region : str
-        What `region` or the profile says; may be empty.
+        Region in `region` or the profile; empty if neither has one.
     who : int
-        Differs where the credentials may.
+        Hash of all settings that select the credentials.
 
     Raises
     ------
     NotFoundError
-        If there are none in the environment, no such profile, or files that are not profiles.
+        If the environment has no keys, the profile does not exist, or a file cannot be parsed.
     UnsupportedError
         If botocore is needed and not installed.
     """
@@ -96,7 +98,7 @@ class AwsCredentials:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what the parent has found: a lock in it may be held."""
+        """Forget the credentials of the parent: a lock in them may be held."""
         self._lock = threading.Lock()
         self._found = None
 
@@ -106,7 +108,7 @@ class AwsCredentials:
         Raises
         ------
         StoreIOError
-            If there are none, or they cannot be fetched.
+            If keys are missing or cannot be fetched.
         """
         return self._services.ask("botocore", self._present) if self._is_asked else self._keys
 
@@ -125,7 +127,7 @@ class AwsCredentials:
     # ------------------------------------------------------------------ botocore
 
     def _session(self) -> Any:
-        """A session with the files and the profile of the source; it sends nothing itself."""
+        """Make a session with the files and profile of the source; it sends nothing itself."""
         import botocore.config
         import botocore.session
 
@@ -134,18 +136,18 @@ class AwsCredentials:
         for name, _, _ in _FILES:
             if getattr(source, name):
                 session.set_config_variable(name, getattr(source, name))
-        # Repetitions are ours, and the mode "auto" would ask the metadata service.
+        # The client of gpustore retries, and the mode "auto" would ask the metadata service.
         config = botocore.config.Config(retries={"total_max_attempts": 1}, defaults_mode="legacy")
         session.set_default_client_config(config)
         session.register("before-send", self._answer)
         return session
 
     def _name(self) -> str:
-        """Name of the profile, empty if none is named."""
+        """Return the name of the profile; empty if none is named."""
         return str(self._session().get_config_variable("profile") or "")
 
     def _profile(self) -> Any:
-        """What the files say about the profile."""
+        """Return the settings of the profile in the files; empty if it does not exist."""
         from botocore.exceptions import ConfigParseError, ProfileNotFound
 
         try:
@@ -158,7 +160,7 @@ class AwsCredentials:
         raise NotFoundError(f"aws_credentials: local file {path} cannot be read as profiles")
 
     def _find(self) -> Any:
-        """Ask what may know credentials, in botocore's order; None if nothing does."""
+        """Ask the providers in botocore's order; None if none has credentials."""
         from botocore.credentials import CredentialResolver
 
         return CredentialResolver(self._providers()).load_credentials()
@@ -219,7 +221,7 @@ class AwsCredentials:
         return found
 
     def send(self, request: Any) -> Any:
-        """Answer a request of botocore."""
+        """Send a request of botocore and return its response as an ``AWSResponse``."""
         from botocore.awsrequest import AWSResponse
 
         response = self._services.send(
@@ -230,12 +232,12 @@ class AwsCredentials:
         return answer
 
     def _answer(self, request: Any, **kwargs: Any) -> Any:
-        """As :meth:`send`, for an event."""
+        """Send a request of botocore's event ``before-send``."""
         return self.send(request)
 
 
 class _Program(subprocess.Popen[bytes]):
-    """A program that hands out credentials: it has to end, and what it complains of is not kept."""
+    """A ``credential_process`` with bounded running time, whose standard error is dropped."""
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         try:
@@ -250,7 +252,7 @@ class _Program(subprocess.Popen[bytes]):
 
 
 def _nobody(prompt: str) -> str:
-    """There is nobody to type the code of a device."""
+    """Refuse botocore's prompt for the code of an MFA device."""
     raise StoreIOError(
         "the profile wants the code of a device (mfa_serial), which cannot be asked for",
         status="FAILED_PRECONDITION",
@@ -258,7 +260,7 @@ def _nobody(prompt: str) -> str:
 
 
 def _environment_keys() -> AwsKeys:
-    """Those that are there now: a store does not change its keys with the environment."""
+    """Read keys from the environment, once for a store; NotFoundError if it has none."""
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
     access, secret, token = (os.environ.get(name, "").strip() for name in names)
     if not access or not secret:
@@ -270,7 +272,7 @@ def _environment_keys() -> AwsKeys:
 
 
 def _checked(access: Any, secret: Any, token: Any) -> AwsKeys:
-    """Keys that can be a part of a header field."""
+    """Make keys; StoreIOError unless they are visible ASCII, as header fields require."""
     keys = AwsKeys(access, secret, token or "")
     if not all(
         isinstance(one, str) and _KEY.fullmatch(one) for one in (access, secret, token or "x")
@@ -280,7 +282,7 @@ def _checked(access: Any, secret: Any, token: Any) -> AwsKeys:
 
 
 def _has_files(source: AwsCredentialsSource) -> bool:
-    """Whether there may be profiles."""
+    """Whether one of the files of profiles exists."""
     paths = [
         getattr(source, name) or os.environ.get(variable) or usual
         for name, variable, usual in _FILES

@@ -1,9 +1,10 @@
-"""Signatures of requests to S3 in header fields (Signature Version 4).
+"""Signatures of requests to S3 in header fields (AWS Signature Version 4).
 
-The body is no part of a signature (``UNSIGNED-PAYLOAD``), nor are range and conditions; so requests
-for the same object share one for a minute.
+A signature covers neither the body (``UNSIGNED-PAYLOAD``) nor range and conditions. Requests of the
+same method, path and query therefore share one for a minute.
 
-Source: Amazon S3 API reference, "Authenticating Requests: Using the Authorization Header".
+Source: Amazon S3 API reference, "Authenticating Requests: Using the Authorization Header (AWS
+Signature Version 4)".
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpustore.kvstores.buckets.authorization import Asked, request_for
 from gpustore.kvstores.http.message import HttpRequest
 
 _USED_S: Final = 60.0
-"""So long a signature is used again; it is valid for 15 minutes."""
+"""Seconds for which a signature is reused; it is valid for 15 minutes."""
 
 _MOST: Final = 1 << 14
 _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
@@ -29,7 +30,7 @@ _UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 
 @dataclass(frozen=True, slots=True)
 class AwsKeys:
-    """Keys with which requests are signed; `token` is empty for lasting ones."""
+    """Keys that sign requests; `token` is empty for long-term keys."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -38,7 +39,7 @@ class AwsKeys:
 
 @dataclass(slots=True)
 class _Signer:
-    """Signs with some keys for a while, and remembers what it has signed."""
+    """Signer for one pair of keys and one time stamp, with a cache of its signatures."""
 
     keys: AwsKeys
     since: float
@@ -46,24 +47,27 @@ class _Signer:
     known: dict[Asked, dict[str, str]] = field(default_factory=dict)
 
     def is_fit(self, keys: AwsKeys, now: float) -> bool:
-        """Whether it signs with `keys`, and so that it can be sent at `now`."""
+        """Whether signatures with `keys` can be sent at `now`, in seconds since 1970."""
         fresh = abs(now - self.since) <= _USED_S and len(self.known) <= _MOST
         return fresh and keys == self.keys
 
 
 @dataclass(slots=True)
 class SignedFields:
-    """Signs requests to one host of one region.
+    """Authorization that signs requests to one host of one region.
 
     Attributes
     ----------
     keys : callable
-        Returns the present keys; None if nobody is shown.
+        Returns the present keys; None for anonymous requests.
     region : str
+        Region of the bucket, as ``"us-east-1"``.
     host : str
-        What the field ``Host`` says.
+        Value of the field ``Host``.
     fields : mapping
-        Sent with each request; their names, in lower case, begin with ``x-amz-``.
+        Header fields of each request; their names, in lower case, begin with ``x-amz-``.
+    is_anonymous : bool
+        Whether the last batch was sent without keys.
     """
 
     keys: Callable[[], AwsKeys | None] = field(repr=False)
@@ -95,7 +99,7 @@ class SignedFields:
             yield request_for(one, fields)
 
     def _signature(self, keys: AwsKeys, now: float) -> Callable[[Asked], dict[str, str]]:
-        """Make what signs requests that are sent at `now`, in seconds since 1970."""
+        """Make the function that signs requests sent at `now`, in seconds since 1970."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         day = stamp[:8]
         sent = {**self.fields, "x-amz-content-sha256": _UNSIGNED, "x-amz-date": stamp}
