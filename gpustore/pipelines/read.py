@@ -127,7 +127,7 @@ def read(
     else:
         memory = output.memory(array.backend, shape, array.dtype)
         plans = array.plans(transform, memory.strides)
-    rows = sum([len(plan) for _, plan in plans])
+    rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
     result = output.filled(memory)
 
@@ -170,7 +170,7 @@ _LAST = _LastRead()
 
 def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
     """About how long decoding takes: of raw chunks, only the span that is wanted."""
-    seconds = len(plan) * array.chain.decode_s
+    seconds = plan.rows * array.chain.decode_s
     nbytes = array.chain.layout.nbytes
     if array.stored is not None or not array.chain.is_raw or not nbytes:
         return seconds
@@ -187,7 +187,7 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
     check = partial(check_rows, array)
-    rows = len(plan) // parts + 1
+    rows = plan.rows // parts + 1
     with array.backend.sink(
         array.chain, array.fill_value, (out,), array.limits, check, rows=rows
     ) as sink:

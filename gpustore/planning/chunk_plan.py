@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -106,11 +106,16 @@ class ChunkPlan:
         """Rows of each set."""
         return tuple([len(one.count) for one in self.sets])
 
-    def __len__(self) -> int:
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows."""
         rows = 1
         for one in self.sets:
             rows *= len(one.count)
         return rows
+
+    def __len__(self) -> int:
+        return self.rows
 
     @cached_property
     def groups(self) -> tuple[list[tuple[int, int]], ...]:
@@ -148,7 +153,7 @@ class ChunkPlan:
         has all rows of a key however many there are, or its share of them if there are fewer keys
         than parts.
         """
-        if parts == 1 and len(self) == 1:
+        if parts == 1 and self.rows == 1:
             yield self._only_row()
             return
         limited = most_keys is not None and most_keys < most
@@ -397,7 +402,10 @@ def plan_chunks(
     sets = connected_sets(transform, grid, dst_stride, check)
     maps = tuple(transform.output)
     plans = []
-    for combination in itertools.product(*[one.groups() for one in sets]):
+    combinations: Iterable[Sequence[ConnectedSet]] = [sets]
+    if any([one.sizes for one in sets]):
+        combinations = itertools.product(*[one.groups() for one in sets])
+    for combination in combinations:
         sizes: list[Any] = list(grid.edges)
         strides = [0] * len(input_shape)
         for one in combination:

@@ -160,16 +160,22 @@ def connected_sets(
     rows = 1
     for d, maps in used_by.items():
         rows *= grid.fewest_runs(extent[d], maps)
-    check(rows)
-    found = [_constant_set(o, _constant_index(map_), grid) for o, map_ in constant]
+    if rows > 1:
+        check(rows)
+    found = [
+        _constant_set(o, map_.offset if map_.stride is None else _constant_index(map_), grid)
+        for o, map_ in constant
+    ]
     found += [_pointed_set(transform, *one, grid, dst_stride) for one in pointed]
     for d, maps in used_by.items():
         found.append(_strided_set(d, low[d], extent[d], maps, grid, dst_stride[d], check))
-    found.sort(key=lambda one: one.output_dimensions[0])
+    if pointed or (constant and used_by):  # Each kind by itself is in order.
+        found.sort(key=lambda one: one.output_dimensions[0])
     rows = 1
     for one in found:
         rows *= len(one.count)
-    check(rows)
+    if rows > 1:
+        check(rows)
     return found
 
 
@@ -223,9 +229,16 @@ def _constant_index(map_: OutputIndexMap) -> int:
 
 def _constant_set(o: int, position: int, grid: ChunkGrid) -> ConnectedSet:
     """Locate the one index of an output dimension: one row."""
-    cell, inside, size = grid.locate(o, position)
-    extent = min(grid.constant(o) or size, grid.shape[o] - (position - inside))
-    sizes = {} if isinstance(grid.edges[o], int) else {o: [size]}
+    sizes: dict[int, Any] = {}
+    size: Any = grid.edges[o]
+    if isinstance(size, int):  # As `locate`, without a call: elements are read one by one.
+        extent = size if grid.inner is None else grid.inner[o]
+        cell, inside = divmod(position, extent)
+    else:
+        cell, inside, size = grid.locate(o, position)
+        extent = grid.constant(o) or size
+        sizes = {o: [size]}
+    extent = min(extent, grid.shape[o] - (position - inside))
     return ConnectedSet((), (o,), ([cell],), ([inside],), sizes, [0], [1], [extent == 1])
 
 
