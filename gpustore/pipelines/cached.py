@@ -1,12 +1,12 @@
-"""The values of the rows of a window, batch by batch, through the cache of decoded chunks.
+"""Values of the rows of a window, batch by batch, through the cache of decoded chunks.
 
 An array with a cache is read as if its chunks were stored decoded
 (:meth:`gpustore.pipelines.chunked_array.ChunkedArray.reader`):
 
 1. Look up the chunks. Of shards, each innermost chunk is an entry.
-2. Entries not known to be good at the time the array asks for are compared with the generation that
-   is stored now, all keys in one request.
-3. Chunks that are not there, or have changed, are fetched and decoded whole, and kept.
+2. Entries read before the time ``CacheUse.bound`` of the array are compared with the stored
+   generation, all keys in one request.
+3. Chunks without an entry, or with another generation, are fetched, decoded whole and kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from gpustore.runtime.statistics import STATISTICS
 def cached_batches(
     array: ChunkedArray, planned: PlanWindow, nbytes: int | None
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    """What :func:`gpustore.pipelines.fetch.fetched_batches` yields, of an array with a cache.
+    """Fetch a window of an array with a cache batch by batch.
 
-    The values are decoded chunks and belong to ``array.chain``.
+    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`; the values are decoded
+    chunks in host memory and belong to ``array.chain``.
     """
     use, stored = array.cache, array.stored
     assert use is not None
@@ -50,7 +51,7 @@ def cached_batches(
 
 
 def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffer | None]:
-    """The decoded chunk of each row."""
+    """Return the decoded chunk of each row; None for a missing one."""
     now = time.time()
     parts: Sequence[tuple[int, ...] | None] = [None] * len(rows)
     if stored.levels:
@@ -95,7 +96,7 @@ def _check(
 
 
 def _decoded(stored: ChunkedArray, key: str, value: Buffer) -> Buffer:
-    """A decoded chunk in memory of its own, which nobody changes; of objects, their stream."""
+    """Decode a chunk into read-only memory of its own; objects stay an encoded stream."""
     chain = stored.chain
     try:
         if chain.is_raw or chain.objects is not None:

@@ -1,4 +1,4 @@
-"""What the pipelines need to know of an array of chunks: where they lie and how they decode."""
+"""Chunked arrays as pipelines see them: places, keys and decoding of the chunks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gpustore.sharding.refiner import RawBytesRefiner, Refiner
 from gpustore.sharding.shard import ShardLevel, ShardRefiner
 
 SPLIT_S = 100e-6
-"""Shortest decoding that is worth a task of its own: handing one over costs 50 us."""
+"""Shortest decoding that is worth a task of its own, in seconds; a handover costs 50 us."""
 
 QUICK_S = 3.9e-6
-"""Chunks that decode faster stay on one thread."""
+"""Seconds; chunks that decode faster stay on one thread."""
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
@@ -39,22 +39,22 @@ class ChunkedArray:
     Attributes
     ----------
     store : KvStoreDriver
-        Holds the chunks.
+        Store of the chunks.
     key_prefix, key_separator : str
-        A chunk's key is the prefix and its grid indices joined by the separator.
+        Prefix of a chunk's key, and the separator that joins its grid indices behind it.
     shape, chunk_shape : tuple of int
-        In elements; the innermost chunks, if they are in shards. Inner dimensions, those inside
-        each stored element, come last.
+        Extents of the array and of a chunk (the innermost one, in shards), in elements. Inner
+        dimensions, those inside each stored element, come last.
     inner_rank : int
-        How many of those there are.
+        Number of inner dimensions.
     dtype : numpy.dtype
-        Of the elements in memory, native byte order.
+        Data type of the elements in memory, in native byte order.
     fill_value : ndarray of `dtype`, shape (); or of bytes ``V<n>``
         Value of the elements of missing chunks. Where those of one stored element differ, the
         bytes of a stored element.
     blank : ndarray of shape ()
-        What a new chunk is made of before it is written to: `fill_value`, or where elements are
-        parts of stored ones the bytes of such a one.
+        Initial value of the elements of a new chunk: `fill_value`, or the bytes of a stored element
+        if the elements are parts of stored ones.
     chain : CodecChain
         Decodes a stored chunk; its layout is that of the decoded bytes.
     levels : tuple of ShardLevel
@@ -66,14 +66,14 @@ class ChunkedArray:
     keep_fill : bool
         Whether chunks that equal the fill value bit for bit are stored all the same.
     backend, executor, limits
-        Where arrays live, who works, and what is too large.
+        Memory space of the arrays read and written, threads of the tasks, and bounds of sizes.
     cache : CacheUse, optional
-        Where decoded chunks are kept.
+        Cache of decoded chunks.
     grid : RectilinearGrid, optional
-        Where chunks differ in shape; `chunk_shape`, `chain`, `levels` and `refiners` are those of
-        the largest then, and :meth:`plans` has arrays with those of the others.
+        Grid of chunks that differ in shape. `chunk_shape`, `chain`, `levels` and `refiners` are
+        those of the largest chunks then; :meth:`plans` returns arrays with those of the others.
     stored : ChunkedArray, optional
-        Of an array of decoded chunks, that which they are decoded from; see :meth:`reader`.
+        Array of stored chunks, if this one is its view of decoded chunks; see :meth:`reader`.
     """
 
     store: KvStoreDriver
@@ -98,7 +98,7 @@ class ChunkedArray:
     stored: ChunkedArray | None = None
 
     def reader(self) -> ChunkedArray:
-        """What reads use: with a cache, the same array as if its chunks were stored decoded."""
+        """Return the array for reads: with a cache, a view whose chunks are stored decoded."""
         if self.cache is None:
             return self
         chain = CodecChain(
@@ -123,7 +123,7 @@ class ChunkedArray:
     ) -> list[tuple[ChunkedArray, ChunkPlan]]:
         """Plan the chunks `transform` touches, for an array in memory with these byte strides.
 
-        `src_stride` replaces the strides of the decoded chunks of an array.
+        `src_stride` returns other strides of an array's decoded chunks, in bytes.
 
         Returns
         -------
@@ -150,13 +150,13 @@ class ChunkedArray:
 
     @property
     def chunk_grid(self) -> ChunkGrid:
-        """Where the chunks begin."""
+        """Edges of the chunks along each dimension."""
         if self.grid is None:
             return ChunkGrid(self.shape, self.chunk_shape)
         return ChunkGrid(self.shape, self.grid.planned, self.chunk_shape if self.levels else None)
 
     def format(self, stride: tuple[int, ...] | None = None) -> ChunkFormat:
-        """How chunks of `chunk_shape` are stored; `stride` replaces that of the decoded chunk."""
+        """Return layout and keys of chunks of `chunk_shape`, perhaps with another `stride`."""
         layout = self.chain.layout
         return ChunkFormat(
             layout.strides if stride is None else stride,
@@ -168,7 +168,7 @@ class ChunkedArray:
         )
 
     def of_chunks(self, chunk_shape: tuple[int, ...]) -> ChunkedArray:
-        """The chunks that have this shape: all of them, or some of a rectilinear grid."""
+        """Return the array for chunks of `chunk_shape`: itself unless the grid is rectilinear."""
         if self.grid is None:
             return self
         if self.stored is not None:
@@ -186,14 +186,14 @@ class ChunkedArray:
         )
 
     def first_of_key(self, d: int, cell: int) -> int:
-        """First position along dimension `d` of the chunk or shard that holds a cell."""
+        """Return the first position along dimension `d` of the chunk or shard that holds `cell`."""
         number = cell // self.key_ratio[d]
         if self.grid is not None:
             return int(self.grid.edges[d].starts(np.array([number]))[0])
         return number * self.key_ratio[d] * self.chunk_shape[d]
 
     def parts(self, plan: ChunkPlan) -> int:
-        """Into how many parts to split a plan.
+        """Choose the number of parts of a plan, one a task.
 
         Chunks that decode quickly stay on one thread: a second one made Python slower (0.8 times,
         raw chunks of 16 KiB, 2 cores), because the interpreter lock is held most of the time. A
@@ -212,7 +212,7 @@ class ChunkedArray:
         return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
     def fewer_parts(self, parts: int, rows: int) -> int:
-        """`parts`, or so few that each of them fills a submission, if a device decodes `rows`."""
+        """Reduce `parts` so that each fills a submission, if a device decodes the `rows`."""
         nbytes = self.backend.submission_nbytes(self.limits)
         by_host = self.stored is not None or self.backend.unsupported_reason(self.chain) is not None
         if nbytes is None or by_host:
@@ -221,11 +221,11 @@ class ChunkedArray:
 
     @property
     def object_bound(self) -> int:
-        """Most bytes one stored value may have: a chunk, or a shard with gaps in it."""
+        """Most bytes of a stored value: a chunk, or a shard with gaps in it."""
         return self.inner_bound(0) + ((1 << 20) if self.levels else 0)
 
     def inner_bound(self, depth: int) -> int:
-        """Most bytes a chunk or shard below `depth` levels of sharding may have."""
+        """Return the most bytes of a chunk or shard below `depth` levels of sharding."""
         bound = self.chain.encoded_bound
         levels = self.levels[depth:]
         if not levels:
@@ -235,21 +235,21 @@ class ChunkedArray:
 
     @property
     def key_ratio(self) -> tuple[int, ...]:
-        """Chunks along each dimension that share a key."""
+        """Number of chunks along each dimension that share a key."""
         if not self.levels:
             return (1,) * len(self.shape)
         return self.levels[0].ratio + (1,) * self.inner_rank
 
     @property
     def key_rank(self) -> int:
-        """Dimensions in a key."""
+        """Number of dimensions in a key."""
         return len(self.shape) - self.inner_rank
 
 
 def refiners_of(
     chain: CodecChain, levels: tuple[ShardLevel, ...], *, narrows: bool
 ) -> tuple[Refiner, ...]:
-    """The stages that can narrow a read; of raw chunks only if parts of them may be read."""
+    """Return the stages that narrow a read; byte ranges of raw chunks only if `narrows`."""
     layout = chain.layout
     raw = RawBytesRefiner(layout.nbytes, layout.dtype.itemsize, layout.offset)
     return (*(ShardRefiner(level) for level in levels), *([raw] if narrows else []))

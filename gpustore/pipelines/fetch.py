@@ -1,7 +1,7 @@
-"""From the rows of a window to the encoded values of each, batch by batch.
+"""Fetching: encoded values of the rows of a window, batch by batch.
 
-1. :func:`refine` lets each stage of the chain that can narrow the rows do so. A stage says which
-   byte ranges it must see (its *probe*: a shard index), gets them, and rewrites the rows. Stages
+1. :func:`refine` lets each stage of the chain narrow the rows. A stage names the byte ranges
+   it must see (its *probe*: a shard index), gets them, and rewrites the rows. Stages
    never do I/O; this module owns the loop, and remembers the generation of each value probed.
 2. :func:`fetch` reads what is left, on condition that the values are still those that were probed;
    otherwise it raises :class:`Changed`. Ranges of one value that lie close together are read as
@@ -39,10 +39,10 @@ MERGED_NBYTES = 16 << 20
 
 
 ATTEMPTS = 5
-"""How often a window is refined anew because a writer replaced its values meanwhile."""
+"""Most attempts to refine a window whose values a writer replaces meanwhile."""
 
 BATCH_NBYTES = 1 << 20
-"""Decoded bytes fetched at once by one task, so that they are still in cache when decoded."""
+"""Decoded bytes of a batch of one task, few enough to stay in the processor's cache."""
 
 
 @dataclass(slots=True)
@@ -93,9 +93,9 @@ def fetch(
     arena: Arena,
     seen: dict[str, bytes] | None = None,
 ) -> list[Buffer | None]:
-    """The bytes of each row, None where there are none; valid until the arena is reset.
+    """Fetch the encoded bytes of each row into `arena`, in host memory; None for a missing value.
 
-    With `seen`, the generations of the values are put there.
+    The bytes are valid until the arena is reset. Generations of the values are added to `seen`.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def fetch(
 def _decoded_nbytes(
     array: ChunkedArray, rows: PlanWindow, requests: list[tuple[list[int], int, int]]
 ) -> int | list[int]:
-    """Bytes that each request decodes to; of a single one alone."""
+    """Return the decoded bytes of each request, or an int if there is one request of one row."""
     if len(requests) == 1 and len(requests[0][0]) == 1:
         _, low, high = requests[0]
         return high - low if rows.narrowed else array.chain.layout.nbytes
@@ -154,7 +154,7 @@ def _decoded_nbytes(
 
 
 def _merged(rows: PlanWindow, wanted: list[int]) -> list[tuple[list[int], int, int]]:
-    """Byte ranges to read: the rows each of them serves, its start and its end."""
+    """Merge byte ranges; return the rows, start and end of each request."""
     assert rows.byte_start is not None
     assert rows.byte_stop is not None
     start, stop = rows.byte_start, rows.byte_stop
@@ -190,7 +190,7 @@ def _read(
     decoded_nbytes: int | list[int],
     max_nbytes: int | None = None,
 ) -> ReadColumns:
-    """Read, and count: `decoded_nbytes` of each request, or the same of all, if it is there."""
+    """Read values and count them, with `decoded_nbytes` of each request or of all alike."""
     if_equal = [generations.get(key, b"") for key in keys] if generations else None
     columns = array.store.read_many(
         ReadRequest(
@@ -235,7 +235,7 @@ def _count(columns: ReadColumns, decoded_nbytes: int | list[int]) -> None:
 
 
 def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreError:
-    """The error of one key, seen as what it means for a chunk."""
+    """Turn the error of a key into that of its chunk."""
     where = f"Error reading {array.store.describe(key)}"
     nbytes = array.chain.layout.nbytes
     if isinstance(error, LimitError) and array.chain.objects is not None:
@@ -256,7 +256,7 @@ def _explained(array: ChunkedArray, key: str, error: GpustoreError) -> GpustoreE
 
 
 def _check_lengths(array: ChunkedArray, rows: PlanWindow, wanted: Sequence[int]) -> None:
-    """Inner chunks longer than any legal encoding are refused before memory is taken for them."""
+    """Raise CorruptChunkError for inner chunks longer than any legal encoding."""
     assert rows.byte_start is not None
     assert rows.byte_stop is not None
     for row in wanted:
@@ -274,7 +274,7 @@ def _check_lengths(array: ChunkedArray, rows: PlanWindow, wanted: Sequence[int])
 def _check_received(
     array: ChunkedArray, key: str, value: Buffer, start: int, stop: int, total: int
 ) -> None:
-    """What a store returns must be what it was asked for, of a value of the right size."""
+    """Raise CorruptChunkError unless a store returned the range, of a value of the right size."""
     if len(value) != stop - start:
         where = f"Error reading {array.store.describe(key)}"
         raise CorruptChunkError(
@@ -290,7 +290,7 @@ def _check_received(
 
 
 def fetch_whole(array: ChunkedArray, keys: Sequence[str]) -> ReadColumns:
-    """Fetch whole values, in buffers of their own, for a read-modify-write."""
+    """Fetch whole values into host buffers of their own, for a read-modify-write."""
     columns = array.store.read_many(ReadRequest(keys=keys, max_nbytes=array.object_bound))
     _count(columns, 0)
     for row, error in sorted(columns.error.items()):
@@ -310,12 +310,12 @@ def fetched_batches(
     Parameters
     ----------
     nbytes : int, optional
-        About as many decoded bytes are in a batch, by default what the store wants, or else
+        Decoded bytes of a batch, approximately; by default ``batch_nbytes`` of the store, or else
         ``BATCH_NBYTES``.
     arena : callable
-        Gives the memory for the values of each batch.
+        Returns the arena, in host memory, for the values of the next batch.
     seen : dict, optional
-        The generations of the values are put there, by key.
+        Receives the generations of the values, by key.
 
     Yields
     ------
@@ -358,7 +358,7 @@ def fetched_batches(
 
 
 def _end_of_key(keys: list[str], first: int) -> int:
-    """Where the rows end that follow row `first` and have its key."""
+    """Return the end of the run of rows from `first` on that have its key."""
     end = first
     while end < len(keys) and keys[end] == keys[first]:
         end += 1

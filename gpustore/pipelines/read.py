@@ -1,6 +1,6 @@
-"""A read, one way, from an index transform to elements in memory.
+"""Reads: from an index transform to elements in memory.
 
-1. Plan: which part of which chunk goes where (:mod:`gpustore.planning.chunk_plan`); no I/O.
+1. Plan the parts of chunks and their places (:mod:`gpustore.planning.chunk_plan`); no I/O.
 2. Split the plan among the threads; each task works through its part window by window.
 3. Refine the window (:mod:`gpustore.pipelines.fetch`): stages that can read parts of a chunk narrow
    its rows.
@@ -10,9 +10,9 @@
 5. Decode and scatter (:mod:`gpustore.backends.base`). A missing chunk is the fill value.
 6. When the last task is done the Future resolves with the array.
 
-A small local read skips the pool: it runs on whoever asks for the result, because handing it over
-and back costs 35 to 64 us. A thread that begins one read after the other before it asks for any
-wants them at the same time: all but the first go to the pool, unless they are tiny.
+A small local read skips the pool: it runs in the thread that asks for the result, because a
+handover to the pool and back costs 35 to 64 us. If a thread begins several reads before it asks for
+a result, all but the first go to the pool, so that they run at the same time, unless they are tiny.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from gpustore.strict_json.parsing import text
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
-"""A local read of at most this many chunks and this much decoding runs on whoever asks for it."""
+"""Most chunks and seconds of decoding of a local read that runs in the thread that asks for it."""
 
 TINY_ROWS = 3
 TINY_S = 60e-6
-"""One so small does so even while an earlier one still waits to be asked for."""
+"""Most chunks and seconds of a read that does so even while an earlier one is not asked for."""
 
 NAMED_KEYS = 10
-"""Keys that one error names."""
+"""Most keys that one error names."""
 
 PLANNED_ROWS = 4096
-"""Rows written down at once by one task: keys and columns of this many stay small."""
+"""Most rows of a window of one task: keys and columns of this many stay small."""
 
 PROBED_NBYTES = 16 << 20
-"""Indices of shards that one task looks at together; 64 small shards at once halved the time."""
+"""Bytes of shard indices that one task reads together; 64 small shards halved the time."""
 
 
 class Output(NamedTuple):
@@ -101,7 +101,7 @@ def read(
     ----------
     array : ChunkedArray
     transform : IndexTransform
-        From the domain wanted to the array; affine.
+        Maps the domain wanted to the array; affine.
     output : Output, optional
         Array to fill, in memory of the array's backend, of the same shape and data type; a new one
         by default.
@@ -109,8 +109,8 @@ def read(
     Returns
     -------
     Future of array
-        Native byte order, in the backend's memory space. The Future is ready when no task touches
-        the array any more, also if it failed.
+        Array in native byte order, in the backend's memory space. The Future is ready when no task
+        touches the array any more, also if it failed.
 
     Raises
     ------
@@ -155,12 +155,12 @@ def read(
 
 
 class _LastRead(threading.local):
-    """The last read of this thread that was left to whoever asks for it."""
+    """Last read of this thread that runs in the thread that asks for its result."""
 
     read: Callable[[], Future[Any] | None] = staticmethod(lambda: None)
 
     def waits(self) -> bool:
-        """Whether nobody has asked for it yet."""
+        """Whether the result was not asked for yet."""
         read = self.read()
         return read is not None and read.is_deferred
 
@@ -169,7 +169,7 @@ _LAST = _LastRead()
 
 
 def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
-    """About how long decoding takes: of raw chunks, only the span that is wanted."""
+    """Estimate the seconds that decoding takes; of raw chunks only the span wanted counts."""
     seconds = plan.rows * array.chain.decode_s
     nbytes = array.chain.layout.nbytes
     if array.stored is not None or not array.chain.is_raw or not nbytes:
@@ -178,7 +178,7 @@ def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
-    """Byte strides of a new array."""
+    """Return the byte strides of a contiguous array in memory order `order`."""
     extents = shape[:-1] if order == "F" else shape[:0:-1]
     strides = list(itertools.accumulate((itemsize, *extents), operator.mul))[: len(shape)]
     return tuple(strides if order == "F" else reversed(strides))
@@ -204,14 +204,14 @@ def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, par
 def batches(
     array: ChunkedArray, planned: PlanWindow, sink: Sink
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    """Values of the rows of a window for a sink, from the cache of the array if it has one."""
+    """Fetch the values of a window for a sink, through the cache of the array if it has one."""
     if array.stored is None:
         return fetched_batches(array, planned, sink.nbytes, sink.arena)
     return cached_batches(array, planned, sink.nbytes)
 
 
 def most_keys(array: ChunkedArray) -> int | None:
-    """How many shards one task looks at together."""
+    """Return the number of shards whose indices one task reads together; None for no bound."""
     if not array.levels:
         return None
     return max(1, PROBED_NBYTES // array.levels[0].index.nbytes)

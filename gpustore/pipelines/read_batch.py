@@ -8,7 +8,7 @@
    fetched and decoded once, and copied to all reads that want regions of it.
 4. If the pass fails, each read is repeated by itself, so that each has its own result or error.
 
-What they do together is counted once, in statistics that all of them have.
+Work that reads share is counted once, in the statistics of each of them.
 
 Reads through index arrays, or alone in their batch, are ordinary reads; so are all reads of a batch
 that would make too large a plan.
@@ -41,7 +41,7 @@ from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
 MOST_ROWS = 1 << 20
-"""Reads that touch chunks more often than this together are not merged, to bound the plan."""
+"""Most rows of a merged plan; reads that have more together are not merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,18 @@ class BatchedRead:
 
     @property
     def mergeable(self) -> bool:
-        """Whether it can be one of several."""
+        """Whether the read can be merged with others."""
         maps = self.transform.output
         return self.transform.domain.size > 0 and all(map_.index_array is None for map_ in maps)
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """All but its origin: reads of one form are crops of one shape."""
+        """Transform without its origin; reads with equal forms are crops of one shape."""
         maps = [(map_.offset, map_.stride, map_.input_dimension) for map_ in self.transform.output]
         return self.shape, self.memory.strides, maps
 
     def alone(self) -> None:
-        """Read by itself."""
+        """Run this read by itself."""
         try:
             begin = partial(
                 read, self.array, self.transform, Output(self.result, stream=self.stream)
@@ -113,7 +113,7 @@ def read_in_batch(
 def _together(
     reads: Sequence[BatchedRead],
 ) -> tuple[list[BatchedRead], list[BatchedRead], list[tuple[ChunkedArray, CopyPlan]] | None]:
-    """Reads of one array that share their chunks, the others, and the plan of the first."""
+    """Split reads of an array into those that share chunks and others; also plan the former."""
     reads = [one for one in reads if not one.future.cancelled()]
     merged = [one for one in reads if one.mergeable]
     plans = _plans(merged) if len(merged) > 1 else None
@@ -165,7 +165,7 @@ def _start(reads: list[BatchedRead]) -> None:
 
 
 def _plans(reads: Sequence[BatchedRead]) -> list[tuple[ChunkedArray, CopyPlan]] | None:
-    """The reads as one plan a chunk shape; None if they would have too many rows."""
+    """Plan the reads together, one plan a chunk shape; None if there are too many rows."""
     first = reads[0]
     array, form = first.array, first.form
     most = min(MOST_ROWS, len(reads) * array.limits.chunks_per_request)

@@ -51,7 +51,7 @@ BYTE_S = 0.25e-9
 """Seconds that a region takes to copy, and each of its bytes."""
 
 QUICK_S = 40e-6
-"""If chunks take less to decode and to copy from, they stay on one thread: Python is most of it."""
+"""Seconds; chunks that decode and copy faster stay on one thread, as Python dominates."""
 
 ELEMENTWISE = 32
 """Crops of at most this many elements are gathered element by element."""
@@ -70,7 +70,7 @@ def read_many(
     ----------
     array : ChunkedArray
     transform : IndexTransform
-        From the domain that the crops lie in to the array; without index arrays.
+        Maps the domain that the crops lie in to the array; without index arrays.
     starts : array-like of integers, shape (crops, input_rank)
         First index of each crop.
     extent : tuple of int, length input_rank
@@ -82,7 +82,8 @@ def read_many(
     Returns
     -------
     Future of array
-        As for :func:`gpustore.pipelines.read.read`, of shape ``(crops, *extent)``.
+        Array of shape ``(crops, *extent)``, in native byte order and the backend's memory space.
+        The Future is ready when no task touches the array any more, also if it failed.
 
     Raises
     ------
@@ -117,7 +118,7 @@ def plan_many(
     separate: bool = False,
     max_chunks: int | None = None,
 ) -> list[tuple[ChunkedArray, CopyPlan]]:
-    """Plan the crops whose checked `starts` these are, one plan a chunk shape.
+    """Plan crops with checked `starts`, one plan a chunk shape.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def merge_reads(
     Parameters
     ----------
     transforms, strides : sequence
-        Of each read, with the byte strides of its array; without index arrays.
+        Transform of each read, without index arrays, and the byte strides of its array.
     max_chunks : int
         Most regions.
 
@@ -191,12 +192,12 @@ def merge_reads(
 
 
 def _form(array: ChunkedArray) -> tuple[int, ...]:
-    """What tells the chunks of one shape of an array from the others."""
+    """Return the key that groups chunks of one shape of an array."""
     return array.chunk_shape + array.key_ratio
 
 
 def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block:
-    """The chunks of an array as blocks, from which regions of `views` are copied."""
+    """Make blocks of single chunks, from which regions of `views` are copied."""
     reads_parts = array.chain.is_raw or array.chain.decodes_parts
     return Block(
         array.shape if array.grid is None else None,
@@ -210,9 +211,9 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
 
 
 def _is_crossed(view: IndexTransform) -> bool:
-    """Whether it has a diagonal that falls along one dimension while it rises along another.
+    """Whether `view` has a diagonal that falls along one dimension and rises along another.
 
-    The first and the last byte of a region are not corners of the box that holds it then.
+    The first and the last byte of a region are then not corners of the box that holds it.
     """
     rises: dict[int, bool] = {}
     for map_ in view.output:
@@ -258,12 +259,12 @@ def read_regions(
 def _copy_parts(
     array: ChunkedArray, plans: Sequence[tuple[ChunkedArray, CopyPlan]], elements: int
 ) -> list[int] | None:
-    """Into how many parts each plan is split; None if whoever asks for the result reads it.
+    """Choose the number of parts of each plan; None to read in the thread that asks.
 
     Parameters
     ----------
     elements : int
-        Of all arrays that are filled.
+        Number of elements of all arrays that are filled.
     """
     chunks = sum([len(plan) for _, plan in plans])
     copied = elements * array.dtype.itemsize * BYTE_S / max(1, chunks)
@@ -285,7 +286,7 @@ def _copy_parts(
 
 
 def _parts(plan: CopyPlan, seconds: float, threads: int) -> int:
-    """Into how many parts to split a plan; one a thread, more of them if they are long enough."""
+    """Choose the number of parts of a plan: one a thread, more if they are long enough."""
     if seconds < len(plan) * QUICK_S:
         return 1
     wanted = min(plan.units, int(seconds / SPLIT_S))

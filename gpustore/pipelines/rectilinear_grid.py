@@ -1,4 +1,4 @@
-"""A grid whose chunks differ in shape, and how the chunks of each shape are stored."""
+"""Rectilinear grids: edges of chunks that differ in shape, and codecs of each shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.sharding.shard import ResolvedCodecs
 
 _REMEMBERED = 4096
-"""Most chunk shapes whose codecs are kept."""
+"""Most chunk shapes whose codecs are kept in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,9 @@ class RectilinearGrid:
     Parameters
     ----------
     edges : tuple of ChunkEdges, one an array dimension
-        Those of inner dimensions, inside each stored element, come last.
+        Edges along each dimension; inner dimensions, inside each stored element, come last.
     resolve : callable
-        The codecs of a chunk with a key of this shape, without inner dimensions.
+        Returns the codecs of a chunk with a key, from its shape without inner dimensions.
     inner_rank : int
         Number of inner dimensions.
     """
@@ -38,11 +38,11 @@ class RectilinearGrid:
 
     @cached_property
     def planned(self) -> tuple[int | ChunkEdges, ...]:
-        """The edges as plans want them: an integer where all chunks have one size."""
+        """Edges along each dimension, or an integer if all chunks have that size."""
         return tuple(edges.constant or edges for edges in self.edges)
 
     def codecs(self, chunk_shape: tuple[int, ...]) -> ResolvedCodecs:
-        """The codecs of the chunks of a shape."""
+        """Return the codecs of chunks of `chunk_shape`, inner dimensions included."""
         found = self._resolved.get(chunk_shape)
         if found is None:
             found = self.resolve(chunk_shape[: len(chunk_shape) - self.inner_rank])
@@ -51,7 +51,7 @@ class RectilinearGrid:
         return found
 
     def check_codecs(self) -> None:
-        """Check that codecs that go by the shape of a chunk fit every chunk.
+        """Check that codecs that depend on the shape of a chunk fit every chunk.
 
         Raises
         ------
@@ -86,10 +86,10 @@ class RectilinearGrid:
                     )
 
     def uniform(self, shape: Sequence[int]) -> list[int | None]:
-        """The chunk size along each dimension of an array, None where chunks differ."""
+        """Return the chunk size along each dimension of an array; None where chunks differ."""
         return [edges.uniform(extent) for edges, extent in zip(self.edges, shape)]
 
     def cells(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many chunks an array has along each dimension, inner ones left out."""
+        """Return the number of chunks of an array along each dimension, without inner ones."""
         counts = [edges.cells(extent) for edges, extent in zip(self.edges, shape)]
         return tuple(counts[: len(counts) - self.inner_rank])

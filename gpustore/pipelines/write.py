@@ -1,6 +1,6 @@
-"""A write, the mirror of a read.
+"""Writes: from an array in memory to stored chunks.
 
-1. Plan, as for a read: the array written is the destination of the plan's rows.
+1. Plan as for a read; the array written takes the part of the plan's destination.
 2. Split the plan among the threads; each task works through its part batch by batch. All inner
    chunks of one shard go to one task, so that the shard is written once.
 3. A chunk that is covered whole (as far as it lies inside the array) is laid out anew; its cells
@@ -8,7 +8,7 @@
    chunks of a shard that are not touched are copied as they are encoded.
 4. Gather and encode (:class:`gpustore.backends.base.Backend`). A chunk that equals the fill value
    bit for bit is deleted instead, unless told otherwise.
-5. Write, and forget what was cached of it. A chunk that was read first is written on condition
+5. Write, and drop its entries of the cache. A chunk that was read first is written on condition
    that it still has the generation that was read; if another writer was faster, steps 3 to 5 are
    repeated for it.
 
@@ -41,7 +41,7 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.sharding.shard_codec import pack, unpack
 
 ATTEMPTS = 1000
-"""How often a partial write of a chunk is repeated because another writer was faster."""
+"""Most attempts of a partial write of a chunk that other writers change."""
 
 FIRST_DELAY_S = 0.0002
 LONGEST_DELAY_S = 0.05
@@ -55,7 +55,7 @@ def write(array: ChunkedArray, transform: IndexTransform, source: Any) -> WriteF
     ----------
     array : ChunkedArray
     transform : IndexTransform
-        From the domain written to the array; affine.
+        Maps the domain written to the array; affine.
     source : array-like
         Broadcast to the shape of the domain and cast under NumPy's rule "safe"; must not change
         before ``copy`` is ready.
@@ -161,7 +161,7 @@ def _write_shard(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
 
 
 def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
-    """Innermost chunks of the shard of these rows that lie inside the array."""
+    """Count the innermost chunks of the shard of these rows that lie inside the array."""
     count = 1
     for d, (column, ratio, size, chunk) in enumerate(
         zip(rows.cells, array.key_ratio, array.shape, array.chunk_shape)
@@ -178,7 +178,7 @@ def _write_whole(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
 
 
 def _write_together(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
-    """Read, change and write back chunks in one batch, and again those that others changed."""
+    """Read, change and write back chunks in one batch; repeat for those others changed."""
     delay = FIRST_DELAY_S
     for _ in range(ATTEMPTS):
         present: list[Buffer | None] = [None] * len(rows)
@@ -201,7 +201,7 @@ def _write_together(array: ChunkedArray, rows: PlanWindow, source: Memory) -> No
 
 
 def _write_partial(array: ChunkedArray, rows: PlanWindow, source: Memory) -> None:
-    """Read, change and write back one value, until nobody else changed it in between.
+    """Read, change and write back one value, repeated while other writers change it.
 
     All rows have the same key: one row, or inner chunks of one shard.
     """
@@ -234,7 +234,7 @@ def _encoded(
     source: Memory,
     depth: int = 0,
 ) -> Buffer | None:
-    """The new value of a key: a chunk, or a shard whose other inner chunks stay as encoded."""
+    """Encode the value of a key: a chunk, or a shard that keeps other inner chunks as encoded."""
     if depth == len(array.levels):
         return _gather(array, rows, [present], source)[0]
     level = array.levels[depth]

@@ -1,1 +1,1 @@
-"""Which part of which chunk goes where: connected sets, windows, chunk plans, copy plans."""
+"""Plans: which part of which chunk goes where in an array, as columns of numbers, without I/O."""

@@ -15,22 +15,22 @@ from gpustore.planning.window import PlanWindow
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A grid of chunks and the blocks they are decoded into.
+    """Grid of chunks with the blocks they are decoded into.
 
     Attributes
     ----------
     shape : tuple of int, or None
-        Of the array, in elements. None if chunks of other shapes lie between these, so that their
-        grid indices do not tell how much of them is inside the array.
+        Shape of the array, in elements; None if chunks of other shapes lie between these, so that
+        grid indices do not tell how much of a chunk is inside the array.
     chunk_shape : tuple of int
-        Of a chunk, in elements.
+        Shape of a chunk, in elements.
     factor : tuple of int
-        Chunks of a block along each dimension.
+        Number of chunks of a block along each dimension.
     format : ChunkFormat
-        How the chunks are stored. Along each dimension its `key_ratio` divides `factor` or the
+        Layout and keys of the chunks. Along each dimension its `key_ratio` divides `factor` or the
         other way round.
     itemsize : int
-        Bytes of an element in a block; its elements are in C order, if not `direct`.
+        Bytes of an element in a block, whose elements are in C order unless `direct`.
     partial : bool
         Whether parts of a chunk can be read; otherwise a chunk is always decoded whole.
     direct : bool
@@ -58,7 +58,7 @@ class Block:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Bytes between neighbours in what regions are copied from."""
+        """Bytes between neighbours in a block, or in a decoded chunk if `direct`."""
         if self.direct:
             return self.format.stride
         strides = [self.itemsize]

@@ -31,9 +31,9 @@ class ChunkGrid:
     Attributes
     ----------
     shape : sequence of int
-        Of the array, in elements.
+        Shape of the array, in elements.
     edges : sequence of int or ChunkEdges, one an array dimension
-        Of the chunks with keys; an integer is the size of all of them.
+        Edges of the chunks with keys along each dimension; an integer if all have that size.
     inner : sequence of int, or None
         Shape of the innermost chunks if those with keys are shards; it divides them.
     """
@@ -95,7 +95,7 @@ class ChunkGrid:
         size : int
             Indices in each interval, at least 1.
         maps : sequence of StridedMap
-            Of the output dimensions that depend on the index.
+            Maps of the output dimensions that depend on the index.
         check : callable
             Raises if there are too many runs; called before memory is taken for them.
 

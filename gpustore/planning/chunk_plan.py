@@ -1,4 +1,4 @@
-"""Which part of which chunk goes where, as columns of numbers.
+"""Chunk plans: which part of which chunk goes where, as columns of numbers.
 
 :func:`plan_chunks` turns an index transform and a chunk grid into plans:
 
@@ -53,11 +53,11 @@ class ChunkFormat:
     stride : tuple of int, one an array dimension
         Bytes between neighbours in a decoded chunk; of shards, in a decoded innermost chunk.
     key_prefix, key_separator : str
-        A key is the prefix and the cell indices joined by the separator.
+        Prefix of a key, and the separator that joins the cell indices behind it.
     key_ratio : tuple of int, one an array dimension
         Cells along each dimension that share a key: 1, or the inner chunks of a shard.
     key_rank : int
-        How many array dimensions a key has; the others are inside each stored element.
+        Number of array dimensions in a key; the others are inside each stored element.
     dense : bool
         Whether a row that has all elements of a chunk has all of its bytes.
     """
@@ -88,7 +88,7 @@ class ChunkPlan:
     sets : sequence of ConnectedSet
         In order of their first output dimension; rows are their product in C order.
     format : ChunkFormat
-        Of the chunks.
+        Layout and keys of the chunks.
     src_stride, dst_stride : tuple of int, one an input dimension
         Bytes between neighbours in the decoded chunk and in the array.
     input_shape : tuple of int
@@ -370,12 +370,12 @@ def plan_chunks(
     Parameters
     ----------
     transform : IndexTransform
-        From the domain of the array to be read or written to the chunked array; its output ranges
-        must lie inside that.
+        Maps the domain of the array to be read or written to the chunked array; its output ranges
+        must lie inside the latter.
     grid : ChunkGrid
-        Of the chunked array.
+        Edges of the chunks of the chunked array.
     format_of : callable
-        How chunks with keys of a shape are stored.
+        Returns layout and keys of the chunks, from the shape of a chunk with a key.
     dst_stride : sequence of int, length input_rank
         Bytes between neighbours in the array read or written.
     max_chunks : int
@@ -384,8 +384,8 @@ def plan_chunks(
     Returns
     -------
     list of (tuple of int, ChunkPlan)
-        By the shape of chunks with keys; empty if the domain is. Each chunk appears in at most one
-        row of one plan.
+        Plans with the shapes of their chunks with keys; empty if the domain is. Each chunk appears
+        in at most one row of one plan.
 
     Raises
     ------

@@ -32,7 +32,7 @@ class ConnectedSet:
     Attributes
     ----------
     input_dimensions : sequence of int
-        One; none for a constant output dimension, any number with an index array.
+        Input dimensions: one, none for a constant output, any number with an index array.
     output_dimensions : tuple of int
         Array dimensions whose cell index the rows of this set determine.
     cells : sequence of columns, one an output dimension
@@ -40,7 +40,7 @@ class ConnectedSet:
     inside : sequence of columns, one an output dimension
         Position of the first element in the chunk; with `first`, of each element.
     sizes : dict of int to column
-        By output dimension, the size of the chunk with a key; only where sizes differ.
+        Size of the chunk with a key, by output dimension; only where sizes differ.
     dst_start : column
         Bytes this set adds to the start in the array; with `first`, of each element.
     count : column
@@ -147,7 +147,7 @@ def connected_sets(
     Parameters
     ----------
     transform : IndexTransform
-        From a domain that is not empty into the array of `grid`.
+        Maps a domain that is not empty into the array of `grid`.
     dst_stride : sequence of int, length input_rank
         Bytes between neighbours in the array read or written.
     check : callable

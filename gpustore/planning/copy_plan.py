@@ -91,9 +91,9 @@ class CopyWindow:
     first_chunk, first : list of int
         Where the chunks and the regions of each group of blocks begin, and where the last one ends.
     src_start, dst_start, count, target
-        As in :class:`CopyColumns`.
+        Columns of the regions; see :class:`CopyColumns`.
     src_stride, dst_stride : sequence of tuple of int
-        As in :class:`CopySource`.
+        Bytes between neighbours, for each target; see :class:`CopySource`.
     of_elements : bool
         Whether each region is one element, and so has no dimensions.
     """
@@ -284,7 +284,7 @@ def plan_copies(
     block : Block
     source : CopySource
     regions : int
-        Their number.
+        Number of regions.
     cells : sequence of CellColumn, one an array dimension
         Grid index of the block of each region.
     touched : number, sequence of CellColumn, optional
@@ -346,9 +346,9 @@ def merge_plans(plans: Sequence[ChunkPlan], block: Block, targets: Sequence[int]
     Parameters
     ----------
     plans : sequence of ChunkPlan
-        With the strides of `block` as that of their chunks; without index arrays.
+        Plans without index arrays; strides of their chunks are those of `block`.
     block : Block
-        Of single chunks.
+        Block of a single chunk each.
     targets : sequence of int
         Number of the array that each plan fills.
     """

@@ -75,12 +75,12 @@ def check_starts(
     Parameters
     ----------
     transform : IndexTransform
-        From the domain the starts are of to the array.
+        Maps the domain of the starts to the array.
     starts : array-like of integers, shape (crops, input_rank)
     extent : sequence of int, length input_rank
         Shape of a crop.
     shape : sequence of int, length output_rank
-        Of the array.
+        Shape of the array, in elements.
 
     Returns
     -------
@@ -253,11 +253,11 @@ class _Regions:
     ----------
     crops : _Crops
     numbers : int64 array, or None
-        Those of these regions among all; None for all.
+        Numbers of these regions among all; None for all.
     stride : tuple of int, one an array dimension
         Bytes between neighbours in a block.
     transform, extent, dst_stride
-        As for :func:`plan_crops`.
+        Parameters of :func:`plan_crops`.
     targets : int or None
         Number of arrays, if each crop has one.
     """
@@ -324,16 +324,16 @@ def plan_crops(
     Parameters
     ----------
     transform : IndexTransform
-        From the domain `starts` are of to the chunked array; without index arrays.
+        Maps the domain of `starts` to the chunked array; without index arrays.
     starts : int64 array of shape (crops, input_rank)
         First index of each crop, as :func:`check_starts` returns it.
     extent : tuple of int, length input_rank
         Shape of a crop.
     grid : ChunkGrid
-        Of the chunked array.
+        Edges of the chunks of the chunked array.
     block_of : callable
-        The single chunks of a shape, of shards that of chunks with keys; larger blocks are made of
-        them if they pay.
+        Returns the block of one chunk, from the shape of chunks with keys; larger blocks are made
+        of it if they are cheaper.
     dst_stride : sequence of int, length 1 + input_rank
         Bytes between neighbours in the array of all crops; first between crops, 0 if each has an
         array.
@@ -347,7 +347,7 @@ def plan_crops(
     Returns
     -------
     list of (tuple of int, CopyPlan)
-        By the shape of chunks with keys; empty if the crops are.
+        Plans with the shapes of their chunks with keys; empty if the crops are.
 
     Raises
     ------
