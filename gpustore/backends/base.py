@@ -103,7 +103,7 @@ class Backend(Protocol):
     device: str
     """Where its arrays live: ``"cpu"``, or ``"cuda:N"``."""
 
-    defers: bool
+    defers_small_reads: bool
     """Whether a small read may run on whoever asks for its result."""
 
     uses_blocks: bool

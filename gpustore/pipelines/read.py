@@ -131,7 +131,7 @@ def read(
     STATISTICS.add(reads=1, chunks_planned=rows)
     result = output.filled(memory)
 
-    if array.backend.defers and array.store.is_local and rows <= SMALL_ROWS:
+    if array.backend.defers_small_reads and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):

@@ -276,7 +276,7 @@ def _copy_parts(
 
     seconds = sum([seconds_of(one, plan) for one, plan in plans])
     small = chunks <= SMALL_ROWS and seconds <= SMALL_S
-    if small and array.store.is_local and array.backend.defers:
+    if small and array.store.is_local and array.backend.defers_small_reads:
         return None
     found = []
     for one, plan in plans:

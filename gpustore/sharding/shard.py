@@ -32,7 +32,7 @@ from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.sharding.refiner import Probe
-from gpustore.sharding.shard_codec import WholeShard
+from gpustore.sharding.shard_codec import ShardStage
 from gpustore.sharding.shard_index import ShardIndex, ShardIndexFormat
 from gpustore.strict_json.parsing import JsonValue, in_member
 
@@ -265,7 +265,7 @@ def _resolve(
     )
     if is_whole:
         return _whole(
-            spec, chunk_shape, order, WholeShard.of(form, inner.chain, given.missing), given
+            spec, chunk_shape, order, ShardStage.of(form, inner.chain, given.missing), given
         )
     # The inner levels see the dimensions as the transposes have left them.
     level = ShardLevel(form, order, _to_array(order, inner.key_ratio))
@@ -291,7 +291,7 @@ def _whole(
     spec: ChainSpec,
     chunk_shape: tuple[int, ...],
     order: tuple[int, ...],
-    shard: WholeShard,
+    shard: ShardStage,
     given: _Given,
 ) -> ResolvedCodecs:
     """Shards as chunks, encoded by `shard` and the codecs after it."""

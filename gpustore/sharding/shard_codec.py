@@ -1,7 +1,7 @@
 """Shards as a whole: packed from encoded inner chunks, and as a stage of a chunk's codecs.
 
 :func:`pack` and :func:`unpack` turn a whole shard into its encoded inner chunks and back.
-:class:`WholeShard` does that for shards which later codecs encode as a whole. No inner chunk can be
+:class:`ShardStage` does that for shards which later codecs encode as a whole. No inner chunk can be
 read by itself then, so the shard is a chunk to everybody else.
 
 Source: Zarr v3 specification, "Sharding codec".
@@ -64,7 +64,7 @@ def pack(chunks: Sequence[Buffer | None], form: ShardIndexFormat) -> Buffer | No
 
 
 @dataclass(frozen=True, slots=True)
-class WholeShard(BytesCodec):
+class ShardStage(BytesCodec):
     """The codec ``sharding_indexed`` as a stage, from the elements of a shard to its stored bytes.
 
     Elements are contiguous. Their dimensions stand in the order in which inner chunks have them.
@@ -88,7 +88,7 @@ class WholeShard(BytesCodec):
     @classmethod
     def of(
         cls, form: ShardIndexFormat, inner: CodecChain, missing: Callable[[np.dtype[Any]], bytes]
-    ) -> WholeShard:
+    ) -> ShardStage:
         """Make the stage; missing inner chunks read as `missing`, given the stored data type."""
         if inner.objects is not None:
             raise UnsupportedError(

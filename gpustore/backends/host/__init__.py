@@ -43,7 +43,7 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
-    defers = True
+    defers_small_reads = True
     uses_blocks = True
 
     def __init__(self, *, is_fallback: bool = False) -> None:
