@@ -1,1 +1,1 @@
-"""Backends: how chunk bytes become array elements in host or device memory, and back."""
+"""Backends: conversion of chunk bytes to array elements in host or device memory, and back."""

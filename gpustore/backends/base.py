@@ -1,8 +1,8 @@
-"""The seam between pipelines and memory: what every backend offers.
+"""Protocols of backends, the interface between pipelines and memory.
 
-A backend owns arrays in one memory space. To read is to decode the values of a window and to put
-their elements where they belong, through a :class:`Sink`. :meth:`Backend.gather` does the reverse.
-Both work on whole windows, so that a device can launch one kernel for all of them.
+A backend owns arrays in one memory space. A :class:`Sink` decodes the values of a window and places
+their elements in arrays; :meth:`Backend.gather` does the reverse. Both work on whole windows, so
+that a device can launch one kernel for all of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gpustore.runtime.limits import Limits
 
 
 class Memory(Protocol):
-    """An array a backend reads from or writes to.
+    """Array that a backend reads from or writes to.
 
     Attributes
     ----------
     array : object
-        The array as the user holds it; it must stay alive as long as this object.
+        Array of the user, which must stay alive as long as this object.
     strides : tuple of int, one a dimension
         Bytes between neighbours.
     """
@@ -47,14 +47,14 @@ Check = Callable[[PlanWindow, Sequence[Buffer | None], dict[int, GpustoreError]]
 
 
 class Sink(Protocol):
-    """Encoded values on their way into arrays. A context manager: leaving it waits for the device.
+    """Decodes values and places their elements in arrays. Leaving its context awaits the device.
 
     The host places values before a method returns; a device may do so later, until :meth:`finish`.
 
     Attributes
     ----------
     nbytes : int or None
-        Decoded bytes that should be given together; None: as many as the kvstore wants.
+        Decoded bytes that should be given together; None for the ``batch_nbytes`` of the kvstore.
     """
 
     @property
@@ -70,15 +70,15 @@ class Sink(Protocol):
     ) -> None: ...
 
     def arena(self) -> Arena:
-        """Memory for the values that are given next; the values given before may lose theirs."""
+        """Return the arena, in host memory, for the next values; earlier ones may lose theirs."""
 
     def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
-        """Decode `values`, one a row (None: a missing chunk), into the only array."""
+        """Decode `values`, one a row and None for a missing chunk, into the only array."""
 
     def copy_regions(
         self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
     ) -> None:
-        """Decode chunks and copy all their regions to where they belong.
+        """Decode chunks and copy all their regions into the arrays.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class Sink(Protocol):
 
 
 class Backend(Protocol):
-    """How the elements of chunks move between stored bytes and arrays."""
+    """Moves the elements of chunks between stored bytes and arrays of one memory space."""
 
     name: str
 
@@ -111,7 +111,7 @@ class Backend(Protocol):
     chunk as its codecs leave it."""
 
     def submission_nbytes(self, limits: Limits) -> int | None:
-        """Decoded bytes that a device takes together; None where few at once are best."""
+        """Return the decoded bytes of one submission; None where small batches are best."""
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if a device decodes them."""
@@ -137,35 +137,35 @@ class Backend(Protocol):
         fill_value : ndarray
             Value of the elements of missing chunks, or the bytes of a stored record.
         out : sequence of Memory
-            The arrays that are filled; one for :meth:`Sink.scatter`.
+            Arrays that are filled; a single one for :meth:`Sink.scatter`.
         check : callable
-            Called by the methods of the sink with rows, values and errors of what is done: the
-            error of each row that failed, the others are in place. What it raises they raise.
+            Called by the methods of the sink with rows, values and errors of finished work: rows
+            with an error have failed, the others are in place. Its exceptions are passed on.
         rows, regions : int
-            About how many values will be given, and how many regions copied from them.
+            Approximate number of values, and of regions copied from them.
         blocks : tuple of int, optional
             Shape of the memory for blocks from which regions are copied, in elements, if
             :attr:`uses_blocks`.
         """
 
     def caller_stream(self, stream: Any) -> Any:
-        """The stream of the caller: `stream`, or the calling thread's if that is None.
+        """Return the stream of the caller: `stream`, or the calling thread's if that is None.
 
-        What it returns stands for the same stream on any thread. Host memory has no streams.
+        The result names the same stream on any thread; None for host memory, which has none.
         """
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
     ) -> Memory:
-        """A new array of undefined contents, in `order` ``"C"`` or ``"F"``.
+        """Allocate an array of undefined contents, in `order` ``"C"`` or ``"F"``.
 
-        What is read into it is written behind everything asked of the caller's stream so far.
+        Reads write it behind all work that the caller's stream has been given so far.
         """
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
     ) -> Memory:
-        """The memory of an array the caller wants filled, behind what its stream was asked for.
+        """Return the memory of an array to fill, behind all work of its stream so far.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class Backend(Protocol):
         """
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> Memory:
-        """The memory of an array to be written, cast to `dtype` and broadcast to `domain`.
+        """Return the memory of an array to write, cast to `dtype` and broadcast to `domain`.
 
         Raises
         ------
@@ -192,14 +192,14 @@ class Backend(Protocol):
         Parameters
         ----------
         elements : array
-            Of the shape of `out`.
+            Elements in an array of the shape of `out`.
         convert : Converter
-            What the host does; a device may do the same by itself.
+            Conversion on the host; a device may compute the same by itself.
         out : Memory
         """
 
     def to_host(self, elements: Any) -> NDArray[Any]:
-        """The elements of an array of this backend as a NumPy array."""
+        """Return the elements of an array of this backend as a NumPy array in host memory."""
 
     def gather(
         self,
@@ -216,14 +216,14 @@ class Backend(Protocol):
         Parameters
         ----------
         stored : sequence of buffer or None
-            The present, encoded contents of each chunk that is not covered whole.
+            Present, encoded contents of each chunk that is not covered whole, in host memory.
         keep_fill : bool
-            Encode chunks that equal the fill value bit for bit too.
+            Whether chunks that equal the fill value bit for bit are encoded as well.
 
         Returns
         -------
         list of buffer or None
-            The encoded chunks; None where the chunk equals the fill value.
+            Encoded chunks in host memory; None for one that equals the fill value.
 
         Raises
         ------

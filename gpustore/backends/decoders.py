@@ -1,4 +1,4 @@
-"""Who decodes what on a GPU, known without one: for ``explain``, and for a table in the docs."""
+"""Decoders of a GPU, listed without one: for ``explain`` and for a table of the guide."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpustore.codec_chain.base import BytesCodec
 from gpustore.device.protocol import Decoders, DeviceCodec
 
 _ALIGNMENT = 16
-"""Suits all codecs of nvcomp; a GPU asks the library."""
+"""Alignment in bytes for all codecs of nvcomp; a GPU asks the library instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDecoders:
-    """What a GPU would decode; see :class:`gpustore.device.protocol.Decoders`.
+    """Decoders of a GPU; see :class:`gpustore.device.protocol.Decoders`.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class GpuDecoders:
     has_nvcomp: bool
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """What nvcomp can do with streams of this kind."""
+        """Return the properties of nvcomp's codec `name`; None if nvcomp lacks it or is absent."""
         if not self.has_nvcomp or name not in FORMATS:
             return None
         decoded_max, encoded_max = LARGEST[name]
@@ -41,9 +41,10 @@ class GpuDecoders:
 
 
 def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:
-    """What decodes values on a device that does not refuse to: its library, or own kernels.
+    """Name the decoder of a codec that a device supports.
 
-    ``"nothing"`` if they are decoded.
+    The name is that of the device's library, ``"own kernels"``, or ``"nothing"`` if encoded bytes
+    are the decoded ones.
     """
     if stage.is_identity:
         return "nothing"

@@ -5,7 +5,7 @@ used, else host memory, so that one program runs on a workstation and on a lapto
 one backend, which keeps its memory from one read to the next.
 
 A GPU needs a driver and CuPy. Without nvcomp own kernels decode what they can, and the host the
-rest; ``docs/gpu.md`` says which.
+rest; ``docs/gpu.md`` lists them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpustore.resources.device import DEVICES
 
 
 def select_backend(device: Any) -> Any:
-    """The registered backend of a device.
+    """Return the registered backend of a device.
 
     Parameters
     ----------
     device : value of the context resource ``device``
-        Its text is what the user wrote.
+        Parsed resource; its text is the user's.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def select_backend(device: Any) -> Any:
 
 
 def for_objects(backend: Any) -> Any:
-    """The backend of arrays of Python objects, which no device can hold: their host memory.
+    """Return the host backend for arrays of Python objects, which no device can hold.
 
     If `backend` is a device's, each chunk that is decoded is counted as a fallback.
     """
@@ -70,7 +70,7 @@ _backends: dict[tuple[str, int | None], Any] = {}
 
 
 def _backend(kind: str, ordinal: int | None, make: Callable[[int | None], Any]) -> Any:
-    """The backend of a device, made at its first use."""
+    """Return the backend of a device, made at its first use."""
     with _lock:
         found = _backends.get((kind, ordinal))
         if found is None:
@@ -84,7 +84,7 @@ def _backend(kind: str, ordinal: int | None, make: Callable[[int | None], Any]) 
 
 
 def _may_have_gpu() -> bool:
-    """Whether nothing is missing. Asked at each opening: looking for packages takes 100 us."""
+    """Whether all requirements of a GPU are met; a search of packages takes 100 us."""
     return _has_driver() and not missing_for_cuda()
 
 
@@ -93,7 +93,7 @@ def _has_driver() -> bool:
 
 
 def missing_for_cuda() -> list[str]:
-    """What a GPU would need that is not there, each with the way to get it; imports nothing."""
+    """List missing requirements of a GPU, each with the way to get it; imports nothing."""
     missing = []
     if not _has_driver():
         missing.append("no NVIDIA driver was found: install one, or run on a machine with a GPU")

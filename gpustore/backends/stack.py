@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 STACK_NBYTES = 1 << 20
-"""Most decoded bytes of a stack: they should stay in a second-level cache."""
+"""Most decoded bytes of a stack, few enough to stay in a second-level cache."""
 
 
 def stacks(
@@ -21,10 +21,10 @@ def stacks(
     present: Sequence[bool],
     most: int,
 ) -> Iterator[tuple[range, int]]:
-    """Rows to place together, at least two and at most `most`, and the bytes between their places.
+    """Find runs of 2 to `most` rows to place together, with the bytes between their places.
 
-    They follow each other, have one shape, begin at the same byte of their chunk, lie at one
-    distance from each other in the array, and have a value.
+    The rows of a run have values, one shape, the same first byte in their chunk and a constant
+    distance in the array.
 
     >>> list(stacks([0, 0, 0, 0], [0, 8, 16, 32], [(4,), (4,), (4,), (4,)], [True] * 4, 9))
     [(range(0, 3), 8)]

@@ -38,28 +38,28 @@ from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
 UNWRITTEN = 0xFF
-"""Every byte of the results before the steps run: no status, no likely size or checksum."""
+"""Value of all bytes of the results before the steps: no status, no likely size or checksum."""
 
 _WARPS_PER_BLOCK = 8
 _SEGMENT_NBYTES = 64 << 10
-"""One block of threads checks so many bytes; not measured."""
+"""Bytes that one thread block checks; not measured."""
 
 _KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
 """Codecs that the package decodes itself where the device's libraries do not."""
 
 Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
-"""From the bytes of a :class:`Result` to rows that failed, and why."""
+"""Function from the bytes of a :class:`Result` to rows that failed, with reasons."""
 
 _Step = Callable[[Stream, int, int], None]
 
 
 def can_decompress(device: Decoders, codec: str) -> bool:
-    """Whether :meth:`CommandList.decompress` takes streams of this codec on this device."""
+    """Whether :meth:`CommandList.decompress` supports this codec on this device."""
     return codec in _KERNELS or device.codec(codec) is not None
 
 
 def checks_bounds(device: Decoders, codec: str) -> bool:
-    """Whether damaged streams of this codec do no harm on this device."""
+    """Whether the decoder of this codec on this device checks all bounds of damaged streams."""
     known = device.codec(codec)
     return codec in _KERNELS if known is None else known.detects_damage
 
@@ -73,26 +73,26 @@ class CommandList:
     stream : Stream
         All steps run on it, and scratch memory belongs to it.
     rows : ndarray of int64, shape (n,)
-        What the caller calls the values.
+        Numbers of the values, chosen by the caller.
     values : Spans, length n
-        Where the encoded values will be on the device when steps run.
+        Places of the encoded values on the device when the steps run.
     encoded : sequence of bytes-like, length n, optional
-        The same bytes in host memory; None if they never were there.
+        Bytes of the values in host memory; None if only the device has them.
 
     Attributes
     ----------
     rows : ndarray of int64
         Rows still on the device, in the order of the next two.
     values : Spans
-        Where the bytes of each are once the steps recorded so far have run.
+        Places of the bytes of each row after the steps recorded so far.
     encoded : list of bytes-like, or None
-        The same bytes in host memory, until a stage has decoded them. Valid while recording only.
+        Bytes of the values in host memory until a stage decodes them. Valid while recording only.
     distrust : Distrust or None
-        Why some decoders must not see the values any more, or never; None if all may.
+        Reason for which some decoders must not see the values; None if all may.
     refused : dict of int to str
-        Why other rows are left to the host.
+        Reasons for which other rows are left to the host.
     launches : int
-        Launches and calls of device libraries that :meth:`run` makes.
+        Number of launches and library calls that :meth:`run` makes.
     """
 
     __slots__ = (
@@ -165,26 +165,26 @@ class CommandList:
             ]
 
     def scratch(self, nbytes: int) -> int:
-        """Address of device memory that lives until the steps have run.
+        """Allocate device memory for the time of the steps, and return its address.
 
         Raises
         ------
         MemoryError
-            If there is not so much.
+            If there is not enough device memory.
         """
         allocation = self._device.allocate(nbytes, self._stream)
         self._scratch.append(allocation)
         return allocation.address
 
     def guard(self, spans: Spans, before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
-        """Have scratch memory watched: rows beside it have failed if any step writes it.
+        """Guard scratch memory: the rows beside it have failed if any step writes it.
 
         Parameters
         ----------
         spans : Spans
-            They do not overlap.
+            Guarded ranges of device memory, which do not overlap.
         before, after : ndarray of int64, shape (n,)
-            Row whose output is before and after each; -1 if none is.
+            Row whose output is before, and after, each range; -1 for none.
         """
         if not len(spans):
             return
@@ -193,9 +193,9 @@ class CommandList:
         self._guards.add(spans, before, after)
 
     def table(self, content: NDArray[Any]) -> Table:
-        """Have an array (descriptors, offsets) in device memory before the steps run.
+        """Add a table (descriptors, offsets) that is uploaded before the steps run.
 
-        It is read when the tables are written, so it may be completed until then.
+        Its content is read by :meth:`write_tables`, and may change until then.
         """
         part = Table(aligned(self._table_nbytes))
         self._tables.append(content)
@@ -203,16 +203,16 @@ class CommandList:
         return part
 
     def result(self, nbytes: int, check: Check) -> Result:
-        """Memory for a step to write, and how to read it afterwards."""
+        """Reserve device memory for the result of a step, which `check` reads afterwards."""
         part = Result(aligned(self._result_nbytes), nbytes)
         self._result_nbytes = part.offset + nbytes
         self._checks.append((part, check))
         return part
 
     def confirmations(self, blocks: NDArray[np.int64], reason: str) -> Result:
-        """A word for each value, to which as many blocks as there are here each add 1.
+        """Reserve a uint32 word for each value, to which each of its thread blocks adds 1.
 
-        Values of which one does not have failed, for `reason`.
+        Values whose sum is not their number of `blocks` have failed, for `reason`.
         """
         owners = self.rows
 
@@ -263,16 +263,16 @@ class CommandList:
     def decompress(
         self, codec: str, src: Spans, dst: Spans, rows: NDArray[np.int64] | None = None
     ) -> None:
-        """Record that streams are decompressed, each to exactly as many bytes as `dst` has.
+        """Record the decompression of streams, each to exactly as many bytes as `dst` has.
 
-        Those of rows that a checksum recorded before shows to be damaged do not reach a decoder
-        that does not check bounds: an empty stream takes their place in device memory.
+        A decoder that does not check bounds sees no stream of a row that an earlier checksum shows
+        to be damaged: an empty stream replaces it in device memory.
 
         Parameters
         ----------
         codec : str
-            One for which :func:`can_decompress` is true; `src` and `dst` are aligned as the
-            device's :class:`~gpustore.device.protocol.DeviceCodec` says, anyhow if it has none.
+            Codec for which :func:`can_decompress` is true. Alignments of `src` and `dst` are those
+            of the device's :class:`~gpustore.device.protocol.DeviceCodec`; any if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.
         """
@@ -316,14 +316,14 @@ class CommandList:
         expected: NDArray[np.uint32],
         rows: NDArray[np.int64] | None = None,
     ) -> None:
-        """Record that a checksum of each of `src` is compared with `expected`.
+        """Record the comparison of a checksum of each of `src` with `expected`.
 
         Parameters
         ----------
         name : str
             ``"crc32c"`` (Castagnoli), ``"crc32"`` (gzip) or ``"adler32"`` (zlib).
         src : Spans
-            For Adler-32 of fewer than 2**32 bytes each.
+            Ranges of device memory; for Adler-32, each of fewer than 2**32 bytes.
         rows : ndarray of int64, optional
             Row each range is part of; by default :attr:`rows`.
         """
@@ -343,12 +343,12 @@ class CommandList:
         self._launch_segments(family, name, src, [result])
 
     def check_bits(self, illegal: bytes) -> None:
-        """Record that values with bytes that have bits of `illegal` have failed.
+        """Record a check that fails values with any of the bits of `illegal` set.
 
         Parameters
         ----------
         illegal : bytes
-            The bits of each byte of an element in turn; values begin with an element.
+            Mask of each byte of an element in turn; values begin with an element.
         """
         if not len(self):
             return
@@ -359,7 +359,7 @@ class CommandList:
         self._launch_elements("check", illegal, [result])
 
     def clear_bits(self, illegal: bytes) -> None:
-        """Record that such bits are cleared in the values, where they lie."""
+        """Record the clearing of the bits of `illegal`, in place; see :meth:`check_bits`."""
         if len(self):
             self._launch_elements("clear", illegal, [])
 
@@ -385,7 +385,7 @@ class CommandList:
         self.launch(family, f"gs::{name}", count * segments, [table, *sizes, *arguments])
 
     def _replace_damaged(self, codec: str, streams: Table, owners: NDArray[np.int64]) -> None:
-        """Record that streams of damaged rows are replaced, in `streams` and in their order."""
+        """Record the replacement of streams of damaged rows, given in the order of `streams`."""
         for verdict in self._verdicts:
             order = np.argsort(verdict.rows)
             place = np.searchsorted(verdict.rows, owners, sorter=order)
@@ -408,18 +408,18 @@ class CommandList:
 
     @property
     def table_nbytes(self) -> int:
-        """Bytes that :meth:`write_tables` needs."""
+        """Number of bytes that :meth:`write_tables` writes."""
         return self._guard_table.offset + 16 * len(self._guards)
 
     @property
     def result_nbytes(self) -> int:
-        """Bytes that the steps fill and :meth:`failures` reads."""
+        """Number of bytes that the steps fill and :meth:`failures` reads."""
         part = self._guard_result
         return part.offset + part.nbytes
 
     @property
     def _guard_table(self) -> Table:
-        """Behind all others, as there is one of all guards."""
+        """Return the table of all guards, the last one of the list."""
         return Table(aligned(self._table_nbytes) if len(self._guards) else self._table_nbytes)
 
     @property
@@ -436,7 +436,7 @@ class CommandList:
             into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
 
     def run(self, tables: int, results: int) -> None:
-        """Ask the device for all steps, in order, on the stream of this list.
+        """Queue all steps, in order, on the stream of this list.
 
         Parameters
         ----------
@@ -467,7 +467,7 @@ class CommandList:
             self._device.free(self._scratch.pop(), self._stream)
 
     def failures(self, results: memoryview) -> dict[int, str]:
-        """Rows that did not decode, and why, from the results in host memory."""
+        """Return rows that did not decode, with reasons, from the results in host memory."""
         found = np.frombuffer(results, np.uint8, self.result_nbytes)
         failed: dict[int, str] = {}
         for part, check in (*self._checks, (self._guard_result, self._guards.overwritten)):

@@ -1,8 +1,7 @@
-"""A CUDA GPU as a :class:`gpustore.device.protocol.Device`: CuPy, nvcomp and kvikio, and nothing
-else.
+"""CUDA GPUs as :class:`gpustore.device.protocol.Device`, through CuPy, nvcomp and kvikio.
 
-It only translates. What is asked, in what order and with which memory, is decided above and tested
-on an emulated device; so this package and ``nvcomp`` are kept small.
+This package only translates calls. Their order and memory are decided by the callers, which are
+tested on an emulated device; so this package and ``nvcomp`` are kept small.
 
 Memory is CUDA's stream-ordered pool, which gives freed memory back to the streams that ordered the
 free before them. Arrays for the user come from CuPy's own pool. Every operation makes its device
@@ -44,7 +43,7 @@ _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
 
 def _on_device(operation: _Operation) -> _Operation:
-    """Run an operation on its device, and translate what CUDA says."""
+    """Decorate an operation to run on its device, and to raise our errors for CUDA's."""
 
     @wraps(operation)
     def guarded(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
@@ -87,22 +86,22 @@ class _Kernel:
 
 
 class CudaDevice:
-    """See :class:`gpustore.device.protocol.Device`.
+    """A CUDA GPU; methods are those of :class:`gpustore.device.protocol.Device`.
 
     Parameters
     ----------
     ordinal : int or None
-        As CUDA counts them; None is the one that is CuPy's current one.
+        CUDA's number of the device; None for the current device of CuPy.
 
     Attributes
     ----------
     decoder : str
-        What decodes, and if that is second choice why.
+        Name of the decoding library, with the reason if it is not the preferred one.
 
     Raises
     ------
     DeviceError
-        If there is no such device.
+        If the device does not exist.
     """
 
     def __init__(self, ordinal: int | None = None) -> None:
@@ -117,7 +116,7 @@ class CudaDevice:
 
     @_on_device
     def _keep_freed_memory(self) -> None:
-        """By default the pool gives memory back to the system whenever somebody synchronizes."""
+        """Have the pool keep freed memory; by default each synchronization gives it back."""
         runtime = cupy.cuda.runtime
         pool = runtime.deviceGetDefaultMemPool(self.ordinal)
         runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, _KEEP_ALL)

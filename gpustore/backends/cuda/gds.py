@@ -1,4 +1,4 @@
-"""kvikio: files read into device memory, straight from the disk where the system can do that.
+"""Reads of files into device memory by kvikio, through GPUDirect Storage where available.
 
 Without kvikio no file is opened, and the host reads. In its compatibility mode (no GPUDirect
 Storage, no ``/run/udev``, WSL) kvikio reads through host memory of its own. A read beyond the end
@@ -25,14 +25,14 @@ except ImportError:
 
 
 _PAGE_NBYTES = 4096
-"""What direct reads want offsets, lengths and addresses to be multiples of."""
+"""Alignment of offsets, lengths and addresses of direct reads, in bytes."""
 
 _THREADS = 8
-"""kvikio has one by default; whoever has set another number keeps it."""
+"""Threads of kvikio, unless the user has set a number; kvikio's default is 1."""
 
 
 class Read:
-    """A read on its way; see :class:`gpustore.device.protocol.FileRead`."""
+    """A read under way; see :class:`gpustore.device.protocol.FileRead`."""
 
     __slots__ = ("_future", "_path")
 

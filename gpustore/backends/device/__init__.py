@@ -1,10 +1,9 @@
 """The backend for device memory, written against :class:`gpustore.device.protocol.Device` alone.
 
-What is read goes through a :class:`~gpustore.backends.device.sink.DeviceSink`.
+Reads go through a :class:`~gpustore.backends.device.sink.DeviceSink`. Writes are those of the host:
+arrays on the device are copied to host memory first, and counted.
 
-Writes are those of the host: what lies on the device is copied there first, and counted.
-
-``docs/design/003-device.md`` says who owns which memory until when.
+``docs/design/003-device.md`` lists the owners of memory and the ends of their ownership.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
 BUFFERS = 4
-"""Submissions on their way to one device."""
+"""Most submissions under way to one device."""
 
 _SHARES = 6
-"""Parts of the budget that a submission takes: fetched bytes, decoded bytes, scratch of codecs."""
+"""Divisor of the budget of a submission: fetched and decoded bytes, scratch of codecs."""
 
 
 class DeviceBackend:
-    """Chunks to and from arrays on one device.
+    """Backend of arrays in the memory of one device.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ class DeviceBackend:
         self.files = OpenFiles(driven)
 
     def submission_nbytes(self, limits: Limits) -> int:
-        """Decoded bytes that should be on their way together."""
+        """Return the decoded bytes of one submission."""
         memory = self.driven.memory()
         budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
         return max(1, min(memory.l2_nbytes, budget // (BUFFERS * _SHARES)))
@@ -75,7 +74,7 @@ class DeviceBackend:
     def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why no file is read straight into device memory, None if large values are.
 
-        ``files.unsupported_reason`` says why this device reads no files, once that is known.
+        ``files.unsupported_reason`` is the reason if this device reads no files at all.
         """
         return self.unsupported_reason(chain) or direct_unsupported_reason(
             needs_bytes=chain.needs_bytes
@@ -121,12 +120,12 @@ class DeviceBackend:
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
     ) -> DeviceMemory:
-        """A new array on the device, of undefined contents.
+        """Allocate an array on the device, of undefined contents.
 
         Raises
         ------
         LimitError
-            If there is not so much memory.
+            If there is not enough memory.
         UnsupportedError
             If its elements are Python objects.
         """
@@ -152,7 +151,7 @@ class DeviceBackend:
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
     ) -> DeviceMemory:
-        """Memory of `out`, an array on this device."""
+        """Return the memory of `out`, an array on this device."""
         view = self.driven.wrap(out)
         if view is None:
             raise TypeError(
@@ -172,12 +171,12 @@ class DeviceBackend:
         return DeviceMemory(view, self.driven.record(self.driven.caller_stream(stream)))
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
-        """Host memory of `array`; what is on the device is copied, and counted."""
+        """Return host memory of `array`; an array on the device is copied, and counted."""
         view = self.driven.wrap(array)
         return HOST.source(array if view is None else self._downloaded(view), domain, dtype)
 
     def _downloaded(self, view: DeviceArray) -> NDArray[Any]:
-        """A copy of a device array in host memory."""
+        """Copy a device array to host memory."""
         array = np.empty(view.shape, view.dtype)
         if not array.nbytes:
             return array
@@ -304,14 +303,14 @@ class DeviceBackend:
             self._launch(record, [out])
 
     def to_host(self, elements: Any) -> NDArray[Any]:
-        """A copy in host memory, counted."""
+        """Copy an array to host memory, and count its bytes."""
         view = self.driven.wrap(elements)
         return np.asarray(elements) if view is None else self._downloaded(view)
 
     def _launch(
         self, record: Callable[[CommandList], None], memories: Sequence[DeviceMemory]
     ) -> None:
-        """Run what `record` records, which reads and writes `memories`, and wait for it."""
+        """Run the commands of `record`, which read and write `memories`, and wait for them."""
         device = self.driven
         buffer = self.buffers.take(wait=True)
         assert buffer is not None

@@ -1,4 +1,4 @@
-"""Which arrays on a device a kernel converts, and how.
+"""Conversions of arrays on a device by kernels.
 
 To float16, bfloat16 and float32 it computes the numbers wherever they lie (:func:`.cast_launches`).
 If both arrays lie alike, what elements of one byte become, of whatever type, is looked up in a
@@ -31,20 +31,20 @@ from gpustore.device.kernels.value import (
 from gpustore.device.protocol import DeviceArray
 
 _WORD_NBYTES: Final = 8
-"""Longest elements that are looked up."""
+"""Longest elements that a table holds, in bytes."""
 
 
 def conversion_of(
     source: DeviceArray, target: DeviceArray, convert: Converter
 ) -> Callable[[CommandList], None] | None:
-    """What records the launch that converts all elements; None if no kernel does.
+    """Return the function that records the launch of a conversion; None if no kernel does it.
 
     Parameters
     ----------
     source, target : DeviceArray
-        Of one shape, with elements.
+        Arrays on the device, of the same shape and not empty.
     convert : Converter
-        What the host does with elements of `source`, each by itself.
+        Elementwise conversion of `source` on the host.
     """
     if has_cast(source.dtype, target.dtype):
         rank = max(1, len(source.shape))
@@ -78,12 +78,12 @@ def conversion_of(
 
 
 def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of both parts of complex numbers; others as they are."""
+    """Return the data type of the parts of complex numbers, and any other type unchanged."""
     return np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 def _conversions(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[Conversion, ...] | None:
-    """What becomes of each number, None if the kernel does not know such numbers."""
+    """Return the conversion of each number; None if the kernel lacks one of the types."""
     if number_format(source) is None or number_format(target) is None:
         return None
     if not np.issubdtype(target, np.integer) and target.name not in NARROW:

@@ -1,4 +1,4 @@
-"""Reads of files straight into device memory: which values are read so, and those of one batch.
+"""Reads of files straight into device memory: their conditions, and the reads of a batch.
 
 The bytes lie at the end of a staging buffer. A view of its pinned memory stands for them, whose
 bytes only the device has, until :meth:`DirectReads.fetch` brings them to the host. Checksums that a
@@ -27,7 +27,7 @@ LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
 reads less than 16 KiB through host memory."""
 
 _PAGES_NBYTES = 2 * 4096
-"""What a read may bring beyond the bytes wanted, if pages are as large as they are here."""
+"""Most bytes that rounding to pages of 4096 bytes adds to a read."""
 
 
 def direct_unsupported_reason(
@@ -39,7 +39,7 @@ def direct_unsupported_reason(
 ) -> str | None:
     """Return why a value is read through host memory, None if it goes straight to the device.
 
-    What is not given or not known yet is no obstacle.
+    Properties that are not given or not known yet count as no obstacle.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ def direct_unsupported_reason(
         Whether the host must see the encoded bytes
         (:attr:`gpustore.codec_chain.chain.CodecChain.needs_bytes`).
     nbytes, file_nbytes : int
-        Of the part of the file that is read, and of the file.
+        Bytes of the part of the file that is read, and of the file.
     is_direct : bool
-        As :class:`~gpustore.device.protocol.DeviceFile` says.
+        Attribute ``is_direct`` of :class:`~gpustore.device.protocol.DeviceFile`.
 
     >>> direct_unsupported_reason(nbytes=1 << 20, file_nbytes=1 << 30)
     >>> direct_unsupported_reason(is_direct=False)
@@ -64,7 +64,7 @@ def direct_unsupported_reason(
 
 
 def pages_nbytes(count: int, nbytes: int) -> int:
-    """Room for what is read before and behind `count` values, of `nbytes` together, to whole pages.
+    """Return the bytes that rounding to pages adds to `count` values of `nbytes` together.
 
     >>> pages_nbytes(3, 2 << 20), pages_nbytes(3, 1000)
     (32768, 0)
@@ -75,16 +75,16 @@ def pages_nbytes(count: int, nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The checksum of a value whose bytes are on the device only.
+    """Checksum of a value whose bytes are on the device only.
 
     Attributes
     ----------
     start, nbytes : int
         Place of the value, in bytes of the staging buffer.
     crc32 : int
-        CRC-32 that it must have.
+        Expected CRC-32 of the value.
     error : callable
-        Makes the error from the CRC-32 that it has instead.
+        Makes the error from another, computed CRC-32.
     """
 
     start: int
@@ -110,7 +110,7 @@ class _Read:
         self._wanted = wanted
 
     def wait(self) -> None:
-        """Wait for its end, and give its handle back."""
+        """Wait for the end of the read, and give its handle back."""
         if self.is_done:
             return
         self.is_done = failed = True
@@ -210,12 +210,12 @@ class DirectReads:
             self.expected.append(Expected(start, len(value), crc32, error))
 
     def fetch(self) -> list[tuple[Expected, int]]:
-        """Bring the bytes that only the device has into pinned memory.
+        """Copy the bytes that only the device has into pinned memory.
 
         Returns
         -------
         list of (Expected, int)
-            Values whose checksum is wrong, and the checksum that they have.
+            Values with a wrong checksum, and the one computed.
         """
         buffer = self._buffer
         if not buffer.has_end:

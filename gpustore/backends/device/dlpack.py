@@ -73,7 +73,7 @@ _NARROW: dict[tuple[int, int], type] = {
     (13, 8): ml_dtypes.float8_e5m2fnuz,
     (14, 8): ml_dtypes.float8_e8m0fnu,
 }
-"""Types by code and bits."""
+"""Data types by DLPack code and bits."""
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
@@ -82,7 +82,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class Tensor(NamedTuple):
-    """Where the elements of an array lie; strides in bytes."""
+    """Address, shape, data type and byte strides of an array on a device."""
 
     address: int
     strides: tuple[int, ...]
@@ -92,24 +92,24 @@ class Tensor(NamedTuple):
 
 
 def is_on_cuda(array: Any) -> bool:
-    """Whether an object has DLPack and says that its memory is a CUDA device's."""
+    """Whether an object exports DLPack with memory of a CUDA device."""
     device = getattr(array, "__dlpack_device__", None)
     return device is not None and int(device()[0]) in (_CUDA, _CUDA_MANAGED)
 
 
 def tensor_of(array: Any, stream: int) -> tuple[Tensor, Any]:
-    """The tensor of an array, and the capsule that has to be kept as long as it is used.
+    """Return the tensor of an array, and the capsule to keep as long as the tensor is used.
 
     Parameters
     ----------
     stream : int
-        Address of the CUDA stream on which the memory will be used. Its owner orders what it has
-        asked for so far before what is asked of this stream from now on.
+        Address of the CUDA stream on which the memory will be used. The exporter orders its work
+        so far before later work of this stream.
 
     Raises
     ------
     TypeError
-        If its type is none of NumPy's and of ml_dtypes', or the capsule no DLPack.
+        If NumPy and ml_dtypes lack its data type, or the capsule is not of DLPack.
     """
     stream = stream or _DEFAULT_STREAM
     try:

@@ -1,4 +1,4 @@
-"""Device memory and streams by address, as other libraries give and take them.
+"""Device memory and streams by address, exchanged with other libraries.
 
 Arrays come through ``__cuda_array_interface__`` (version 3) or DLPack. Which device an address lies
 on is for the caller to find out.
@@ -19,12 +19,12 @@ from gpustore.codec_chain.base import ChunkBytes
 
 @dataclass(frozen=True, slots=True)
 class ForeignArray:
-    """An array that somebody else made; see :class:`gpustore.device.protocol.DeviceArray`.
+    """Array of another library; see :class:`gpustore.device.protocol.DeviceArray`.
 
     Attributes
     ----------
     capsule : object
-        What keeps the memory of a DLPack array, besides the array; else None.
+        DLPack capsule that keeps the memory alive besides the array; None for other protocols.
     """
 
     array: Any
@@ -37,7 +37,7 @@ class ForeignArray:
 
 
 def foreign_array(array: Any, stream: int) -> ForeignArray | None:
-    """The device memory of an array; None for any other object.
+    """Return the device memory of an array; None for any other object.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def foreign_array(array: Any, stream: int) -> ForeignArray | None:
     Raises
     ------
     TypeError
-        If its type is one that NumPy and ml_dtypes do not have.
+        If NumPy and ml_dtypes lack its data type.
     """
     dtype = getattr(array, "dtype", None)
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -68,7 +68,7 @@ def foreign_array(array: Any, stream: int) -> ForeignArray | None:
 
 
 class DeviceBytes:
-    """Device memory, as other libraries take it."""
+    """Device memory, exported to other libraries by ``__cuda_array_interface__``."""
 
     __slots__ = ("__cuda_array_interface__",)
 
@@ -83,7 +83,7 @@ class DeviceBytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamHandle:
-    """A stream given as a number, in the protocol that CuPy understands."""
+    """Stream given by its address, exported by the protocol ``__cuda_stream__``."""
 
     address: int
 

@@ -1,4 +1,4 @@
-"""Files that a device has open, to read them straight into its memory.
+"""Open files of a device, for reads straight into its memory.
 
 A kvstore opens a file as for any read. The device opens files by path, so it gets the path that the
 system has for an open descriptor: that names the file itself, whatever has been renamed or linked
@@ -25,27 +25,27 @@ from gpustore.errors import DeviceError, UnsupportedError
 from gpustore.runtime.statistics import STATISTICS
 
 HANDLES = 64
-"""Most handles that are kept; each is about three descriptors of the process."""
+"""Most handles that are kept; each takes about three descriptors of the process."""
 
 _FAILURES = 8
-"""So many failures in a row, and reads of that file system are not tried any more."""
+"""Failures in a row after which no reads of a file system are tried any more."""
 
 _Identity = tuple[int, int, int, int]
 
 
 class Handle:
-    """A file that the device has open.
+    """Open file of a device.
 
     Attributes
     ----------
     file : DeviceFile
     uses : int
-        Reads that are on their way; it is not closed before they have ended.
+        Number of reads under way; the file is not closed before they have ended.
 
     Raises
     ------
     OSError, UnsupportedError
-        As :meth:`gpustore.device.protocol.Device.open_file`.
+        Errors of :meth:`gpustore.device.protocol.Device.open_file`.
     """
 
     __slots__ = ("_descriptor", "_identity", "file", "uses")
@@ -62,27 +62,27 @@ class Handle:
 
     @property
     def device_number(self) -> int:
-        """Of the file system."""
+        """Number of the file system, ``st_dev``."""
         return self._identity[0]
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has written to the file since the kvstore looked at it."""
+        """Whether the file was not written to since the kvstore read its status."""
         return _identity(os.fstat(self._descriptor)) == self._identity
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file has no name any more: no store will ask for it again."""
+        """Whether the file has no name any more, so that no store can open it again."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def close(self, device: Device) -> None:
-        """Close it. No read of it may be on its way."""
+        """Close the file; none of its reads may be under way."""
         with suppress(DeviceError):  # A lost device has lost its files too.
             device.close_file(self.file)
         os.close(self._descriptor)
 
 
 class OpenFiles:
-    """The files that a device has open. Any number of threads may use it at once.
+    """Cache of the open files of a device. Thread-safe.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class OpenFiles:
     Attributes
     ----------
     unsupported_reason : str or None
-        Why this device reads no files at all, once that is known.
+        Reason if this device reads no files at all; None as long as none is known.
     """
 
     def __init__(self, device: Device) -> None:
@@ -105,21 +105,21 @@ class OpenFiles:
         weakref.finalize(self, _close_at_exit, device, self._handles, self._pid)
 
     def take(self, fd: int, status: os.stat_result, end_reads: Callable[[], None]) -> Handle | None:
-        """Return the handle to read an open file with, which the caller puts back.
+        """Return the handle of an open file, which the caller puts back.
 
         Parameters
         ----------
         fd : int
-            The file; the caller may close it afterwards.
+            Descriptor of the file; the caller may close it afterwards.
         status : os.stat_result
-            Of `fd`.
+            Status of `fd`.
         end_reads : callable
-            Called if all handles are in use: puts back those that the caller has.
+            Puts back the handles of the caller; called if all handles are in use.
 
         Returns
         -------
         Handle or None
-            None: read it through host memory; the reason is counted.
+            Handle; None to read through host memory, after the reason was counted.
         """
         if self.unsupported_reason is not None or status.st_dev in self._indirect:
             STATISTICS.add(direct_unavailable=1)
@@ -187,14 +187,14 @@ class OpenFiles:
                 self._indirect.add(device_number)
 
     def close_idle(self) -> None:
-        """Close all handles that nobody has."""
+        """Close all handles that are not in use."""
         self._forget_after_fork()
         with self._lock:
             idle = self._evicted(0)
         self._close(idle)
 
     def _evicted(self, most: int) -> list[Handle]:
-        """Take out handles that nobody has, the oldest first, until at most `most` are left."""
+        """Remove idle handles, the oldest first, until at most `most` are left, and return them."""
         idle = [identity for identity, one in self._handles.items() if not one.uses]
         # The disk keeps a file that has no name until the last handle is closed.
         gone = [identity for identity in idle if self._handles[identity].is_deleted]
@@ -207,7 +207,7 @@ class OpenFiles:
             handle.close(self._device)
 
     def _forget_after_fork(self) -> None:
-        """Handles of the parent process are not ours, to use or to close."""
+        """Forget the handles of the parent process, without closing them."""
         if os.getpid() != self._pid:
             _INHERITED.append(self._handles)
             self._lock = threading.Lock()
@@ -216,7 +216,7 @@ class OpenFiles:
 
 
 _INHERITED: list[OrderedDict[_Identity, Handle]] = []
-"""Kept, because the libraries close what is dropped."""
+"""Handles of the parent, kept because the libraries close handles that are dropped."""
 
 
 def _identity(status: os.stat_result) -> _Identity:
@@ -224,6 +224,6 @@ def _identity(status: os.stat_result) -> _Identity:
 
 
 def _close_at_exit(device: Device, handles: OrderedDict[_Identity, Handle], pid: int) -> None:
-    """Before the libraries that the handles belong to are gone."""
+    """Close the handles at exit, before their libraries are unloaded."""
     while handles and os.getpid() == pid:
         handles.popitem()[1].close(device)

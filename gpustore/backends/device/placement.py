@@ -1,8 +1,8 @@
-"""Where the elements of chunks go on a device, recorded as launches of kernels.
+"""Placement of the elements of chunks on a device, recorded as launches of kernels.
 
-:class:`Places` are rectangles: one a row of a plan window, or one a region of a chunk.
-The copy of :mod:`gpustore.device.kernels.launch` does everything at once that a layout may ask
-for: C and F order, transposes, steps, fields and byte order.
+:class:`Places` are rectangles: one a row of a plan window, or one a region of a chunk. The copy of
+:mod:`gpustore.device.kernels.launch` supports every layout in a single launch: C and F order,
+transposes, steps, fields and byte order.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Part:
     Attributes
     ----------
     offset, itemsize : int
-        Where they are.
+        First byte in the element, and number of bytes.
     unit : int
-        Bytes of which the order is reversed, each unit by itself; 1 to copy them as they are.
+        Bytes of a unit whose order is reversed; 1 to copy the bytes unchanged.
     shape, strides : tuple of int
-        Of a subarray: how often they occur, and how many bytes apart.
+        Shape and byte strides of a subarray; empty for a single occurrence.
     """
 
     offset: int
@@ -54,7 +54,7 @@ class Part:
 
 
 def parts(dtype: np.dtype[Any]) -> list[Part]:
-    """What an element is copied in: one part, but for records of another byte order.
+    """Split an element into parts to copy: one, except for records of another byte order.
 
     >>> parts(np.dtype("<u4").newbyteorder()), parts(np.dtype("V3"))
     ([Part(offset=0, itemsize=4, unit=4, shape=(), strides=())], \
@@ -67,7 +67,7 @@ def parts(dtype: np.dtype[Any]) -> list[Part]:
 
 
 def _leaves(dtype: np.dtype[Any], offset: int) -> Iterator[Part]:
-    """The fields of fields that are no records; NumPy knows no order of subarrays."""
+    """Yield the innermost fields of a record; NumPy has no byte order of subarrays."""
     if dtype.fields is None:
         unit = {"c": dtype.itemsize // 2, "U": 4}.get(dtype.kind, dtype.itemsize)
         yield Part(offset, dtype.itemsize, 1 if dtype.isnative else unit)
@@ -83,22 +83,22 @@ def _leaves(dtype: np.dtype[Any], offset: int) -> Iterator[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the elements of some chunks go: rectangles of them, each from one chunk to one array.
+    """Destinations of the elements of some chunks: rectangles, each from one chunk to one array.
 
     Attributes
     ----------
     first : ndarray of int64, shape (chunks + 1,)
-        Where the rectangles of each chunk begin.
+        Number of the first rectangle of each chunk, and their total.
     src : ndarray of int64, shape (n,)
-        First byte of each in the bytes of its chunk that there are.
+        First byte of each rectangle in the bytes of its chunk that were read.
     dst : ndarray of int64, shape (n,)
-        Address of its first element.
+        Device address of the first element of each rectangle.
     count : ndarray of int64, shape (rank, n)
         Elements along each dimension.
     src_stride, dst_stride : integers, shape (rank,) or (rank, n)
         Bytes between neighbours.
     dtype : dtype
-        Of the arrays.
+        Data type of the arrays.
     points : list of tuple of Points, length n, optional
         Offsets that index arrays add to each; see :class:`~gpustore.planning.window.PlanWindow`.
     """
@@ -114,7 +114,7 @@ class Places:
 
     @classmethod
     def of_rows(cls, rows: PlanWindow, layout: ChunkBytes, out: DeviceArray) -> Places:
-        """One rectangle a row."""
+        """Make the places of a plan window, one rectangle a row."""
         n = len(rows)
         count = np.empty((len(rows.count), n), np.int64)
         for d, column in enumerate(rows.count):
@@ -139,7 +139,7 @@ class Places:
         layout: ChunkBytes,
         out: Sequence[DeviceArray],
     ) -> Places:
-        """The regions of some chunks of a window; of single elements as one list a chunk.
+        """Make the places of the regions of some chunks; single elements are one list a chunk.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Places:
         )
 
     def take(self, chunks: Integers) -> Places:
-        """The places of the chunks with these numbers."""
+        """Return the places of the chunks with these numbers."""
         counts = self.first[chunks + 1] - self.first[chunks]
         first = np.concatenate(([0], np.cumsum(counts)))
         some = np.arange(first[-1]) + np.repeat(self.first[chunks] - first[:-1], counts)
@@ -201,7 +201,7 @@ class Places:
 
 
 def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) -> ArrayLike:
-    """Strides of each region; of all together if they are the same."""
+    """Return the strides of each region, or those of all if they are the same."""
     if len(set(strides)) == 1:
         return strides[0]
     each: Integers = np.array(strides, np.int64)[target].T
@@ -222,9 +222,9 @@ def place(
     some : ndarray of int64, shape (n,)
         Numbers of the chunks.
     chunks : ndarray of uint64, shape (n,)
-        Address of the bytes of each.
+        Device address of the bytes of each chunk.
     stored : dtype
-        Of an element there.
+        Data type of an element in a chunk.
     """
     if len(some):
         _copy(commands, places.take(some), chunks.astype(np.int64), stored, one_element=False)
@@ -233,7 +233,7 @@ def place(
 def place_fill(
     commands: CommandList, places: Places, some: Integers, fill: bytes, address: int
 ) -> None:
-    """Record that the elements of some chunks become `fill`, which is at `address` too."""
+    """Record a fill of the elements of some chunks by `fill`, whose copy is at `address`."""
     if not len(some):
         return
     taken = places.take(some)
@@ -284,12 +284,12 @@ def _copy(
 
 
 def _repeated(column: Sequence[int], n: int) -> Integers:
-    """The same for each of `n` rectangles, shape (len(column), n)."""
+    """Repeat a column for each of `n` rectangles, to shape (len(column), n)."""
     return np.repeat(np.array(column, np.int64).reshape(-1, 1), n, axis=1)
 
 
 def _with_part(stride: ArrayLike, part: Part, n: int) -> ArrayLike:
-    """Strides of the dimensions of rectangles, and of those of a subarray behind them."""
+    """Append the strides of a subarray to those of rectangles."""
     if not part.shape:
         return stride
     given = np.asarray(stride, np.int64)

@@ -1,4 +1,4 @@
-"""The sink of a device: what one task of a read has on its way there.
+"""Sink of a device, with the submissions of one task of a read.
 
 The values of one submission (:mod:`gpustore.backends.device.submission`) are fetched into a
 staging buffer while the submissions of others run.
@@ -28,20 +28,20 @@ from gpustore.runtime.buffer import Buffer
 
 _ROW_NBYTES = 512
 _REGION_NBYTES = 160
-"""Room in a staging buffer for tables, for each row and for each region of it."""
+"""Bytes of a staging buffer reserved for tables, for each row and each of its regions."""
 
 _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """An array on a device, and when it may be used.
+    """Array on a device, with the event after which it may be used.
 
     Attributes
     ----------
     view : DeviceArray
     ready : Event
-        Behind it the memory is nobody else's.
+        Event behind all other uses of the memory.
     """
 
     view: DeviceArray
@@ -57,18 +57,18 @@ class DeviceMemory:
 
 
 class DeviceSink:
-    """See :class:`gpustore.backends.base.Sink`; values are placed until :meth:`finish` returns.
+    """Sink into device memory; all values are placed when :meth:`finish` returns.
 
     Parameters
     ----------
     device : Device
     buffers : StagingBuffers
     files : OpenFiles or None
-        What values are read from straight into device memory; None if the host must see them.
+        Files for reads straight into device memory; None if the host must see the values.
     chain, fill_value, out, check, rows, regions
-        As for :meth:`gpustore.backends.base.Backend.sink`.
+        Parameters of :meth:`gpustore.backends.base.Backend.sink`.
     nbytes : int
-        Decoded bytes that should be in a submission.
+        Approximate decoded bytes of a submission.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DeviceSink:
             self._next = None
 
     def arena(self) -> Arena:
-        """Memory for the values of the next submission."""
+        """Return the arena, in pinned host memory, for the values of the next submission."""
         if self._next is None:
             buffer = self._buffers.take(wait=not self._pending)
             while buffer is None:
@@ -194,7 +194,7 @@ class DeviceSink:
         self._check(rows, submission.values, errors)
 
     def _shrink(self) -> None:
-        """End what runs, except the newest, and give back idle memory."""
+        """Finish all submissions except the newest, and give back idle memory."""
         while len(self._pending) > 1:
             self._finish_one()
         self._buffers.free()

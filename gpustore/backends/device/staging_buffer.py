@@ -1,4 +1,4 @@
-"""Memory that submissions pass through on their way to a device, kept from one to the next.
+"""Staging buffers: memory that submissions to a device pass through, kept for the next ones.
 
 A :class:`StagingBuffer` is pinned host memory, device memory of the same size, and a stream. Who
 holds one may write its pinned memory; it gives the buffer back when an event behind all copies of
@@ -27,7 +27,7 @@ _SMALLEST_NBYTES = 1 << 20
 
 
 class _StagingArena(Arena):
-    """Hands out a staging buffer, and ordinary memory once that is full."""
+    """Arena in the pinned memory of a staging buffer, and in ordinary memory once that is full."""
 
     __slots__ = ("_buffer",)
 
@@ -41,7 +41,7 @@ class _StagingArena(Arena):
 
 
 class StagingBuffer:
-    """Pinned memory, as much device memory, and a stream; one thread's at a time.
+    """Pinned host memory, device memory of the same size, and a stream; for one thread at a time.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ class StagingBuffer:
     ----------
     stream : Stream
     nbytes : int
-        Size of the pinned memory, and of the device memory.
+        Size of the pinned memory, and of the device memory, in bytes.
     used : int
-        Bytes at the start that are taken.
+        Number of bytes taken from the start.
     arena : Arena
-        Hands out the buffer to those who fetch values.
+        Arena in the pinned memory, for fetched values.
     """
 
     __slots__ = (
@@ -86,16 +86,16 @@ class StagingBuffer:
         return self._pinned
 
     def address(self, start: int) -> int:
-        """Where byte `start` of the buffer is in device memory once it is uploaded."""
+        """Return the device address of byte `start` of the buffer."""
         assert self._allocation is not None
         return self._allocation.address + start
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Bytes of the buffer."""
+        """Return a view of bytes of the pinned memory."""
         return self.pinned.view[start : start + nbytes]
 
     def reserve(self, nbytes: int) -> int | None:
-        """Take bytes of the buffer: the first of them, None if there are not so many."""
+        """Take bytes of the buffer and return their start; None if there are not enough."""
         start = -(-self.used // _PART_ALIGNMENT) * _PART_ALIGNMENT
         if start + nbytes > self._end:
             return None
@@ -103,12 +103,12 @@ class StagingBuffer:
         return start
 
     def resize(self, nbytes: int) -> None:
-        """Have at least `nbytes` bytes; what was in the buffer is lost if it has fewer.
+        """Grow to at least `nbytes` bytes; growing loses the contents.
 
         Raises
         ------
         MemoryError
-            If they cannot be had. The buffer has no memory then.
+            If there is not enough memory; the buffer has none then.
         """
         if nbytes <= self.nbytes:
             return
@@ -125,9 +125,9 @@ class StagingBuffer:
         self._origin = np.frombuffer(self._pinned.view, np.uint8).ctypes.data
 
     def lacks(self, values: Sequence[Buffer], room: int) -> int:
-        """Return the size needed to :meth:`hold` `values` and `room` more, 0 if it is there.
+        """Return the size needed to :meth:`hold` `values` and `room` more bytes; 0 if it suffices.
 
-        It loses what is in it when it grows.
+        Growing to that size loses the contents.
         """
         padding = _PART_ALIGNMENT
         outside = sum(len(value) + padding for value in values if self.start_of(value) is None)
@@ -136,7 +136,7 @@ class StagingBuffer:
         return sum(len(value) + padding for value in values) + room + 4 * padding
 
     def hold(self, values: Sequence[Buffer]) -> list[int]:
-        """Bring `values` into the buffer, unless they are there: where each begins."""
+        """Copy values outside the buffer into it; return the start of each value."""
         found: list[int] = []
         for value in values:
             start = self.start_of(value)
@@ -155,12 +155,12 @@ class StagingBuffer:
         return start if 0 <= start < self.nbytes else None
 
     def clear(self) -> None:
-        """Take the whole buffer back, and its arena; waits for reads into its end.
+        """Empty the buffer and its arena, after waiting for reads into its end.
 
         Raises
         ------
         DeviceError
-            If the device was lost; the buffer is taken back all the same.
+            If the device was lost; the buffer is emptied all the same.
         """
         direct, self.arena.direct = self.arena.direct, None
         self.arena.reset()
@@ -169,7 +169,7 @@ class StagingBuffer:
             direct.end()
 
     def free(self) -> None:
-        """Give its memory back; nothing of it may be in use."""
+        """Free the memory of the buffer, none of which may be in use."""
         pinned, self._pinned = self._pinned, None
         allocation, self._allocation = self._allocation, None
         self.nbytes = self.used = self._end = 0
@@ -191,7 +191,7 @@ class StagingBuffer:
         return start is not None and start >= self._end
 
     def reserve_end(self, nbytes: int, alignment: int) -> int | None:
-        """Take bytes of the end, at an aligned address: the first, None if there are not enough."""
+        """Take aligned bytes at the end and return their start; None if there are not enough."""
         address = (self.address(self._end) - nbytes) // alignment * alignment
         start = address - self.address(0)
         if start < self.used:
@@ -200,7 +200,7 @@ class StagingBuffer:
         return start
 
     def settle(self) -> None:
-        """Wait until the device memory is there: no stream orders reads of files behind that."""
+        """Wait for the allocation of the device memory, which reads of files do not wait for."""
         if not self._is_settled:
             self._device.synchronize(self._device.record(self.stream))
             STATISTICS.add(waits=1)
@@ -215,13 +215,13 @@ class StagingBuffer:
 
 
 class StagingBuffers:
-    """The buffers of a device.
+    """Pool of the staging buffers of a device. Thread-safe.
 
     Parameters
     ----------
     device : Device
     count : int
-        How many there are at most.
+        Largest number of buffers.
     """
 
     def __init__(self, device: Device, count: int) -> None:
@@ -231,9 +231,9 @@ class StagingBuffers:
         self._changed = threading.Condition()
 
     def take(self, *, wait: bool) -> StagingBuffer | None:
-        """Take a buffer, which the caller puts back; None if none is idle and it shall not wait.
+        """Take a buffer, which the caller puts back; None if none is idle and `wait` is false.
 
-        Only a thread that holds no buffer may wait: those who hold one never wait for another.
+        Only a thread that holds no buffer may wait, so that no two threads wait for each other.
         """
         with self._changed:
             while not self._idle:
@@ -249,7 +249,7 @@ class StagingBuffers:
         return buffer
 
     def put(self, buffer: StagingBuffer) -> None:
-        """Give a buffer back. All that was asked of its stream has run."""
+        """Give a buffer back; all work of its stream has ended."""
         with suppress(DeviceError):  # Whoever asks a lost device for anything is told.
             buffer.clear()
         with self._changed:
@@ -257,7 +257,7 @@ class StagingBuffers:
             self._changed.notify()
 
     def free(self) -> None:
-        """Give back the memory of all buffers that nobody holds."""
+        """Free the memory of all idle buffers."""
         with self._changed:
             for buffer in self._idle:
                 buffer.free()

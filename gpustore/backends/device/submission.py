@@ -1,4 +1,4 @@
-"""One submission of a read: values of some chunks, on their way to a device.
+"""Submissions: values of some chunks of a read, uploaded to a device and decoded together.
 
 1. :meth:`Submission.begin` brings the values into a staging buffer, lets the chain record its
    steps and the placement its launches, and asks the device for one upload of values and tables,
@@ -37,7 +37,7 @@ _TABLES_PER_ROW_NBYTES = 256
 
 
 class Submission:
-    """See the module. The staging buffer is its own until it is finished or given up.
+    """Submission of values to a device; it owns its staging buffer until finished or given up.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ class Submission:
     direct : DirectReads or None
         Reads of files that have ended in the buffer.
     places : Places
-        Where the elements of each value go.
+        Destinations of the elements of each value.
     values : sequence of bytes-like or None
-        None is a missing chunk.
+        Encoded values in host memory, or at the end of the buffer; None for a missing chunk.
     chain : CodecChain
     fill_value : ndarray
         Value of missing elements, or the bytes of a stored record.
     ready : sequence of Event
-        Behind them the places may be written.
+        Events after which the destinations may be written.
     shrink : callable
-        Gives back the device memory that others hold and do not need.
+        Frees device memory that other submissions hold and do not need.
     narrowed : bool
         Whether the values are parts of uncompressed chunks.
     decoded : bool
@@ -64,7 +64,7 @@ class Submission:
     Attributes
     ----------
     values
-        As given; they may have moved into the staging buffer.
+        Values of the parameter; they may have moved into the staging buffer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Submission:
         self._own: tuple[Pinned, Allocation] | None = None
 
     def begin(self) -> None:
-        """Ask the device for everything, or do all in halves if there is too little memory."""
+        """Queue all work on the device; if memory is short, run halves of it one by one."""
         try:
             self._begin()
         except MemoryError:
@@ -131,7 +131,7 @@ class Submission:
     def _part(
         self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
     ) -> Submission:
-        """Another one for some of the values, in the same buffer."""
+        """Make a submission of some of the values, in the same buffer."""
         return Submission(
             self._device,
             self._buffer,
@@ -147,7 +147,7 @@ class Submission:
         )
 
     def complete(self) -> dict[int, GpustoreError]:
-        """Begin and finish it."""
+        """Begin and finish; return the error of each row that failed."""
         try:
             self.begin()
             return self.finish()
@@ -211,7 +211,7 @@ class Submission:
     def _check_checksums(
         self, commands: CommandList, starts: Sequence[int], expected: Sequence[Expected]
     ) -> None:
-        """Have the device compare checksums of values; those of the list begin at `starts`."""
+        """Record the comparison of checksums of values; values of the list begin at `starts`."""
         buffer = self._buffer
         # Of values that were read together the first stands for all.
         row_at = dict(zip(starts, commands.rows.tolist()))
@@ -227,7 +227,7 @@ class Submission:
         )
 
     def _fetch_direct(self) -> None:
-        """Bring what only the device has to the host, and compare what nobody has compared."""
+        """Copy bytes that only the device has to the host; compare checksums left to compare."""
         if self._direct is None:
             return
         for whole, found in self._direct.fetch():
@@ -236,7 +236,7 @@ class Submission:
                     self._errors[i] = whole.error(found)
 
     def _decode_on_host(self) -> bool:
-        """Decode values that no device can; whether the device decodes them."""
+        """Return whether the device decodes the values; if not, decode them on the host."""
         if self._decoded:
             return False
         if self._chain.unsupported_reason(self._device) is None:
@@ -256,7 +256,7 @@ class Submission:
         return False
 
     def _decode(self, value: Buffer) -> Buffer:
-        """A chunk, or the part that a value is of a raw one, checked by the host."""
+        """Decode a chunk, or a part of a raw one, on the host."""
         return self._chain.check(value) if self._narrowed else self._chain.decode(value)
 
     def _is_record(self) -> bool:
@@ -266,7 +266,7 @@ class Submission:
         return dtype.type is np.void and dtype.itemsize == record
 
     def _pattern(self) -> bytes:
-        """What missing rows are placed from: an element, or a chunk of records."""
+        """Return the bytes that fill missing rows: an element, or a chunk of records."""
         layout = self._chain.layout
         if self._is_record():
             record: bytes = self._fill_value.tobytes()
@@ -319,7 +319,7 @@ class Submission:
         STATISTICS.add(copies=copies, bytes_to_device=nbytes, launches=commands.launches)
 
     def finish(self) -> dict[int, GpustoreError]:
-        """Wait, and decode what is left on the host: the error of each row that cannot be had."""
+        """Wait, and decode failed rows on the host; return errors of those that fail again."""
         commands = self._commands
         if commands is None:
             return self._errors
@@ -364,7 +364,7 @@ class Submission:
                 decoded.clear()
 
     def give_up(self) -> None:
-        """Wait until nothing of it runs any more, and free what it has. May be called again."""
+        """Wait until none of its work runs any more, and free its memory. May be called again."""
         if self._commands is None:
             return
         with suppress(DeviceError):  # Lost with all its memory; the cause is on its way already.

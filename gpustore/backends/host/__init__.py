@@ -35,11 +35,11 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 
 _CONVERTED_NBYTES = 1 << 20
-"""Elements of about so many bytes are converted at once."""
+"""Approximate bytes of the elements converted at once."""
 
 
 class HostBackend:
-    """Chunks to and from NumPy arrays on the calling thread."""
+    """Backend of NumPy arrays in host memory; works on the calling thread."""
 
     name = "host"
     device = "cpu"
@@ -51,30 +51,30 @@ class HostBackend:
 
     @cached_property
     def as_fallback(self) -> HostBackend:
-        """The same for what a device cannot hold: what is decoded is counted as a fallback."""
+        """Return a backend for arrays no device can hold; it counts chunks as fallbacks."""
         return HostBackend(is_fallback=True)
 
     def caller_stream(self, stream: Any) -> None:
-        """There are none: whatever `stream` is, reads do not wait for it."""
+        """Return None: host memory has no streams, and reads do not wait for `stream`."""
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], order: str, stream: Any = None
     ) -> HostMemory:
-        """A new NumPy array of undefined contents.
+        """Allocate a NumPy array of undefined contents.
 
         Raises
         ------
         LimitError
-            If the memory cannot be had.
+            If there is not enough memory.
         """
         return empty(shape, dtype, order)
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
     ) -> HostMemory:
-        """Memory of `out`: a NumPy array, or anything that offers its host memory.
+        """Return the memory of `out`: a NumPy array, or an object that exports host memory.
 
-        The buffer protocol, ``__array_interface__`` and DLPack are understood.
+        The buffer protocol, ``__array_interface__`` and DLPack are supported.
         """
         if hasattr(out, "__cuda_array_interface__"):
             raise TypeError(
@@ -91,7 +91,7 @@ class HostBackend:
         return memory_of(array)
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
-        """Memory of `array`, cast to `dtype` under NumPy's rule "safe", broadcast to `domain`."""
+        """Return the memory of `array`, cast under NumPy's rule "safe" and broadcast."""
         if hasattr(array, "__cuda_array_interface__"):
             raise TypeError(
                 "the source is in device memory, but this store is on the host; open it with "
@@ -116,7 +116,7 @@ class HostBackend:
             dst[start : start + step] = convert(src[start : start + step])
 
     def to_host(self, elements: NDArray[Any]) -> NDArray[Any]:
-        """Itself."""
+        """Return `elements` unchanged."""
         return elements
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
@@ -125,7 +125,7 @@ class HostBackend:
         return "the store is in host memory"
 
     def submission_nbytes(self, limits: Limits) -> None:
-        """None: a few values at once stay in cache."""
+        """Return None: small batches of values stay in the processor's cache."""
 
     def sink(
         self,
@@ -235,7 +235,7 @@ class HostBackend:
 
 
 def _copy_bytes(chunk: NDArray[np.uint8], decoded: Buffer) -> None:
-    """Bring `decoded` into `chunk`, unless the chain has decoded it there."""
+    """Copy `decoded` into `chunk`, unless the chain has decoded it there."""
     view = np.frombuffer(decoded, np.uint8)
     if view.ctypes.data != chunk.ctypes.data:
         chunk[:] = view

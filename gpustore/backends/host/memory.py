@@ -1,4 +1,4 @@
-"""Host memory as the host backend sees it: :class:`HostMemory`, and what becomes one.
+"""Host memory of the host backend: :class:`HostMemory`, and its making from other objects.
 
 NumPy makes views from a buffer, an offset and strides several times faster than by slicing, but
 only over contiguous buffers: so an array goes together with the flat bytes that it lies in.
@@ -20,7 +20,7 @@ from gpustore.index_space import IndexDomain
 
 
 def _physical_nbytes() -> int:
-    """Memory of this machine, or no limit where the system does not say."""
+    """Return the bytes of memory of this machine; the largest integer if the system hides it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -28,7 +28,7 @@ def _physical_nbytes() -> int:
 
 
 PHYSICAL_NBYTES = _physical_nbytes()
-"""No array read into new memory can be larger."""
+"""Upper bound, in bytes, of an array read into new memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
 
 
 def memory_of(array: NDArray[Any]) -> HostMemory:
-    """An array, of any strides, and the bytes that it lies in."""
+    """Make the memory of an array of any strides, with the flat bytes that hold it."""
     low, high = np.lib.array_utils.byte_bounds(array)
     if array.dtype.hasobject:
         return _object_memory(array, low, high)
@@ -76,7 +76,7 @@ def memory_of(array: NDArray[Any]) -> HostMemory:
 
 
 def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
-    """The same of objects, which NumPy makes no views of from bytes."""
+    """Make the memory of an array of objects, of which NumPy makes no views from bytes."""
     itemsize = array.dtype.itemsize
     if any(stride % itemsize for stride in array.strides):
         raise TypeError("references to objects must be whole steps apart, not a field of records")
@@ -90,14 +90,14 @@ def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
 def object_view(
     flat: NDArray[Any], shape: tuple[int, ...], start: int, strides: tuple[int, ...]
 ) -> NDArray[Any]:
-    """A view of references, from a byte offset and byte strides."""
+    """Make a view of references, from a byte offset and byte strides."""
     first = flat[start // flat.itemsize :]
     view: NDArray[Any] = np.lib.stride_tricks.as_strided(first, shape, strides)
     return view
 
 
 def too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
-    """The error for an array that cannot be had."""
+    """Make the error for an array that there is no memory for."""
     nbytes = math.prod(shape) * dtype.itemsize
     return LimitError(
         f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory; read it in "
@@ -106,7 +106,7 @@ def too_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> LimitError:
 
 
 def viewed(out: Any) -> NDArray[Any]:
-    """The host memory that an object offers, as an array; TypeError if it offers none."""
+    """View the host memory that an object exports as an array; TypeError if it exports none."""
     if hasattr(out, "__array_interface__"):
         return np.asarray(out)
     try:
@@ -121,7 +121,7 @@ def viewed(out: Any) -> NDArray[Any]:
 
 
 def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of `dtype`, cast under NumPy's rule "safe"; Python numbers convert by value."""
+    """Cast `array` to `dtype` under NumPy's rule "safe"; Python numbers convert by value."""
     by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
     if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.
@@ -138,7 +138,7 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def broadcast(array: NDArray[Any], domain: IndexDomain) -> NDArray[Any]:
-    """A view of the shape of `domain`; MismatchError if there is none."""
+    """Broadcast an array to the shape of `domain`, as a view; MismatchError if it does not fit."""
     shape = tuple(domain.shape)
     if array.shape == shape:
         return array

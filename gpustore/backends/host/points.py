@@ -1,6 +1,4 @@
-"""Elements that index arrays select, placed and laid over chunks one by one; and fill values of
-records, of which a field is shown.
-"""
+"""Scatter and gather of elements that index arrays select; fill values of records."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from gpustore.runtime.buffer import Buffer
 def _offsets(
     start: int, strides: tuple[int, ...], shape: tuple[int, ...], points: list[NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """Byte offsets of all elements of a row, in the order of the request where it matters."""
+    """Compute the byte offsets of all elements of a row, in the order of the request."""
     offsets = np.array(start, np.int64)
     for added in points:
         offsets = np.add.outer(offsets, added)
@@ -29,7 +27,7 @@ def _offsets(
 
 
 def elements_of(rows: PlanWindow, i: int, *, base: int) -> tuple[Any, Any]:
-    """Byte offsets of the elements of row `i` in the decoded chunk, and in the flat array."""
+    """Compute byte offsets of the elements of row `i`, in the decoded chunk and the flat array."""
     assert rows.points is not None
     src_start, dst_start, shapes = rows.part(i, i + 1).rows()
     pairs = rows.points[i]
@@ -65,7 +63,7 @@ def scatter_points(
 
 
 def _taken(chunk: NDArray[np.uint8], src: NDArray[np.int64], layout: ChunkBytes) -> NDArray[Any]:
-    """The elements at these byte offsets."""
+    """Return the elements at byte offsets `src` of a chunk."""
     itemsize = layout.dtype.itemsize
     if not layout.record:
         return chunk.view(layout.dtype)[src // itemsize]
@@ -75,7 +73,7 @@ def _taken(chunk: NDArray[np.uint8], src: NDArray[np.int64], layout: ChunkBytes)
 
 
 def is_record(fill_value: NDArray[Any], layout: ChunkBytes) -> bool:
-    """Whether a fill value is the bytes of a stored element, and not one of the elements shown."""
+    """Whether a fill value is the bytes of a stored record, and not one element."""
     return fill_value.dtype.type is np.void and fill_value.dtype.itemsize == layout.record
 
 
@@ -86,7 +84,7 @@ def of_record(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> NDArray[Any]:
-    """What the elements of a row are if every stored element is `record`."""
+    """Return the elements of a row if every stored element is `record`."""
     nbytes = layout.record
     inside = tuple([stride % nbytes if stride >= 0 else -(-stride % nbytes) for stride in strides])
     part: NDArray[Any] = np.ndarray(shape, layout.dtype, record.tobytes(), first % nbytes, inside)
@@ -96,7 +94,7 @@ def of_record(
 def gather_points(
     rows: PlanWindow, i: int, chunk: NDArray[np.uint8], layout: ChunkBytes, source: HostMemory
 ) -> None:
-    """Lay the elements over a chunk one by one; of those for one place the last one stays."""
+    """Copy elements into a chunk one by one; of several for one place the last is kept."""
     src, dst = elements_of(rows, i, base=source.offset)
     src += layout.offset
     itemsize = source.array.dtype.itemsize

@@ -1,4 +1,4 @@
-"""The sink of the host: values are in their places when a method returns.
+"""Sink of the host, whose methods return when values are in their places.
 
 One chunk is decoded at a time, so that it is placed while it is still in the processor's cache. A
 chunk that lands contiguously is decoded where it belongs.
@@ -40,7 +40,7 @@ _CONFLICTING_LINES = 16
 
 
 class _Scratch(threading.local):
-    """One decode buffer a thread, kept across calls: a fresh large one costs page faults."""
+    """Decode buffer of a thread, kept across calls: a fresh large one costs page faults."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -56,12 +56,12 @@ _SPREAD = _Scratch()
 
 
 class HostSink:
-    """See :class:`gpustore.backends.base.Sink`; parameters are those of the backend's ``sink``.
+    """Sink into host memory; parameters are those of :meth:`~gpustore.backends.base.Backend.sink`.
 
     Parameters
     ----------
     counts_fallbacks : bool
-        Whether what is decoded is counted as what a device cannot hold.
+        Whether decoded chunks are counted as fallbacks of a device.
     """
 
     __slots__ = ("_chain", "_check", "_counts_fallbacks", "_decoded", "_fill_value", "_out")
@@ -207,9 +207,9 @@ class HostSink:
         places: tuple[list[int], list[int], list[tuple[int, ...]]],
         values: Sequence[Buffer | None],
     ) -> set[int]:
-        """Place small chunks that lie alike with one assignment for many; return their rows.
+        """Place stacks of small chunks with one assignment each; return their rows.
 
-        `places` is what ``rows.rows()`` returns.
+        `places` is the result of ``rows.rows()``.
         """
         placed: set[int] = set()
         chain, out = self._chain, self._decoded
@@ -262,7 +262,7 @@ class HostSink:
         return errors
 
     def _copy_groups(self, regions: CopyWindow, lo: int, hi: int) -> None:
-        """Copy regions `lo` to `hi` from the blocks to where they belong."""
+        """Copy regions `lo` to `hi` from the blocks into the arrays."""
         block, out = self._decoded, self._out
         if regions.of_elements:
             (memory,) = out
@@ -276,7 +276,7 @@ class HostSink:
 
 
 def _decode_stack(values: Sequence[Any], chain: CodecChain) -> memoryview | None:
-    """Decoded chunks one after the other; None if one fails: placed alone, it says why."""
+    """Decode chunks one behind the other; None if one fails, to be placed alone."""
     nbytes = chain.layout.nbytes
     try:
         scratch = _DECODED.take(len(values) * nbytes)
@@ -314,7 +314,7 @@ def _copy_some(
 
 
 def _pitch(rows: PlanWindow, shapes: Sequence[tuple[int, ...]], layout: ChunkBytes) -> int:
-    """Distance in a chunk of what lie side by side in the array, if such a distance is a bad one.
+    """Return the bytes between an array's neighbours in a chunk if they conflict in the cache.
 
     A transposing copy reads one element after the other at this distance. If it is a multiple of a
     large power of two these share a few lines of the CPU's cache and push each other out: chunks of
@@ -334,14 +334,14 @@ def _pitch(rows: PlanWindow, shapes: Sequence[tuple[int, ...]], layout: ChunkByt
 
 
 def _spread_offset(offset: int, pitch: int) -> int:
-    """Where a byte stands, or how far bytes are apart, once gaps follow every `pitch` bytes."""
+    """Convert an offset or a stride of bytes to that with gaps behind every `pitch` bytes."""
     lines, rest = divmod(abs(offset), pitch)
     spread = lines * (pitch + _GAP_NBYTES) + rest
     return spread if offset >= 0 else -spread
 
 
 def _spread(decoded: Buffer, pitch: int) -> memoryview:
-    """A copy of decoded bytes in which a gap follows every `pitch` of them."""
+    """Copy decoded bytes with a gap behind every `pitch` of them."""
     lines = len(decoded) // pitch
     spread = _SPREAD.take(lines * (pitch + _GAP_NBYTES))
     strides = (pitch + _GAP_NBYTES, 1)

@@ -1,6 +1,6 @@
-"""nvcomp: batches of streams decompressed and compressed on a GPU.
+"""Batches of streams decompressed and compressed on a GPU by nvcomp.
 
-Two engines do the same:
+There are two engines for the same operations:
 
 :class:`Library`
     nvcomp's batched C calls, by :mod:`ctypes`, in the library that the wheel ``nvidia-libnvcomp``
@@ -48,7 +48,7 @@ _CANNOT_DECOMPRESS = 12
 
 
 def _library_path() -> Path:
-    """The shared library that the wheel brought."""
+    """Return the path of the shared library in the installed wheel."""
     folder = Path(libnvcomp.__file__).parent / "lib64"
     found = sorted(folder.glob("libnvcomp.so.[0-9]*"))
     if not found:
@@ -67,14 +67,14 @@ class Library:
     Attributes
     ----------
     name : str
-        What decodes, for people.
+        Name of the library for messages.
     version : int
-        6000 is 6.0.
+        Version number; 6000 is 6.0.
 
     Raises
     ------
     DeviceError
-        If it cannot be loaded, or its prototypes are not known.
+        If the library cannot be loaded, or its prototypes are not known.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -154,14 +154,14 @@ class Bindings:
     Parameters
     ----------
     reason : str
-        Why it is used.
+        Reason for its use instead of the C library.
     """
 
     def __init__(self, reason: str) -> None:
         self.name = f"nvcomp, Python package, because of {reason}"
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """As :meth:`gpustore.device.protocol.Device.codec`, with an alignment for all of nvcomp."""
+        """Return the properties of a codec, with an alignment for all of nvcomp; None if absent."""
         if name not in FORMATS:
             return None
         return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)
@@ -169,12 +169,12 @@ class Bindings:
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int
     ) -> int:
-        """Nothing: the package allocates it."""
+        """Return 0: the package allocates its own scratch memory."""
         del codec, count, max_nbytes, total_nbytes
         return 0
 
     def results(self, batch: CodecBatch, stream: int) -> NDArray[np.uint8]:
-        """Decode, wait for it, and return what belongs at ``batch.result``."""
+        """Decode a batch, wait for it, and return the bytes for ``batch.result``."""
         sizes, status = [0] * len(batch), _CANNOT_DECOMPRESS
         # Which stream cannot be decoded is not said: the host decodes all of them then.
         with suppress(RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""nvcomp's C functions as ctypes must know them: structs and prototypes, for each version.
+"""Structs and prototypes of nvcomp's C functions for ctypes, for each version.
 
 C has no names for what it passes, so one wrong type here would be a crash on a GPU. A test compares
 all of this with the headers in the wheels of 5.2 and 6.0.
@@ -100,7 +100,7 @@ LARGEST = {
 }
 
 DETECTS_DAMAGE = ("lz4",)
-"""Where the headers promise a status for damaged streams, if CUDA decodes and not the engine."""
+"""Codecs with a promised status for damaged streams, if CUDA decodes and not the engine."""
 
 # Version of the library (major) -> how the query of scratch memory is called, and whether it
 # takes a stream; first word of the options to compress where that is not zero.
@@ -111,7 +111,7 @@ ROWS: dict[int, tuple[str, bool, dict[str, int]]] = {
 
 
 def prototypes(major: int) -> dict[str, Prototype]:
-    """Every function that is called in this version of the library, by name."""
+    """Return the prototypes of the functions called in version `major`, by name."""
     suffix, takes_stream, _ = ROWS[major]
     found: dict[str, Prototype] = {}
     for name in FORMATS.values():

@@ -1,4 +1,4 @@
-"""Calls of nvcomp's batched C functions: which function gets what, by the names in the headers.
+"""Calls of nvcomp's batched C functions: functions and arguments, by the names in the headers.
 
 Nothing here calls anything, so that all of it is tested without a GPU.
 """
@@ -12,7 +12,7 @@ from gpustore.backends.nvcomp.abi import FORMATS, ROWS, Options
 from gpustore.device.protocol import CodecBatch
 
 _BACKEND_CUDA = 2
-"""Decode by CUDA also where there is a decompression engine, which checks nothing."""
+"""Decoding by CUDA even if there is a decompression engine, which checks nothing."""
 
 Call = tuple[str, dict[str, Any]]
 """A function and its arguments, by name."""
@@ -26,7 +26,7 @@ def options(major: int, verb: str, codec: str) -> Options:
 
 
 def alignments(major: int, codec: str, found: int) -> Call:
-    """Ask what decoding wants; `found` is the address of an ``Alignments``."""
+    """Ask for the alignments of decoding; `found` is the address of an ``Alignments``."""
     return f"nvcompBatched{FORMATS[codec]}DecompressGetRequiredAlignments", {
         "decompress_opts": options(major, "decompress", codec),
         "alignment_requirements": found,
