@@ -286,7 +286,8 @@ def test_envelopes_are_checked_as_by_tensorstore():
     good = ours.base["manifest.ocdbt"]
     trailing = seal(MANIFEST, good[14:-4] + b"x", None)
     for bad in (
-        *(b"", b"xx", good[:-1], good + b"x", b"zzzz" + good[4:], good[:-1] + b"x", trailing),
+        *(b"", b"xx", good[:-1], good + b"x", b"zzzz" + good[4:], trailing),
+        good[:-1] + bytes([good[-1] ^ 1]),
         *(resealed(good, 12, 1), resealed(good, 13, 2), resealed(good, 30, 5)),
         *(resealed(good, 36, 0), resealed(good, 36, 17), resealed(good, 37, 5)),
     ):
