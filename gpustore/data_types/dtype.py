@@ -181,8 +181,8 @@ class dtype:
     def __eq__(self, other: object) -> builtins.bool:
         """Whether `other` names the same data type.
 
-        As in TensorStore a wrong name raises. Unlike there, an object that cannot name a data type,
-        such as None, is merely different, so that dtypes can stand in tuples and dataclasses.
+        A wrong name raises, as in TensorStore. An object that cannot name a data type, such as
+        None, is merely different, unlike there, so that dtypes can stand in tuples and dataclasses.
         """
         if self is other:
             return True

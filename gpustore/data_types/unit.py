@@ -46,9 +46,9 @@ class Unit:
     base_unit : str
         ``""`` for a dimensionless quantity.
     unit : str or tuple
-        As the only argument: a string, a pair or a Unit.
+        String, pair or Unit; legal as the only argument.
     json : JsonValue
-        As the only argument: a string, a number or a pair.
+        String, number or pair; legal as the only argument.
 
     Raises
     ------

@@ -195,7 +195,7 @@ class CommandList:
     def table(self, content: NDArray[Any]) -> Table:
         """Add a table (descriptors, offsets) that is uploaded before the steps run.
 
-        Its content is read by :meth:`write_tables`, and may change until then.
+        The content is read by :meth:`write_tables`, and may change until then.
         """
         part = Table(aligned(self._table_nbytes))
         self._tables.append(content)

@@ -291,7 +291,7 @@ class CodecBatch:
     def columns(src: Spans, dst: Spans) -> NDArray[np.uint64]:
         """Return the table that the device reads, shape (4, n): `src`, then `dst`.
 
-        Of each the addresses and then the sizes.
+        Rows are addresses and sizes of `src`, then addresses and sizes of `dst`.
         """
         return np.stack((src.address, src.nbytes, dst.address, dst.nbytes))
 

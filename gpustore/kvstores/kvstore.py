@@ -148,7 +148,7 @@ class KvStore:
 
     @property
     def transaction(self) -> None:
-        """None: transactions are not supported."""
+        """Always None, as transactions are not supported."""
         return
 
     def spec(

@@ -117,7 +117,7 @@ class ArrayMetadata(abc.ABC):
     def same_array(self, other: Self) -> bool:
         """Whether `other` describes the same array, perhaps resized.
 
-        As in TensorStore metadata may differ in extents and in :attr:`free_member` only.
+        Metadata may differ only in extents and in :attr:`free_member`, as in TensorStore.
         """
         if len(other.shape) != len(self.shape):
             return False

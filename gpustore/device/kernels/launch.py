@@ -220,12 +220,12 @@ def indexed_launches(
     listed : sequence of Listed, length at least 1
         Listed dimensions.
     itemsize, unit : int
-        As in :func:`copy_launches`.
+        Bytes of an element and of a byte-swapped unit; see :func:`copy_launches`.
 
     Raises
     ------
     ValueError
-        As in :func:`copy_launches`.
+        If `unit` is illegal; see :func:`copy_launches`.
     """
     _check_unit(itemsize, unit)
     runs = merged(ordered(rows), itemsize)
