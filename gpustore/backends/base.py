@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,37 @@ class Memory(Protocol):
     @property
     def strides(self) -> tuple[int, ...]: ...
 
+
+class Output(NamedTuple):
+    """Array that a read fills and returns: one of the caller's, or a new one.
+
+    Attributes
+    ----------
+    array : array, optional
+        Array of the caller, in memory of the backend; None for a new one.
+    order : {"C", "F"}
+        Memory order of a new array.
+    stream : object, optional
+        Stream of the caller that used `array` last; see :meth:`Backend.caller_stream`.
+    """
+
+    array: Any = None
+    order: str = "C"
+    stream: Any = None
+
+    def memory(self, backend: Backend, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return the array as memory of `backend`; a new array is uninitialised."""
+        if self.array is None:
+            return backend.empty(shape, dtype, self.order, self.stream)
+        return backend.destination(self.array, shape, dtype, self.stream)
+
+    def filled(self, memory: Memory) -> Any:
+        """Return the result of the read: the object of the caller, or the array of `memory`."""
+        return memory.array if self.array is None else self.array
+
+
+NEW = Output()
+"""A new array in C order."""
 
 Check = Callable[[PlanWindow, Sequence[Buffer | None], dict[int, GpustoreError]], None]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array, shape_text
 from gpustore.data_types.unit import Unit
@@ -41,7 +41,6 @@ from gpustore.errors import (
 )
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.pipelines.read import Output
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.conversion import Converter, converter
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
@@ -42,7 +42,6 @@ from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.pipelines.read import Output
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
@@ -39,7 +39,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.read import Output, contiguous, read
+from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
 from gpustore.pipelines.write import write

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Backend
+from gpustore.backends.base import Backend, Output
 from gpustore.backends.host import HostBackend
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.json_array import object_array
@@ -37,7 +37,6 @@ from gpustore.errors import ConflictError, MetadataError, NotFoundError, Unsuppo
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.pipelines.read import Output
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor

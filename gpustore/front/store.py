@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.base import Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.explain.explanation import Explanation
@@ -18,7 +19,6 @@ from gpustore.index_space import IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.pipelines.read import Output
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future

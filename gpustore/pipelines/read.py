@@ -23,11 +23,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from gpustore.backends.base import Backend, Memory, Sink
+from gpustore.backends.base import NEW, Memory, Output, Sink
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
@@ -56,38 +54,6 @@ PLANNED_ROWS = 4096
 
 PROBED_NBYTES = 16 << 20
 """Bytes of shard indices that one task reads together; 64 small shards halved the time."""
-
-
-class Output(NamedTuple):
-    """Array that a read fills and returns: one of the caller's, or a new one.
-
-    Attributes
-    ----------
-    array : array, optional
-        Array of the caller, in memory of the backend; None for a new one.
-    order : {"C", "F"}
-        Memory order of a new array.
-    stream : object, optional
-        Stream of the caller that used `array` last; see :meth:`Backend.caller_stream`.
-    """
-
-    array: Any = None
-    order: str = "C"
-    stream: Any = None
-
-    def memory(self, backend: Backend, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return the array as memory of `backend`; a new array is uninitialised."""
-        if self.array is None:
-            return backend.empty(shape, dtype, self.order, self.stream)
-        return backend.destination(self.array, shape, dtype, self.stream)
-
-    def filled(self, memory: Memory) -> Any:
-        """Return the result of the read: the object of the caller, or the array of `memory`."""
-        return memory.array if self.array is None else self.array
-
-
-NEW = Output()
-"""A new array in C order."""
 
 
 def read(
@@ -120,16 +86,18 @@ def read(
         Through the Future; they name the key.
     """
     shape = tuple(transform.domain.shape)
+    backend = array.backend
     if output.array is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
         plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, output.order))
-        memory = output.memory(array.backend, shape, array.dtype)
+        memory = backend.empty(shape, array.dtype, output.order, output.stream)
+        result = memory.array
     else:
-        memory = output.memory(array.backend, shape, array.dtype)
+        memory = backend.destination(output.array, shape, array.dtype, output.stream)
         plans = array.plans(transform, memory.strides)
+        result = output.array
     rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
-    result = output.filled(memory)
 
     if array.backend.defers_small_reads and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from gpustore import registry
-from gpustore.backends.base import Memory
+from gpustore.backends.base import NEW, Memory, Output
 from gpustore.errors import LimitError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.read import NEW, Output, read
+from gpustore.pipelines.read import read
 from gpustore.pipelines.read_many import (
     merge_reads,
     plan_many,

@@ -21,20 +21,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import Memory
+from gpustore.backends.base import NEW, Memory, Output
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES
-from gpustore.pipelines.read import (
-    NEW,
-    SMALL_ROWS,
-    SMALL_S,
-    Output,
-    batches,
-    check_rows,
-    contiguous,
-    most_keys,
-)
+from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, batches, check_rows, contiguous, most_keys
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count

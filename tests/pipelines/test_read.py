@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from gpustore.backends.base import Output
 from gpustore.codec_chain.base import BytesCodec, ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import (
@@ -23,7 +24,7 @@ from gpustore.errors import (
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import WriteRequest
 from gpustore.pipelines.fetch import ATTEMPTS
-from gpustore.pipelines.read import SMALL_ROWS, Output, read
+from gpustore.pipelines.read import SMALL_ROWS, read
 from gpustore.pipelines.write import write
 from gpustore.runtime.executor import CancelToken, Executor
 from gpustore.runtime.limits import Limits

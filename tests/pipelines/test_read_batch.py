@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.backends.base import Output
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
 from gpustore.pipelines import read_batch as module
-from gpustore.pipelines.read import Output, read
+from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
 from gpustore.planning import crop_plan
