@@ -7,6 +7,7 @@ request at a time, and can be used again if its last response ended where it sai
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -535,6 +536,7 @@ class _Pool:
         self._swept = 0.0
         self._lock = threading.Lock()
         reset_after_fork(self)
+        atexit.register(self.close)  # Sockets that the interpreter finds open make it warn.
 
     def after_fork(self) -> None:
         """Close the child's copies, which does not end the parent's connections."""
