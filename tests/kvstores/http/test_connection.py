@@ -328,10 +328,11 @@ def test_address_cannot_add_anything_to_a_request(server, path):
         {"driver": "http", "base_url": f"{server.url}/{path}/", "http_request_retries": SOON}
     ).result()
     assert read(store) is None
-    [request] = server.requests
-    assert "x-other" not in request.headers
-    assert request.target.isascii()
-    assert request.target.isprintable()
+    assert server.requests
+    for request in server.requests:  # A busy machine may lose one, which is repeated.
+        assert "x-other" not in request.headers
+        assert request.target.isascii()
+        assert request.target.isprintable()
 
 
 # ------------------------------------------------------------------------- addresses
