@@ -328,11 +328,11 @@ def test_address_cannot_add_anything_to_a_request(server, path):
         {"driver": "http", "base_url": f"{server.url}/{path}/", "http_request_retries": SOON}
     ).result()
     assert read(store) is None
-    assert server.requests
-    for request in server.requests:  # A busy machine may lose one, which is repeated.
-        assert "x-other" not in request.headers
-        assert request.target.isascii()
-        assert request.target.isprintable()
+    # One of an earlier test, which was cancelled, may arrive late at the server they share.
+    [request] = [one for one in server.requests if one.target != "/k"]
+    assert "x-other" not in request.headers
+    assert request.target.isascii()
+    assert request.target.isprintable()
 
 
 # ------------------------------------------------------------------------- addresses
