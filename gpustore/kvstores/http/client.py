@@ -26,8 +26,9 @@ from typing import Final
 from urllib.parse import urljoin, urlsplit
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores.http.connection import POOL, Connection, Lost, Steps
+from gpustore.kvstores.http.connection import Connection, Lost, Steps
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse, Origin
+from gpustore.kvstores.http.pool import POOL
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts

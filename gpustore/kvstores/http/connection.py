@@ -7,22 +7,19 @@ request at a time, and can be used again if its last response ended where it sai
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
 import select
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Generator
 from typing import Final, TypeAlias
 
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstores.http.address import RESOLVER, Address
+from gpustore.kvstores.http.body import Body
 from gpustore.kvstores.http.message import (
-    BodyPlan,
     HttpRequest,
     HttpResponse,
     Origin,
@@ -31,7 +28,6 @@ from gpustore.kvstores.http.message import (
 )
 from gpustore.kvstores.http.proxy import Proxy, proxy_for
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.executor import reset_after_fork
 
 READ: Final = select.POLLIN
 WRITE: Final = select.POLLOUT
@@ -45,9 +41,6 @@ _MOST_INFORMATIONAL: Final = 20
 """Most 1xx responses before the final one (RFC 9110, section 15.2)."""
 _TURN_NBYTES: Final = 1 << 20
 """Bytes after which a connection yields to the others."""
-_IDLE_S: Final = 15.0
-"""Seconds after which an idle connection is closed; most servers drop it later."""
-_MOST_IDLE: Final = 64
 
 
 class Lost(Exception):
@@ -73,9 +66,14 @@ class Connection:
 
     Attributes
     ----------
-    connected, reusable : bool
+    origin : Origin
+    connected, reusable, used : bool
+        Whether there is a connection, whether it can carry another request, and whether it has
+        carried one.
     moved : int
         Bytes sent and received since the attribute was set, without skipped ones.
+    since : float
+        Monotonic time in seconds since which the connection is idle; set by its pool.
     """
 
     __slots__ = (
@@ -134,7 +132,7 @@ class Connection:
 
         Bytes beyond the last response would be taken for the head of the next one.
         """
-        if self._socket is None or time.monotonic() - self.since > _IDLE_S:
+        if self._socket is None:
             return False
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return False
@@ -271,7 +269,7 @@ class Connection:
             self._socket,
             server_hostname=self.origin.host,
             do_handshake_on_connect=False,
-            # Else a body of no length would end wherever somebody cuts the connection.
+            # Otherwise a body of no length would end wherever somebody cuts the connection.
             suppress_ragged_eofs=False,
         )
         self._socket = wrapped
@@ -363,7 +361,7 @@ class Connection:
             self.reusable = not close and self._start == self._filled
             return
         wanted = 200 <= response.status < 300
-        body = _Body(request.plan(response) if wanted else collect(response))
+        body = Body(request.plan(response) if wanted else collect(response))
         if "transfer-encoding" in response.headers:
             ended = yield from self._receive_chunks(body)
         elif (nbytes := response.nbytes) is None:
@@ -375,7 +373,7 @@ class Connection:
         # More than was asked for would be taken for the next response.
         self.reusable = ended and not close and self._start == self._filled
 
-    def _receive_part(self, body: _Body, nbytes: int) -> Generator[int, None, bool]:
+    def _receive_part(self, body: Body, nbytes: int) -> Generator[int, None, bool]:
         """Receive `nbytes` of the body; False if the rest of them is not wanted."""
         if nbytes > body.most:
             body.refuse(nbytes)
@@ -397,7 +395,7 @@ class Connection:
                 yield from self._more()
         return True
 
-    def _receive_chunks(self, body: _Body) -> Generator[int, None, bool]:
+    def _receive_chunks(self, body: Body) -> Generator[int, None, bool]:
         while True:
             line = yield from self._until(b"\r\n", 1024)
             match = _CHUNK.match(line)
@@ -429,7 +427,7 @@ class Connection:
             status="UNKNOWN",
         )
 
-    def _receive_rest(self, body: _Body) -> Generator[int, None, bool]:
+    def _receive_rest(self, body: Body) -> Generator[int, None, bool]:
         """Receive until the server closes the connection."""
         while not body.is_full:
             if self._start < self._filled:
@@ -440,73 +438,6 @@ class Connection:
             except EOFError:
                 break
         return False
-
-
-class _Body:
-    """Stores the bytes of a body as its plan says."""
-
-    __slots__ = ("_at", "_kept", "_plan", "_skip")
-
-    def __init__(self, plan: BodyPlan) -> None:
-        self._plan = plan
-        self._skip = plan.skip
-        self._at = 0
-        self._kept = bytearray()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more bytes are wanted."""
-        memory = self._plan.memory
-        if memory is not None:
-            return self._at == len(memory)
-        return self._plan.too_long is None and len(self._kept) == self._plan.max_nbytes
-
-    @property
-    def most(self) -> int | float:
-        """Most bytes that may follow."""
-        if self._plan.memory is not None or self._plan.too_long is None:
-            return float("inf")
-        return self._plan.max_nbytes - len(self._kept)
-
-    def refuse(self, nbytes: int) -> None:
-        """Raise the error for a body with `nbytes` more than it may have."""
-        assert self._plan.too_long is not None
-        raise self._plan.too_long(len(self._kept) + nbytes)
-
-    def direct(self, nbytes: int) -> memoryview | None:
-        """Memory to receive into, for at most `nbytes`; None: give them to :meth:`take`."""
-        if self._plan.memory is None or self._skip:
-            return None
-        return self._plan.memory[self._at : self._at + nbytes]
-
-    def advance(self, nbytes: int) -> None:
-        """Count `nbytes` received into the memory of :meth:`direct`."""
-        self._at += nbytes
-
-    def take(self, data: memoryview) -> int:
-        """Keep the wanted bytes of `data`; return the number of bytes skipped before them."""
-        skipped = min(self._skip, len(data))
-        self._skip -= skipped
-        data = data[skipped:]
-        memory = self._plan.memory
-        if memory is not None:
-            count = min(len(data), len(memory) - self._at)
-            memory[self._at : self._at + count] = data[:count]
-            self._at += count
-            return skipped
-        if len(data) > self.most:
-            self.refuse(len(data))
-        self._kept += data[: self._plan.max_nbytes - len(self._kept)]
-        return skipped
-
-    def finish(self) -> Buffer:
-        """Return the bytes kept; EOFError if the memory of the plan is not full."""
-        memory = self._plan.memory
-        if memory is None:
-            return self._kept
-        if self._at < len(memory):
-            raise EOFError(f"the body is {len(memory) - self._at} bytes too short")
-        return memory
 
 
 def _reason(error: BaseException) -> str:
@@ -526,69 +457,3 @@ def _tls_context() -> ssl.SSLContext:
         context.set_alpn_protocols(["http/1.1"])
         _TLS.append(context)
     return _TLS[0]
-
-
-class _Pool:
-    """Idle connections by origin; a forked child has none of its parent's."""
-
-    def __init__(self) -> None:
-        self._idle: dict[Origin, list[Connection]] = {}
-        self._swept = 0.0
-        self._lock = threading.Lock()
-        reset_after_fork(self)
-        atexit.register(self.close)  # Sockets that the interpreter finds open make it warn.
-
-    def after_fork(self) -> None:
-        """Close the child's copies, which does not end the parent's connections."""
-        self._lock = threading.Lock()
-        self.close()
-
-    def take(self, origin: Origin) -> Connection:
-        """Take an idle connection that is alive, or make one that is not yet connected."""
-        while True:
-            with self._lock:
-                idle = self._idle.get(origin)
-                connection = idle.pop() if idle else None
-            if connection is None:
-                return Connection(origin)
-            if connection.is_alive():
-                return connection
-            connection.close()
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a reusable connection, close others; close those idle for too long as well."""
-        unwanted = [connection]
-        if connection.reusable:
-            connection.since = now = time.monotonic()
-            with self._lock:
-                if now - self._swept > _IDLE_S:
-                    self._swept = now
-                    unwanted += self._take_old(now)
-                idle = self._idle.setdefault(connection.origin, [])
-                if len(idle) < _MOST_IDLE:
-                    idle.append(connection)
-                    del unwanted[0]
-        for one in unwanted:
-            one.close()
-
-    def _take_old(self, now: float) -> list[Connection]:
-        """Remove the connections of all origins that were idle for too long, and return them."""
-        old = []
-        for origin, idle in list(self._idle.items()):
-            old += [one for one in idle if now - one.since > _IDLE_S]
-            idle[:] = [one for one in idle if now - one.since <= _IDLE_S]
-            if not idle:
-                del self._idle[origin]
-        return old
-
-    def close(self) -> None:
-        """Close all idle connections."""
-        with self._lock:
-            found = [connection for idle in self._idle.values() for connection in idle]
-            self._idle.clear()
-        for connection in found:
-            connection.close()
-
-
-POOL = _Pool()
-"""Idle connections of the process."""

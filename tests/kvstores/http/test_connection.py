@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, LimitError, StoreIOError
 from gpustore.kvstores.columns import ReadRequest
-from gpustore.kvstores.http import connection
-from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.http import connection, pool
+from gpustore.kvstores.http.pool import POOL
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.http.tls import Authority, TlsServer
@@ -277,7 +277,7 @@ def test_connection_that_says_nothing_unasked_is_used_again(trusted, encrypted):
 
 
 def test_connections_that_nobody_uses_any_more_are_closed(server, monkeypatch):
-    monkeypatch.setattr(connection, "_IDLE_S", 0.0)
+    monkeypatch.setattr(pool, "_IDLE_S", 0.0)
     with HttpServer({"k": b"1"}) as other:
         assert read(open_store(other.url)) == b"1"
         [[idle]] = POOL._idle.values()

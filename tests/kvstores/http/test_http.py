@@ -27,7 +27,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstores.columns import ReadState
-from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.http.pool import POOL
 from gpustore.kvstores.http.range_reader import MERGED_NBYTES
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context

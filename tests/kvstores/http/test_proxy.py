@@ -9,6 +9,7 @@ import pytest
 from gpustore.errors import MetadataError, StoreIOError, UnsupportedError
 from gpustore.kvstores.http import connection
 from gpustore.kvstores.http.message import Origin
+from gpustore.kvstores.http.pool import POOL
 from gpustore.kvstores.http.proxy import proxy_for
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer, Request, head
@@ -51,9 +52,9 @@ def _environment(monkeypatch):
     for name in ("http", "https", "all", "no"):
         monkeypatch.delenv(f"{name}_proxy", raising=False)
         monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
-    connection.POOL.close()
+    POOL.close()
     yield
-    connection.POOL.close()
+    POOL.close()
 
 
 def open_store(url):

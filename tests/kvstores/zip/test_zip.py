@@ -28,7 +28,7 @@ from gpustore.errors import (
 )
 from gpustore.kvstores.base import Base
 from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
-from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.http.pool import POOL
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.zip.directory import METHODS
 from gpustore.runtime.context import Context

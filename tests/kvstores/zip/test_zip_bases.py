@@ -18,7 +18,7 @@ import gpustore
 from gpustore.backends.device import direct_read
 from gpustore.errors import UnsupportedError
 from gpustore.kvstores.columns import ReadRequest
-from gpustore.kvstores.http.connection import POOL
+from gpustore.kvstores.http.pool import POOL
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.zip.archive import central, patched
