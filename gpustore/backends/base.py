@@ -137,9 +137,8 @@ class Backend(Protocol):
     defers_small_reads: bool
     """Whether a small read may run on whoever asks for its result."""
 
-    uses_blocks: bool
-    """Whether regions are copied from blocks of decoded chunks in C order; otherwise from each
-    chunk as its codecs leave it."""
+    buffers_blocks: bool
+    """Value of :attr:`gpustore.planning.block.Block.buffered` for its reads."""
 
     def submission_nbytes(self, limits: Limits) -> int | None:
         """Return the decoded bytes of one submission; None where small batches are best."""
@@ -176,7 +175,7 @@ class Backend(Protocol):
             Approximate number of values, and of regions copied from them.
         blocks : tuple of int, optional
             Shape of the memory for blocks from which regions are copied, in elements, if
-            :attr:`uses_blocks`.
+            :attr:`buffers_blocks`.
         """
 
     def caller_stream(self, stream: Any) -> Any:

@@ -197,7 +197,7 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
         array.format(),
         array.dtype.itemsize,
         reads_parts and not any(map(_is_crossed, views)),
-        direct=not array.backend.uses_blocks,
+        buffered=array.backend.buffers_blocks,
     )
 
 
@@ -295,7 +295,7 @@ def _read_copy_part(
 ) -> None:
     """Fetch, decode and copy one of `parts` parts of the plan."""
     block = plan.block
-    blocks = 1 if block.direct else max(1, BATCH_NBYTES // max(1, block.nbytes))
+    blocks = max(1, BATCH_NBYTES // max(1, block.nbytes)) if block.buffered else 1
     with array.backend.sink(
         array.chain,
         array.fill_value,

@@ -30,12 +30,12 @@ class Block:
         Layout and keys of the chunks. Along each dimension its `key_ratio` divides `factor` or the
         other way round.
     itemsize : int
-        Bytes of an element in a block, whose elements are in C order unless `direct`.
+        Bytes of an element in a block, whose elements are in C order if `buffered`.
     partial : bool
         Whether parts of a chunk can be read; otherwise a chunk is always decoded whole.
-    direct : bool
-        Whether regions are copied from decoded chunks as they are; blocks are single chunks then,
-        and have no memory.
+    buffered : bool
+        Whether chunks are decoded into a buffer of the block; otherwise blocks are single chunks,
+        and regions are copied from decoded chunks as they are.
     """
 
     shape: tuple[int, ...] | None
@@ -44,7 +44,7 @@ class Block:
     format: ChunkFormat
     itemsize: int
     partial: bool
-    direct: bool = False
+    buffered: bool = True
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ class Block:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Bytes between neighbours in a block, or in a decoded chunk if `direct`."""
-        if self.direct:
+        """Bytes between neighbours in a block, or in a decoded chunk unless `buffered`."""
+        if not self.buffered:
             return self.format.stride
         strides = [self.itemsize]
         for size in self.block_shape[:0:-1]:

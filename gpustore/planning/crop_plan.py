@@ -374,7 +374,7 @@ def plan_crops(
         at = 0 if numbers is None else numbers[0]
         shape = tuple([int(size[0 if rows is None else rows[at]]) for size, rows in sizes])
         block = larger = block_of(shape)
-        if block.shape is not None and not block.direct:
+        if block.shape is not None and block.buffered:
             larger = _larger(block, transform, extent, len(starts), len(crops), block_nbytes)
         if larger is not block:
             blocks = ChunkGrid(grid.shape, larger.block_shape)

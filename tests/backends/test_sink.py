@@ -107,7 +107,7 @@ def test_regions_of_chunks_given_in_any_batches_are_copied(opened, together):
     transform = IndexTransform(gpustore.IndexDomain(shape=SHAPE))
     check = Checks()
     for one, plan in plan_many(array, transform, starts, extent, memory.strides):
-        blocks = 1 if plan.block.direct else 2
+        blocks = 2 if plan.block.buffered else 1
         shape = (blocks, *plan.block.block_shape)
         with sink_of(
             one, [memory], check, len(plan), regions=len(plan.order), blocks=shape

@@ -53,7 +53,7 @@ class DeviceBackend:
 
     name = "device"
     defers_small_reads = False
-    uses_blocks = False
+    buffers_blocks = False
 
     def __init__(self, driven: Device) -> None:
         self.driven = driven

@@ -44,7 +44,7 @@ class HostBackend:
     name = "host"
     device = "cpu"
     defers_small_reads = True
-    uses_blocks = True
+    buffers_blocks = True
 
     def __init__(self, *, is_fallback: bool = False) -> None:
         self._is_fallback = is_fallback
