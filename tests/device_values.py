@@ -11,11 +11,11 @@ MARGIN = 64
 
 
 class Decoded:
-    """What came of values: bytes by row, reasons of refused and of failed rows, launches."""
+    """Result of a decoding: bytes by row, reasons for fallbacks and failed rows, launches."""
 
-    def __init__(self, values, refused, failed, launches):
+    def __init__(self, values, fallbacks, failed, launches):
         self.values = values
-        self.refused = refused
+        self.fallbacks = fallbacks
         self.failed = failed
         self.launches = launches
 
@@ -80,8 +80,8 @@ def _run(bench, commands, pinned, arena, values_nbytes):
     bench.wait()
     failed = commands.failures(host.view[results : results + commands.result_nbytes])
     device.free_pinned(host)
-    refused = {row - 100: reason for row, reason in commands.refused.items()}
+    fallbacks = {row - 100: reason for row, reason in commands.fallbacks.items()}
     failed = {row - 100: reason for row, reason in failed.items()}
     good = {row: value for row, value in values.items() if row not in failed}
-    assert not {*good, *failed} & {*refused}
-    return Decoded(good, refused, failed, commands.launches)
+    assert not {*good, *failed} & {*fallbacks}
+    return Decoded(good, fallbacks, failed, commands.launches)

@@ -249,7 +249,7 @@ class BytesCodec(abc.ABC):
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
-        """Record the steps that decode each value of `commands` on a device; refuse the others.
+        """Record the steps that decode values of `commands` on a device; the others fall back.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class BytesCodec(abc.ABC):
         device : Device
             Device for which :meth:`unsupported_reason` is None.
         decoded_max, exact
-            As for :meth:`decode`. A value whose decoded size is not known is refused.
+            As for :meth:`decode`. Values of unknown decoded size fall back to the host.
 
         Raises
         ------
@@ -268,15 +268,15 @@ class BytesCodec(abc.ABC):
         """
         del decoded_max, exact
         reason = self.unsupported_reason(device) or f"{self.name} is not decoded on a device"
-        self._refuse_all(commands, reason)
+        self._fall_back_all(commands, reason)
 
-    def _refuse_all(self, commands: CommandList, reason: str) -> None:
-        commands.refuse(dict.fromkeys(range(len(commands)), reason))
+    def _fall_back_all(self, commands: CommandList, reason: str) -> None:
+        commands.fall_back(dict.fromkeys(range(len(commands)), reason))
 
     def _columns(self, commands: CommandList) -> EncodedColumns | None:
-        """Return the encoded bytes; None, all values refused, if the host does not have them."""
+        """Return the encoded bytes; None if the host has none: then all values fall back to it."""
         if commands.encoded is None:
-            self._refuse_all(commands, f"{self.name}: its headers are not in host memory")
+            self._fall_back_all(commands, f"{self.name}: its headers are not in host memory")
         return EncodedColumns(commands.encoded) if commands.encoded else None
 
 

@@ -26,6 +26,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
@@ -319,8 +320,8 @@ class CodecChain:
     def decode_device(self, commands: CommandList, device: Device) -> None:
         """Record the steps that decode each value of `commands` to a chunk in device memory.
 
-        Values that the device cannot decode, and those whose structure is damaged, are refused: the
-        host decodes them, or raises the error.
+        Values that the device cannot decode, and those whose structure is damaged, fall back to the
+        host, which decodes them or raises the error.
 
         Raises
         ------
@@ -329,16 +330,16 @@ class CodecChain:
         """
         reason = self.unsupported_reason(device)
         if reason is not None:
-            commands.refuse(dict.fromkeys(range(len(commands)), reason))
-        too_many = np.flatnonzero(commands.values.nbytes > self.encoded_bound)
-        commands.refuse(dict.fromkeys(too_many.tolist(), "longer than any encoding of a chunk"))
+            fall_back_where(commands, np.ones(len(commands), np.bool_), reason)
+        too_long = commands.values.nbytes > self.encoded_bound
+        fall_back_where(commands, too_long, "longer than any encoding of a chunk")
         commands.distrust = self._distrust
         for step in self._device_steps:
             if not len(commands):
                 return
             step.stage.decode_device(commands, device, step.decoded_max, exact=step.exact)
-        wrong = np.flatnonzero(commands.values.nbytes != self.layout.nbytes)
-        commands.refuse(dict.fromkeys(wrong.tolist(), f"not {self.layout.nbytes} bytes long"))
+        wrong = commands.values.nbytes != self.layout.nbytes
+        fall_back_where(commands, wrong, f"not {self.layout.nbytes} bytes long")
         self.check_device(commands)
 
     def check_device(self, commands: CommandList) -> None:

@@ -87,9 +87,9 @@ def unfit(
     return None
 
 
-def refuse_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
-    """Refuse values where `wrong` is true; return a mask of those that are kept."""
-    commands.refuse(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
+def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
+    """Leave values to the host where `wrong` is true; return a mask of the others."""
+    commands.fall_back(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
     return ~wrong
 
 
@@ -144,7 +144,7 @@ def decompress_values(
         return
     reason = unfit(device, codec, nbytes, commands.distrust)
     if reason is not None:
-        refuse_where(commands, np.ones(len(commands), np.bool_), reason)
+        fall_back_where(commands, np.ones(len(commands), np.bool_), reason)
         return
     known = device.codec(codec)
     src, (begin, end) = aligned(commands, src, 1 if known is None else known.src_alignment)

@@ -77,6 +77,51 @@ class EncodedColumns:
         return column
 
 
+class Rejections:
+    """Values that a check of headers rejects, with the first reason against each.
+
+    Parameters
+    ----------
+    count : int
+        Number n of values.
+    codec : str
+        Name before each reason.
+
+    Attributes
+    ----------
+    ok : ndarray of bool, shape (n,)
+        Whether each value was not rejected so far; changed in place.
+    reasons : dict of int to str
+        Reasons by index of the value.
+
+    >>> found = Rejections(3, "zstd")
+    >>> found.reject(np.array([False, True, False]), "truncated")
+    >>> found.ok.tolist(), found.reasons
+    ([True, False, True], {1: 'zstd: truncated'})
+    """
+
+    __slots__ = ("_codec", "ok", "reasons")
+
+    def __init__(self, count: int, codec: str) -> None:
+        self.ok: Mask = np.ones(count, np.bool_)
+        self.reasons: dict[int, str] = {}
+        self._codec = codec
+
+    def reject(self, wrong: Mask, reason: str) -> None:
+        """Reject values where `wrong`, of shape (n,), is true."""
+        wrong = wrong & self.ok
+        if wrong.any():
+            reason = f"{self._codec}: {reason}"
+            self.reasons.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
+            self.ok[wrong] = False
+
+    def reject_of(self, value: Integers, wrong: Mask, reason: str) -> None:
+        """Reject the values of parts; part i is of the value of index `value[i]`."""
+        whole = np.zeros(len(self.ok), np.bool_)
+        whole[value[wrong]] = True
+        self.reject(whole, reason)
+
+
 def _shared_memory(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
     """Return the memory that all values are views of, None if they share none."""
     first = values[0] if values else None

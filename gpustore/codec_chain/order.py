@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import BytesCodec, too_long, too_short
-from gpustore.codec_chain.device_streams import destinations, refuse_where
+from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.codec_chain.value import ValueStage, as_bytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import copy_launches
@@ -111,7 +111,7 @@ class PermuteStage(BytesCodec):
         """Record a strided copy of all values; it needs no bytes in host memory."""
         del device, exact
         wrong = commands.values.nbytes != decoded_max
-        refuse_where(commands, wrong, f"transpose: not {decoded_max} bytes")
+        fall_back_where(commands, wrong, f"transpose: not {decoded_max} bytes")
         dst = destinations(commands, commands.values.nbytes.astype(np.int64))
         there = tuple(self.shape[dim] for dim in self.order)
         rows = Rows(

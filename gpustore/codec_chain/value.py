@@ -33,7 +33,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import refuse_where
+from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codec_chain.legal_elements import checker, normalizer
 from gpustore.device.command_list import CommandList
@@ -362,7 +362,7 @@ class ElementStages:
         count = decoded_max // dst.stride
         name = self.stages[0].name
         wrong = commands.values.nbytes != count * src.stride
-        refuse_where(commands, wrong, f"{name}: not {count * src.stride} bytes")
+        fall_back_where(commands, wrong, f"{name}: not {count * src.stride} bytes")
         if self._is_looked_up and self._changes:
             self._table = self._table or self._looked_up()
             convert(commands, src, dst, count, (), self._table, name)
@@ -371,7 +371,7 @@ class ElementStages:
         for stage in self.stages:
             found = stage.conversions()
             if found is None or isinstance(found, str):
-                raise AssertionError(f"{stage.name} was to be refused")
+                raise AssertionError(f"the device has no kernel for {stage.name}")
             conversions += found
         if conversions or src != dst:
             convert(commands, src, dst, count, conversions, None, name)

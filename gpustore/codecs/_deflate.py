@@ -174,12 +174,12 @@ class Deflate(BytesCodec):
             _, reasons = read_zlib(columns, columns.start, columns.nbytes)
             nbytes = np.full(len(commands), decoded_max, np.int64)
         else:
-            self._refuse_all(commands, "zlib: does not say how many bytes it holds")
+            self._fall_back_all(commands, "zlib: does not say how many bytes it holds")
             return
         wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
         size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        commands.refuse(reasons)
+        commands.fall_back(reasons)
         columns = columns.take(reasons)
         nbytes = np.delete(nbytes, list(reasons))
         if self._wbits == _GZIP:

@@ -33,7 +33,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import refuse_where
+from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codecs._checksum import checksum_variant
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
@@ -101,7 +101,7 @@ class _Crc32c(BytesCodec):
         del device
         nbytes = commands.values.nbytes.astype(np.int64) - _NBYTES
         wrong = (nbytes < 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
-        refuse_where(commands, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
+        fall_back_where(commands, wrong, f"crc32c: not {decoded_max} bytes and a checksum")
         commands.checksum("crc32c", commands.values, np.full(len(commands), _RESIDUE, np.uint32))
         if commands.distrust is not None and commands.distrust.ends_with_checksum:
             commands.distrust = None

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
-from gpustore.codec_chain.device_streams import refuse_where
+from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
 from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
 from gpustore.device.command_list import CommandList
@@ -72,7 +72,7 @@ class _Delta(ValueStage):
         del device, exact  # A chunk is encoded whole.
         count = decoded_max // self.decoded.itemsize
         nbytes = count * self.encoded.itemsize
-        refuse_where(commands, commands.values.nbytes != nbytes, f"delta: not {nbytes} bytes")
+        fall_back_where(commands, commands.values.nbytes != nbytes, f"delta: not {nbytes} bytes")
         conversions = cast_conversions(self.encoded, self.decoded)
         if not len(commands) or not count or isinstance(conversions, str):
             return

@@ -35,7 +35,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import cannot, decompress_values, refuse_where
+from gpustore.codec_chain.device_streams import cannot, decompress_values, fall_back_where
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, LimitError
@@ -119,7 +119,7 @@ class _Lz4(BytesCodec):
         ok = columns.nbytes > _SIZE_NBYTES
         nbytes = columns.uint(columns.start, _SIZE_NBYTES, ok)
         ok &= (nbytes > 0) & ((nbytes == decoded_max) if exact else (nbytes <= decoded_max))
-        refuse_where(commands, ~ok, f"lz4: no block of {decoded_max} bytes")
+        fall_back_where(commands, ~ok, f"lz4: no block of {decoded_max} bytes")
         src = commands.values.inside(_SIZE_NBYTES, 0)
         decompress_values(commands, device, "lz4", src, nbytes[ok])
 

@@ -39,7 +39,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import destinations, refuse_where
+from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueVariant, as_bytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import value_runs
@@ -160,7 +160,7 @@ class _Packed(BytesCodec):
         """Record the decoding of all values, also of those only on the device."""
         del device, exact
         expected = self.encoded_bound(decoded_max)
-        refuse_where(
+        fall_back_where(
             commands, commands.values.nbytes != expected, f"packbits: not {expected} bytes"
         )
         if not len(commands):

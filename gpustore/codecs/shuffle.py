@@ -33,7 +33,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import destinations, refuse_where
+from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.block import unshuffle_launches
 from gpustore.device.protocol import Decoders, Device
@@ -118,7 +118,7 @@ class _Shuffle(BytesCodec):
         nbytes = commands.values.nbytes.astype(np.int64)
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
         wrong |= nbytes % self.element_nbytes != 0
-        kept = refuse_where(commands, wrong, f"shuffle: not {decoded_max} bytes")
+        kept = fall_back_where(commands, wrong, f"shuffle: not {decoded_max} bytes")
         if self.element_nbytes == 1 or not len(commands):
             return
         dst = destinations(commands, nbytes[kept])

@@ -4,7 +4,7 @@
 2. Each stage of the chain records steps: it says where its results go (:meth:`CommandList.scratch`)
    and what is done (:meth:`~CommandList.decompress`, :meth:`~CommandList.checksum`,
    :meth:`~CommandList.check_bits`, :meth:`~CommandList.guard`, :meth:`~CommandList.launch`), and
-   what it cannot do (:meth:`~CommandList.refuse`).
+   what it cannot do (:meth:`~CommandList.fall_back`).
    Nothing runs yet, so that all tables are known before the one upload.
 3. The backend uploads values and tables, calls :meth:`~CommandList.run`, and downloads the
    results: sizes, statuses and checksums of all steps together.
@@ -89,8 +89,8 @@ class CommandList:
         Bytes of the values in host memory until a stage decodes them. Valid while recording only.
     distrust : Distrust or None
         Reason for which some decoders must not see the values; None if all may.
-    refused : dict of int to str
-        Reasons for which other rows are left to the host.
+    fallbacks : dict of int to str
+        Reasons for which the host decodes other rows.
     launches : int
         Number of launches and library calls that :meth:`run` makes.
     """
@@ -108,8 +108,8 @@ class CommandList:
         "_verdicts",
         "distrust",
         "encoded",
+        "fallbacks",
         "launches",
-        "refused",
         "rows",
         "values",
     )
@@ -126,7 +126,7 @@ class CommandList:
         self.values = values
         self.encoded = None if encoded is None else list(encoded)
         self.distrust: Distrust | None = None
-        self.refused: dict[int, str] = {}
+        self.fallbacks: dict[int, str] = {}
         self.launches = 0
         self._device = device
         self._stream = stream
@@ -144,11 +144,11 @@ class CommandList:
 
     # ----------------------------------------------------------------- for codecs
 
-    def refuse(self, reasons: dict[int, str]) -> None:
+    def fall_back(self, reasons: dict[int, str]) -> None:
         """Leave values to the host; `reasons` by position in :attr:`rows`, not by row."""
         if not reasons:
             return
-        self.refused.update((int(self.rows[i]), reason) for i, reason in reasons.items())
+        self.fallbacks.update((int(self.rows[i]), reason) for i, reason in reasons.items())
         kept = np.ones(len(self.rows), bool)
         kept[list(reasons)] = False
         self.rows = self.rows[kept]
@@ -472,7 +472,7 @@ class CommandList:
         failed: dict[int, str] = {}
         for part, check in (*self._checks, (self._guard_result, self._guards.overwritten)):
             for row, reason in check(found[part.offset : part.offset + part.nbytes]):
-                if row in self.refused:
+                if row in self.fallbacks:
                     continue  # By a later stage: the host decodes it anyway.
                 failed.setdefault(row, reason)
         return failed

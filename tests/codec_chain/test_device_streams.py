@@ -60,11 +60,11 @@ def test_what_the_host_writes_is_decoded(name, sizes, kind, order, offset):
     device = EmulatedDevice(order, seed=1)
     if name != "zlib":
         found = decode(device, codec, encoded, max(sizes), exact=False, offset=offset)
-        assert (found.refused, found.failed) == ({}, {})
+        assert (found.fallbacks, found.failed) == ({}, {})
         assert [found.values[row] for row in range(len(sizes))] == payloads
     found = decode(device, codec, [encoded[0]] * 3, sizes[0], offset=offset)
     device.close()
-    assert (found.refused, found.failed) == ({}, {})
+    assert (found.fallbacks, found.failed) == ({}, {})
     assert list(found.values.values()) == [payloads[0]] * 3
 
 
@@ -124,10 +124,10 @@ def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(name, kind):
             assert bytes(codec.decode(value, NBYTES, exact=True)) == found.values[row], what
     lengths = ("empty", "another size", "no bytes")
     named_rows = {what: row for row, (what, _) in enumerate(named, 1)}
-    refused_or_failed = {**found.refused, **found.failed}
+    fallbacks_or_failed = {**found.fallbacks, **found.failed}
     if name != "zlib":
-        assert {named_rows[what] for what in lengths} <= set(found.refused)
-    assert {named_rows[what] for what in lengths} <= set(refused_or_failed)
+        assert {named_rows[what] for what in lengths} <= set(found.fallbacks)
+    assert {named_rows[what] for what in lengths} <= set(fallbacks_or_failed)
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -200,24 +200,24 @@ def test_odd_values_are_left_to_the_host(device, case):
     if reason is None:
         assert list(found.failed) == [0]
     else:
-        assert re.search(reason, found.refused[0])
+        assert re.search(reason, found.fallbacks[0])
 
 
 def test_a_zlib_stream_with_a_dictionary_is_refused(device):
     found = decode(device, codec_of("zlib"), [with_dictionary(WHOLE)], NBYTES)
-    assert found.refused == {0: "zlib: needs a preset dictionary"}
+    assert found.fallbacks == {0: "zlib: needs a preset dictionary"}
 
 
 def test_zlib_of_unknown_size_is_refused(device):
     found = decode(device, codec_of("zlib"), [zlib.compress(WHOLE)], NBYTES, exact=False)
-    assert found.refused == {0: "zlib: does not say how many bytes it holds"}
+    assert found.fallbacks == {0: "zlib: does not say how many bytes it holds"}
 
 
 @pytest.mark.parametrize("name", [name for name in VERSIONS if name != "crc32c"])
 def test_what_the_host_has_not_seen_is_refused(device, name):
     codec = codec_of(name)
     found = decode(device, codec, [bytes(codec.encode(WHOLE))], NBYTES, seen=False)
-    assert found.refused == {0: f"{name}: its headers are not in host memory"}
+    assert found.fallbacks == {0: f"{name}: its headers are not in host memory"}
 
 
 def test_a_checksum_needs_no_bytes_on_the_host(device):
@@ -277,7 +277,7 @@ def test_chains_are_decoded_stage_after_stage(device, names):
     found = decode_on(device, chain.decode_device, encoded, offset=1)
     assert chain.unsupported_reason(device) is None
     assert found.values == {row: payloads[row] for row in (0, 1, 2, 4)}
-    assert sorted([*found.refused, *found.failed]) == [3]
+    assert sorted([*found.fallbacks, *found.failed]) == [3]
 
 
 @pytest.mark.parametrize("names", [["blosc", "zstd"], ["gzip", "gzip"]], ids="-".join)
@@ -285,4 +285,4 @@ def test_headers_that_only_the_device_has_are_for_the_host(device, names):
     chain = chain_of(names)
     payload = make_payload(NBYTES, "steps")
     found = decode_on(device, chain.decode_device, [bytes(chain.encode(payload))])
-    assert "not in host memory" in found.refused[0]
+    assert "not in host memory" in found.fallbacks[0]

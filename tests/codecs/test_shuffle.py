@@ -67,7 +67,7 @@ def test_a_device_decodes_writes_of_the_host(elementsize, counts, order, offset)
     encoded = [bytes(codec.encode(payload)) for payload in payloads]
     found = decode_on(device, record, encoded, offset=offset, seen=False)
     device.close()
-    assert (found.refused, found.failed) == ({}, {})
+    assert (found.fallbacks, found.failed) == ({}, {})
     assert list(found.values.values()) == payloads
 
 
@@ -82,7 +82,7 @@ def test_a_device_refuses_values_that_are_no_chunk(order):
     found = decode_on(device, record, [bytes(sizes) for sizes in (400, 0, 399, 401, 404)])
     device.close()
     assert list(found.values) == [0]
-    assert found.refused == {row: "shuffle: not 400 bytes" for row in (1, 2, 3, 4)}
+    assert found.fallbacks == {row: "shuffle: not 400 bytes" for row in (1, 2, 3, 4)}
 
 
 # --------------------------------------------------------------------------- arrays

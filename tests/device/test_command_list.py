@@ -123,13 +123,13 @@ def test_streams_of_one_row_fail_as_that_row(bench):
     assert list(recorded.failures()) == [7]
 
 
-def test_refused_values_are_left_to_the_host(bench):
+def test_values_fall_back_to_the_host(bench):
     values = [smooth(NBYTES, i) for i in range(4)]
     recorded = Recorded(bench, [encode("zstd", value) for value in values], rows=[3, 5, 7, 9])
     commands = recorded.commands
-    commands.refuse({})
-    commands.refuse({0: "two frames", 2: "a dictionary"})
-    assert commands.refused == {3: "two frames", 7: "a dictionary"}
+    commands.fall_back({})
+    commands.fall_back({0: "two frames", 2: "a dictionary"})
+    assert commands.fallbacks == {3: "two frames", 7: "a dictionary"}
     assert commands.rows.tolist() == [5, 9]
     assert len(commands) == len(commands.values) == len(commands.encoded) == 2
     dst = decoded_spans(bench, 2)
@@ -140,7 +140,7 @@ def test_refused_values_are_left_to_the_host(bench):
 
 def test_a_batch_without_values_asks_for_nothing(bench):
     recorded = Recorded(bench, [b"x"])
-    recorded.commands.refuse({0: "odd"})
+    recorded.commands.fall_back({0: "odd"})
     nothing = Spans.contiguous(0, [])
     recorded.commands.decompress("zstd", recorded.commands.values, nothing)
     recorded.commands.checksum("crc32c", recorded.commands.values, np.zeros(0, "u4"))
@@ -371,5 +371,5 @@ def test_numbers_are_those_of_the_host(device, name):
         [elements[legal].tobytes()],
         seen=False,
     )
-    assert (found.refused, found.failed) == ({}, {})
+    assert (found.fallbacks, found.failed) == ({}, {})
     assert found.values[0] == expected

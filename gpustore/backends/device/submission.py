@@ -3,7 +3,7 @@
 1. :meth:`Submission.begin` brings the values into a staging buffer, lets the chain record its
    steps and the placement its launches, and asks the device for one upload of values and tables,
    all steps, and one download of their results. It waits for nothing.
-2. :meth:`Submission.finish` waits for the results. Values that the chain has refused and those that
+2. :meth:`Submission.finish` waits for the results. Values that fall back to the host and those that
    failed are decoded by the host, once, copied and placed: the only fallback there is. What is
    wrong then is an error.
 
@@ -323,7 +323,7 @@ class Submission:
         commands = self._commands
         if commands is None:
             return self._errors
-        left = dict(commands.refused)
+        left = dict(commands.fallbacks)
         if self._event is not None:
             self._device.synchronize(self._event)
             STATISTICS.add(waits=1)

@@ -2,7 +2,7 @@
 
 The checks are those of :mod:`gpustore.codecs.blosc.frame` for one frame, in a number of NumPy calls
 that is independent of the number of frames. They are stricter: overlapping streams, which no
-encoder writes, are refused.
+encoder writes, are rejected.
 
 Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask, Rejections
 
 _HEADER_NBYTES: Final = 16
 _STORED: Final = 0x02
@@ -127,25 +127,6 @@ class BloscColumns:
         )
 
 
-class _Refusals:
-    """First reason against each frame."""
-
-    def __init__(self, count: int) -> None:
-        self.ok: Mask = np.ones(count, np.bool_)
-        self.reasons: dict[int, str] = {}
-
-    def refuse(self, wrong: Mask, reason: str) -> None:
-        wrong = wrong & self.ok
-        if wrong.any():
-            self.reasons.update((i, reason) for i in np.flatnonzero(wrong).tolist())
-            self.ok &= ~wrong
-
-    def refuse_of(self, frame: Integers, wrong: Mask, reason: str) -> None:
-        whole = np.zeros(len(self.ok), np.bool_)
-        whole[frame[wrong]] = True
-        self.refuse(whole, reason)
-
-
 def read_columns(
     encoded: EncodedColumns, decoded_max: int, *, exact: bool
 ) -> tuple[BloscColumns, dict[int, str]]:
@@ -163,13 +144,13 @@ def read_columns(
     -------
     BloscColumns
         All streams lie in their frame, decode to disjoint ranges that cover it, and do not overlap.
-        The columns of refused frames are undefined.
+        The columns of rejected frames are undefined.
     dict of int to str
-        Reasons against refused frames, by number.
+        Reasons against rejected frames, by number.
     """
     count = len(encoded.start)
-    found = _Refusals(count)
-    found.refuse(encoded.nbytes < _HEADER_NBYTES, "blosc: shorter than a header")
+    found = Rejections(count, "blosc")
+    found.reject(encoded.nbytes < _HEADER_NBYTES, "shorter than a header")
 
     def field(offset: int, nbytes: int) -> Integers:
         return encoded.uint(encoded.start + offset, nbytes, found.ok)
@@ -178,26 +159,26 @@ def read_columns(
     nbytes, blocksize, cbytes = field(4, 4), field(8, 4), field(12, 4)
     code = flags >> 5
     both = _BYTE_SHUFFLE | _BIT_SHUFFLE
-    found.refuse(version != 2, "blosc: not format version 2")
-    found.refuse(
+    found.reject(version != 2, "not format version 2")
+    found.reject(
         ((flags & _RESERVED) != 0) | ((flags & both) == both) | (code >= _CODES),
-        "blosc: unknown flags",
+        "unknown flags",
     )
-    found.refuse(cbytes != encoded.nbytes, "blosc: another length than the header says")
-    found.refuse(typesize == 0, "blosc: elements of no bytes")
-    found.refuse(nbytes == 0, "blosc: no bytes")
+    found.reject(cbytes != encoded.nbytes, "another length than the header says")
+    found.reject(typesize == 0, "elements of no bytes")
+    found.reject(nbytes == 0, "no bytes")
     wrong_size = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
-    found.refuse(wrong_size, f"blosc: does not decode to {decoded_max} bytes")
-    found.refuse((blocksize == 0) | (blocksize > nbytes), "blosc: impossible block size")
+    found.reject(wrong_size, f"does not decode to {decoded_max} bytes")
+    found.reject((blocksize == 0) | (blocksize > nbytes), "impossible block size")
     is_stored = (flags & _STORED) != 0
-    found.refuse(
-        is_stored & (cbytes != nbytes + _HEADER_NBYTES), "blosc: another length than stored bytes"
+    found.reject(
+        is_stored & (cbytes != nbytes + _HEADER_NBYTES), "another length than stored bytes"
     )
-    found.refuse(~is_stored & (code_version != 1), "blosc: an unknown version of its compressor")
+    found.reject(~is_stored & (code_version != 1), "an unknown version of its compressor")
     count_of = -(-nbytes // np.maximum(blocksize, 1))
-    found.refuse(
+    found.reject(
         ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - _HEADER_NBYTES),
-        "blosc: no room for its blocks",
+        "no room for its blocks",
     )
 
     count_of = np.where(found.ok & ~is_stored, count_of, 0)
@@ -210,7 +191,7 @@ def read_columns(
     is_split = ((flags[frame] & _NOT_SPLIT) == 0) & (typesize[frame] <= _MAX_SPLITS)
     is_split &= (block_nbytes == blocksize[frame]) & (elements >= _MIN_STREAM_NBYTES)
     splits = np.where(is_split, typesize[frame], 1)
-    found.refuse_of(frame, block_nbytes % splits != 0, "blosc: blocks of parts of elements")
+    found.reject_of(frame, block_nbytes % splits != 0, "blocks of parts of elements")
     streams = _read_streams(encoded, found, blocks, start, splits, cbytes, count_of)
     columns = BloscColumns(
         nbytes,
@@ -227,7 +208,7 @@ def read_columns(
 
 def _read_streams(
     encoded: EncodedColumns,
-    found: _Refusals,
+    found: Rejections,
     blocks: BloscBlocks,
     position: Integers,
     splits: Integers,
@@ -244,12 +225,12 @@ def _read_streams(
     for k in range(int(splits.max(initial=0))):
         walks = (splits > k) & found.ok[frame]
         inside = (position >= begin) & (position <= cbytes[frame] - 4)
-        found.refuse_of(frame, walks & ~inside, "blosc: a stream outside of its frame")
+        found.reject_of(frame, walks & ~inside, "a stream outside of its frame")
         walks &= inside
         length = encoded.uint(encoded.start[frame] + position, 4, walks)
         position = position + 4
         fits = (length > 0) & (length <= cbytes[frame] - position)
-        found.refuse_of(frame, walks & ~fits, "blosc: a stream that ends outside of its frame")
+        found.reject_of(frame, walks & ~fits, "a stream that ends outside of its frame")
         walks &= fits
         at = first[walks] + k
         streams.frame[at] = frame[walks]
@@ -264,7 +245,7 @@ def _read_streams(
     same = streams.frame[order][1:] == streams.frame[order][:-1]
     ends = (streams.src + streams.src_nbytes)[order][:-1]
     overlaps = same & (ends + 4 > streams.src[order][1:])
-    found.refuse_of(streams.frame[order][1:], overlaps, "blosc: streams that lie in each other")
+    found.reject_of(streams.frame[order][1:], overlaps, "streams that lie in each other")
     return streams
 
 

@@ -58,21 +58,23 @@ def decode_frames(
 ) -> None:
     """Record the decoding of all values of `commands`, each one frame; see the module."""
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
-    columns = _refuse(commands, columns, reasons)
+    columns = _fall_back(commands, columns, reasons)
     encoded = encoded.take(reasons)
     reasons = {
         **_unfit_codes(device, columns, commands.distrust),
         **_damaged_streams(encoded, columns),
     }
-    columns = _refuse(commands, columns, reasons)
+    columns = _fall_back(commands, columns, reasons)
     if len(commands):
         _record(commands, device, encoded.take(reasons), columns)
 
 
-def _refuse(commands: CommandList, columns: BloscColumns, reasons: dict[int, str]) -> BloscColumns:
+def _fall_back(
+    commands: CommandList, columns: BloscColumns, reasons: dict[int, str]
+) -> BloscColumns:
     kept = np.ones(len(columns.nbytes), np.bool_)
     kept[list(reasons)] = False
-    commands.refuse(reasons)
+    commands.fall_back(reasons)
     return columns.take(kept)
 
 

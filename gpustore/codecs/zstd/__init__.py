@@ -207,7 +207,7 @@ class _Zstd(BytesCodec):
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
         size = f"zstd: does not hold {decoded_max} bytes"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        commands.refuse(reasons)
+        commands.fall_back(reasons)
         kept = np.delete(nbytes, list(reasons))
         decompress_values(commands, device, "zstd", commands.values, kept)
 

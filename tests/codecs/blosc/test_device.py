@@ -45,7 +45,7 @@ def test_encodings_of_numcodecs_are_decoded(made, order, offset):
     encoded = [frame for frame, _ in made]
     found = decode(device, encoded, longest, exact=False, offset=offset)
     device.close()
-    assert (found.refused, found.failed) == ({}, {})
+    assert (found.fallbacks, found.failed) == ({}, {})
     assert [found.values[row] for row in range(len(made))] == [data for _, data in made]
 
 
@@ -59,7 +59,7 @@ def test_one_batch_on_every_device(device, cname, shuffle):
     ]
     made.append(frame_of(cname, shuffle, 4, 9000, 0, 5, "noise"))
     found = decode(device, [frame for frame, _ in made], 1 << 16, exact=False)
-    assert (found.refused, found.failed) == ({}, {})
+    assert (found.fallbacks, found.failed) == ({}, {})
     assert [found.values[row] for row in range(len(made))] == [data for _, data in made]
 
 
@@ -123,7 +123,7 @@ def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(cname, shuffle):
             # No checksum: what decodes may be other bytes, but the same on host and device.
             assert bytes(blosc.decode(value, len(data), exact=True)) == found.values[row], name
     headers = [row for row, (name, _) in enumerate(named, 1) if name.startswith(("cut", "longer"))]
-    assert set(headers) <= set(found.refused)
+    assert set(headers) <= set(found.fallbacks)
 
 
 @settings(max_examples=share(200), suppress_health_check=[HealthCheck.too_slow])
@@ -141,7 +141,7 @@ def test_changed_frames_never_reach_beyond_their_bounds(made, changes, order):
     found = decode(device, [frame, bytes(damaged), frame], len(data))
     device.close()
     assert found.values[0] == found.values[2] == data
-    assert set(found.refused) | set(found.failed) <= {1}
+    assert set(found.fallbacks) | set(found.failed) <= {1}
     if 1 in found.values:
         assert len(found.values[1]) == len(data)
 
@@ -149,13 +149,13 @@ def test_changed_frames_never_reach_beyond_their_bounds(made, changes, order):
 def test_codecs_without_device_code_are_refused(device):
     frame, data = frame_of("zstd", 1, 4, 5000, 0, 5, "steps")
     unseen = decode(device, [frame], len(data), seen=False)
-    assert unseen.refused == {0: "blosc: its headers are not in host memory"}
+    assert unseen.fallbacks == {0: "blosc: its headers are not in host memory"}
     wrong = decode(device, [frame], len(data) + 1)
-    assert wrong.refused == {0: "blosc: does not decode to 5001 bytes"}
+    assert wrong.fallbacks == {0: "blosc: does not decode to 5001 bytes"}
 
 
 def test_few_large_streams_are_left_to_the_host(device):
     data = np.zeros(3 << 20, np.uint8)
     frame, data = frame_of("zstd", 0, 1, 3 << 20, 3 << 20, 1, "zeros")
     found = decode(device, [frame], len(data))
-    assert found.refused == {0: "blosc: zstd: 1 streams of up to 3145728 bytes are too few"}
+    assert found.fallbacks == {0: "blosc: zstd: 1 streams of up to 3145728 bytes are too few"}
