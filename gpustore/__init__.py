@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from gpustore import ocdbt
+from gpustore.backends.native.native_core import NativeCore, native_core
 from gpustore.data_types.dtype import DTYPES as _DTYPES
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.unit import Unit
@@ -118,6 +119,7 @@ __all__ = [
     "LimitError",
     "MetadataError",
     "MismatchError",
+    "NativeCore",
     "Node",
     "NotFoundError",
     "OpenMode",
@@ -161,6 +163,7 @@ __all__ = [
     "int64",
     "int8",
     "json",
+    "native_core",
     "newaxis",
     "ocdbt",
     "open",

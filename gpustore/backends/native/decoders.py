@@ -1,0 +1,115 @@
+"""Finds functions of other installed libraries that the native core calls by address.
+
+Extension modules of numcodecs, google-crc32c and deflate export the C functions of the libraries
+inside them, or link shared libraries that do: ``dlsym`` finds the same names in both cases. A
+function that is not found has the address 0, and what needs it is done in Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+# Library -> its functions, in the order of `Functions` in kernels/host/functions.h.
+_FUNCTIONS = {
+    "blosc": (
+        "blosc_cbuffer_validate",
+        "blosc_cbuffer_sizes",
+        "blosc_decompress_ctx",
+        "blosc_getitem",
+        "blosc_compress_ctx",
+    ),
+    "zstd": (
+        "ZSTD_createDCtx",
+        "ZSTD_freeDCtx",
+        "ZSTD_decompressDCtx",
+        "ZSTD_getFrameContentSize",
+        "ZSTD_findFrameCompressedSize",
+        "ZSTD_createCCtx",
+        "ZSTD_freeCCtx",
+        "ZSTD_CCtx_setParameter",
+        "ZSTD_compress2",
+    ),
+    "lz4": ("LZ4_decompress_safe", "LZ4_compress_fast"),
+    "libdeflate": (
+        "libdeflate_alloc_decompressor",
+        "libdeflate_free_decompressor",
+        "libdeflate_gzip_decompress_ex",
+        "libdeflate_zlib_decompress_ex",
+        "libdeflate_alloc_compressor",
+        "libdeflate_free_compressor",
+        "libdeflate_gzip_compress",
+        "libdeflate_zlib_compress",
+    ),
+    "crc32c": ("crc32c_extend",),
+}
+
+# Codec -> the library that has its functions.
+_LIBRARIES = {
+    "blosc": "blosc",
+    "zstd": "zstd",
+    "lz4": "lz4",
+    "gzip": "libdeflate",
+    "zlib": "libdeflate",
+    "crc32c": "crc32c",
+}
+
+
+def addresses(*codecs: str) -> dict[str, int]:
+    """Return the addresses of functions for some codecs, found at the first use of each codec.
+
+    Parameters
+    ----------
+    *codecs : str
+        Names of codecs; those the core does not have are ignored.
+
+    Returns
+    -------
+    dict of str to int
+        All members of ``Functions`` in ``kernels/host/functions.h``, in its order; 0 for
+        functions that are not found and for those of other codecs.
+    """
+    found = {name: 0 for names in _FUNCTIONS.values() for name in names}
+    for codec in codecs:
+        if codec in _LIBRARIES:
+            found |= _find(_LIBRARIES[codec])
+    return found
+
+
+def decodable() -> tuple[str, ...]:
+    """Return the codecs whose functions are all found, with ``"raw"`` for values without one."""
+    return ("raw", *(name for name in _LIBRARIES if all(_find(_LIBRARIES[name]).values())))
+
+
+@cache
+def _find(library: str) -> dict[str, int]:
+    """Return the addresses of a library's functions, which its Python package keeps loaded."""
+    names = _FUNCTIONS[library]
+    try:
+        loaded = ctypes.CDLL(_path(library))
+    except (ImportError, OSError):
+        return dict.fromkeys(names, 0)
+    return {name: _address(loaded, name) for name in names}
+
+
+def _path(library: str) -> str:
+    """Import the extension module that has a library inside, and return its path."""
+    if library == "blosc":
+        from numcodecs import blosc as module
+    elif library == "zstd":
+        from numcodecs import zstd as module
+    elif library == "lz4":
+        from numcodecs import lz4 as module
+    elif library == "libdeflate":
+        from deflate import _deflate as module
+    else:
+        from google_crc32c import _crc32c as module
+    path: str = module.__file__
+    return path
+
+
+def _address(loaded: ctypes.CDLL, name: str) -> int:
+    try:
+        return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
