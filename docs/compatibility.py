@@ -86,7 +86,7 @@ beyond its edges |
 | chunks of 0 elements along a dimension of extent 0 | as 1 | 1 |
 """
 
-# Name as users know it -> file name in the folder of the package.
+# Name as users know it -> file name in the folder of the package; others are known by that.
 DRIVERS = {
     "array": "array",
     "auto": "auto",
@@ -258,7 +258,9 @@ def page(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
     """Return the text of docs/compatibility.md."""
     parts = [HEAD + tables(peers), EXTENSIONS, ABSENT.format(version=version("tensorstore"))]
     for title, folder, names in TABLES:
-        there = [name for name, file in names.items() if file in registry.ids(folder)]
+        registered = registry.ids(folder)
+        there = [name for name, file in names.items() if file in registered]
+        there += [name for name in registered if name not in names.values()]
         absent = [name for name in names if name not in there]
         parts.append(f"## {title}\n\nAbsent: {'; '.join(absent) or 'none'}.\n")
         parts.append(f"Present: {'; '.join(there)}.\n")
