@@ -126,6 +126,16 @@ def test_the_page_lists_the_rooms_in_order():
     assert [name.rstrip("/") for row in rows for name in row.split()] == list(ROOMS)
 
 
+def test_design_pages_name_files_that_exist():
+    """A name is the end of a path in the repository: `connected_set.py`, `http/client.py`."""
+    root = PACKAGE.parent
+    folders = [root / name for name in ("benchmarks", "docs", "gpustore", "kernels", "tests")]
+    paths = "\n".join(f"/{path.relative_to(root)}" for one in folders for path in one.rglob("*.*"))
+    for page in PAGE.parent.glob("*.md"):
+        for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text(encoding="utf-8")):
+            assert re.search(rf"/{re.escape(name)}$", paths, re.MULTILINE), (page.name, name)
+
+
 def test_few_modules_lie_outside_of_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= 8
     assert len(list((PACKAGE / "kvstores").glob("*.py"))) <= 12
