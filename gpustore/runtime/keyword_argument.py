@@ -13,21 +13,25 @@ from typing import Any, TypeVar
 
 from gpustore.errors import GpustoreError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 def set_keywords(
-    setters: Mapping[str, Callable[[Any], None]],
+    target: S,
+    setters: Mapping[str, Callable[[S, Any], None]],
     keywords: Mapping[str, Any],
     *,
-    converters: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    converters: Mapping[str, Callable[[S, Any], Any]] = MappingProxyType({}),
 ) -> None:
     """Call the setter of each keyword that is not None, in the order of `setters`.
 
     Parameters
     ----------
+    target : object
+        First argument of all functions.
     setters : mapping
-        Function that applies the value of each keyword.
+        Function that applies the value of each keyword to `target`.
     keywords : mapping
         Value of each keyword given by the caller; None means not given.
     converters : mapping
@@ -44,14 +48,16 @@ def set_keywords(
     unknown = keywords.keys() - setters.keys()
     if unknown:
         raise TypeError(f"got an unexpected keyword argument {sorted(unknown)[0]!r}")
-    for name, setter in setters.items():
-        value = keywords.get(name)
+    # Most calls have one keyword, whose order needs no search through dozens of setters.
+    names = keywords if len(keywords) == 1 else [name for name in setters if name in keywords]
+    for name in names:
+        value = keywords[name]
         if value is None:
             continue
         if name in converters:
-            value = converters[name](value)
+            value = converters[name](target, value)
         try:
-            setter(value)
+            setters[name](target, value)
         except GpustoreError as error:
             raise error.prefixed(f"Invalid {name}") from error.__cause__
         except TypeError as error:

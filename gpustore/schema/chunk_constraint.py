@@ -77,7 +77,7 @@ class ConstraintVector(Generic[N]):
     @property
     def is_set(self) -> bool:
         """Whether any dimension has a constraint."""
-        return any(value is not None for value in self.values)
+        return self.values.count(None) < len(self.values)
 
     def select(self, *, hard: bool) -> tuple[N | None, ...]:
         """Return the hard values alone, or the soft ones, None for other dimensions."""

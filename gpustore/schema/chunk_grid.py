@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpustore.errors import MetadataError
@@ -29,7 +30,7 @@ from gpustore.strict_json.parsing import REQUIRED, JsonValue, Members, expect_fl
 from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
 class ChunkGridKeywords(TypedDict, total=False):
@@ -135,20 +136,7 @@ class ChunkGrid:
         If a keyword raises, no constraint is changed.
         """
         new = self.copy()
-        set_keywords(
-            {
-                "rank": lambda v: when_known(as_int(v), new.set_rank),
-                "shape": partial(new._set_shape, hard=True),
-                "shape_soft_constraint": partial(new._set_shape, hard=False),
-                "aspect_ratio": partial(new._set_aspect_ratio, hard=True),
-                "aspect_ratio_soft_constraint": partial(new._set_aspect_ratio, hard=False),
-                "elements": lambda v: new.merge_elements(as_int(v), hard=True),
-                "elements_soft_constraint": lambda v: new.merge_elements(as_int(v), hard=False),
-                "grid": lambda v: new.merge(expect_type(ChunkGrid, v)),
-                "grid_soft_constraint": lambda v: new.merge(expect_type(ChunkGrid, v).softened()),
-            },
-            cast("dict[str, Any]", keywords),
-        )
+        set_keywords(new, _SETTERS, cast("dict[str, Any]", keywords))
         self._assign(new)
 
     def _set_shape(self, values: Any, *, hard: bool) -> None:
@@ -169,8 +157,7 @@ class ChunkGrid:
         """Fix the number of dimensions."""
         if check_rank(rank, self._rank) != self._rank:
             self._rank = rank
-            self._shape = shape_vector([None] * rank)
-            self._aspect_ratio = aspect_ratio_vector([None] * rank)
+            self._shape, self._aspect_ratio = _unset_vectors(rank)
 
     def merge_shape(self, vector: ConstraintVector[int]) -> None:
         """Merge in constraints on the chunk size, in elements."""
@@ -320,6 +307,11 @@ class ChunkGrid:
         vectors = (self._shape, self._aspect_ratio)
         return any(vector is not None and vector.is_set for vector in vectors)
 
+    @property
+    def has_constraints(self) -> bool:
+        """Whether there is any constraint but the rank."""
+        return self._elements is not None or self.has_vectors
+
     def to_json(self, include_defaults: bool = False) -> JsonValue:
         """Return the JSON of the constraints; a rank alone is not in it."""
         json: dict[str, JsonValue] = {}
@@ -342,3 +334,22 @@ class ChunkGrid:
 
     def __repr__(self) -> str:
         return pretty("ChunkLayout.Grid", self.to_json())
+
+
+@cache
+def _unset_vectors(rank: int) -> tuple[ConstraintVector[int], ConstraintVector[float]]:
+    """Return the vectors of shape and aspect ratio without constraints."""
+    return shape_vector([None] * rank), aspect_ratio_vector([None] * rank)
+
+
+_SETTERS: Mapping[str, Callable[[ChunkGrid, Any], None]] = {
+    "rank": lambda grid, v: when_known(as_int(v), grid.set_rank),
+    "shape": partial(ChunkGrid._set_shape, hard=True),
+    "shape_soft_constraint": partial(ChunkGrid._set_shape, hard=False),
+    "aspect_ratio": partial(ChunkGrid._set_aspect_ratio, hard=True),
+    "aspect_ratio_soft_constraint": partial(ChunkGrid._set_aspect_ratio, hard=False),
+    "elements": lambda grid, v: grid.merge_elements(as_int(v), hard=True),
+    "elements_soft_constraint": lambda grid, v: grid.merge_elements(as_int(v), hard=False),
+    "grid": lambda grid, v: grid.merge(expect_type(ChunkGrid, v)),
+    "grid_soft_constraint": lambda grid, v: grid.merge(expect_type(ChunkGrid, v).softened()),
+}

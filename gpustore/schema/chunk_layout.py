@@ -122,7 +122,7 @@ class ChunkLayout:
                 raise TypeError("ChunkLayout() takes either json or keywords, not both")
             self._load(from_python(json))
         elif given:
-            set_keywords(self._setters(), given)
+            set_keywords(self, _SETTERS, given)
 
     def copy(self) -> ChunkLayout:
         """Return an independent copy."""
@@ -143,30 +143,8 @@ class ChunkLayout:
         If a keyword raises, no constraint is changed.
         """
         new = self.copy()
-        set_keywords(new._setters(), cast("dict[str, Any]", keywords))
+        set_keywords(new, _SETTERS, cast("dict[str, Any]", keywords))
         self._assign(new)
-
-    def _setters(self) -> dict[str, Callable[[Any], None]]:
-        """Return the setter of each keyword, in the order in which they are applied."""
-        setters: dict[str, Callable[[Any], None]] = {
-            "rank": lambda v: when_known(as_int(v), self.set_rank),
-        }
-        for hard, soft in ((True, ""), (False, SOFT)):
-            setters[f"inner_order{soft}"] = partial(self._set_inner_order, hard=hard)
-        for hard, soft in ((True, ""), (False, SOFT)):
-            setters[f"grid_origin{soft}"] = partial(self._set_grid_origin, hard=hard)
-        for level in _LEVELS:
-            setters[level] = partial(self._set_grid, level)
-        for constraint, setter in (
-            ("shape", self._set_shape),
-            ("aspect_ratio", self._set_aspect_ratio),
-            ("elements", self._set_elements),
-        ):
-            for level in _LEVELS:
-                for hard, soft in ((True, ""), (False, SOFT)):
-                    setters[f"{level}_{constraint}{soft}"] = partial(setter, level, hard=hard)
-        setters["finalize"] = lambda v: self.finalize() if v else None
-        return setters
 
     # ---- merging
 
@@ -226,8 +204,9 @@ class ChunkLayout:
         if other._grid_origin is not None:
             with _setting("grid_origin"):
                 self.merge_grid_origin(other._grid_origin)
-        for usage in _USAGES:
-            self.merge_grid(usage, other._grids[usage])
+        for usage, grid in other._grids.items():
+            if grid.has_constraints:
+                self.merge_grid(usage, grid)
 
     def merged(self, other: ChunkLayout) -> ChunkLayout:
         """Return the merged constraints of both layouts; MetadataError if they contradict."""
@@ -266,7 +245,7 @@ class ChunkLayout:
                 self.set_rank(len(numbers))
                 self.merge_grid_origin(origin_vector(numbers, hard=hard))
 
-    def _set_grid(self, level: str, grid: Any) -> None:
+    def _set_grid(self, grid: Any, *, level: str) -> None:
         expect_type(ChunkGrid, grid)
         if level != "chunk":
             self.merge_grid(level.removesuffix("_chunk"), grid)
@@ -275,7 +254,7 @@ class ChunkLayout:
             self.merge_grid(usage, grid)
         self._merge_aspect_ratio("codec", grid.aspect_ratio_constraint)
 
-    def _set_shape(self, level: str, values: Any, *, hard: bool) -> None:
+    def _set_shape(self, values: Any, *, level: str, hard: bool) -> None:
         numbers = as_ints(values)
         for usage in _usages(level, _SHAPE_USAGES) if numbers else ():
             with _setting(f"{usage}_chunk shape"):
@@ -283,7 +262,7 @@ class ChunkLayout:
                 vector = shape_vector(numbers, hard=hard)
             self._merge_shape(usage, vector)
 
-    def _set_aspect_ratio(self, level: str, values: Any, *, hard: bool) -> None:
+    def _set_aspect_ratio(self, values: Any, *, level: str, hard: bool) -> None:
         numbers = as_floats(values)
         for usage in _usages(level, _USAGES) if numbers else ():
             with _setting(f"{usage}_chunk aspect_ratio"):
@@ -291,7 +270,7 @@ class ChunkLayout:
                 vector = aspect_ratio_vector(numbers, hard=hard)
             self._merge_aspect_ratio(usage, vector)
 
-    def _set_elements(self, level: str, elements: Any, *, hard: bool) -> None:
+    def _set_elements(self, elements: Any, *, level: str, hard: bool) -> None:
         for usage in _usages(level, _SHAPE_USAGES):
             self._merge_elements(usage, as_int(elements), hard=hard)
 
@@ -538,6 +517,33 @@ class ChunkLayout:
 
 
 _LEVELS = ("chunk", "write_chunk", "read_chunk", "codec_chunk")
+
+
+def _setters() -> dict[str, Callable[[ChunkLayout, Any], None]]:
+    """Return the setter of each keyword, in the order in which they are applied."""
+    setters: dict[str, Callable[[ChunkLayout, Any], None]] = {
+        "rank": lambda layout, v: when_known(as_int(v), layout.set_rank),
+    }
+    for hard, soft in ((True, ""), (False, SOFT)):
+        setters[f"inner_order{soft}"] = partial(ChunkLayout._set_inner_order, hard=hard)
+    for hard, soft in ((True, ""), (False, SOFT)):
+        setters[f"grid_origin{soft}"] = partial(ChunkLayout._set_grid_origin, hard=hard)
+    for level in _LEVELS:
+        setters[level] = partial(ChunkLayout._set_grid, level=level)
+    for constraint, setter in (
+        ("shape", ChunkLayout._set_shape),
+        ("aspect_ratio", ChunkLayout._set_aspect_ratio),
+        ("elements", ChunkLayout._set_elements),
+    ):
+        for level in _LEVELS:
+            for hard, soft in ((True, ""), (False, SOFT)):
+                name = f"{level}_{constraint}{soft}"
+                setters[name] = partial(setter, level=level, hard=hard)
+    setters["finalize"] = lambda layout, v: layout.finalize() if v else None
+    return setters
+
+
+_SETTERS = _setters()
 
 
 def _usages(level: str, of_chunk: Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,7 @@ Source: ``Schema`` of TensorStore (``tensorstore/schema.cc``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
 from gpustore.data_types.dtype import dtype as DataType
@@ -37,8 +37,6 @@ from gpustore.strict_json.parsing import (
 from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from gpustore.data_types.dtype import DTypeLike
@@ -128,8 +126,8 @@ class Schema(IndexAccessors):
 
     def __init__(self, json: Any = REQUIRED, **keywords: Unpack[SchemaKeywords]) -> None:
         given = cast("dict[str, Any]", keywords)
-        for name in self.__slots__:
-            setattr(self, name, None)
+        self._rank = self._dtype = self._domain = self._codec = None
+        self._fill_value = self._units = None
         self._chunk_layout = _NO_LAYOUT
         if json is not REQUIRED:
             if given:
@@ -147,8 +145,13 @@ class Schema(IndexAccessors):
     __copy__ = copy
 
     def _assign(self, other: Schema) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(other, name))
+        self._rank = other._rank
+        self._dtype = other._dtype
+        self._domain = other._domain
+        self._chunk_layout = other._chunk_layout
+        self._codec = other._codec
+        self._fill_value = other._fill_value
+        self._units = other._units
 
     def update(self, **keywords: Unpack[SchemaKeywords]) -> None:
         """Merge in more constraints; the keywords are those of the constructor.
@@ -166,24 +169,14 @@ class Schema(IndexAccessors):
         return new
 
     def _update(self, given: dict[str, Any]) -> None:
-        converters = {
-            "dtype": _as_dtype,
-            "fill_value": lambda value: FillValue.from_array(value, self._dtype),
-        }
-        set_keywords(self._setters(), given, converters=converters)
+        set_keywords(self, _SETTERS, given, converters=_CONVERTERS)
 
-    def _setters(self) -> dict[str, Callable[[Any], None]]:
-        return {
-            "rank": lambda v: when_known(as_int(v), lambda rank: self.set_rank(rank, "rank")),
-            "dtype": self.set_dtype,
-            "domain": lambda v: self.merge_domain(expect_type(IndexDomain, v)),
-            "shape": self._set_shape,
-            "chunk_layout": lambda v: self.merge_chunk_layout(expect_type(ChunkLayout, v)),
-            "codec": lambda v: self.merge_codec(expect_type(CodecSpec, v)),
-            "fill_value": self.merge_fill_value,
-            "dimension_units": lambda v: self.merge_units(_as_units(v)),
-            "schema": lambda v: self.merge(expect_type(Schema, v)),
-        }
+    def with_domain(self, domain: IndexDomain) -> Schema:
+        """Return a copy with `domain`, of the same rank, in place of its own."""
+        new = self.copy()
+        new._domain = None
+        new._update({"domain": domain})
+        return new
 
     @property
     def is_empty(self) -> bool:
@@ -492,6 +485,24 @@ class Schema(IndexAccessors):
             return pretty("Schema", self.to_json())
         except MetadataError:  # JSON has no form for a fill value of bytes.
             return "Schema(...)"
+
+
+_SETTERS: Mapping[str, Callable[[Schema, Any], None]] = {
+    "rank": lambda schema, v: when_known(as_int(v), lambda rank: schema.set_rank(rank, "rank")),
+    "dtype": Schema.set_dtype,
+    "domain": lambda schema, v: schema.merge_domain(expect_type(IndexDomain, v)),
+    "shape": Schema._set_shape,
+    "chunk_layout": lambda schema, v: schema.merge_chunk_layout(expect_type(ChunkLayout, v)),
+    "codec": lambda schema, v: schema.merge_codec(expect_type(CodecSpec, v)),
+    "fill_value": Schema.merge_fill_value,
+    "dimension_units": lambda schema, v: schema.merge_units(_as_units(v)),
+    "schema": lambda schema, v: schema.merge(expect_type(Schema, v)),
+}
+
+_CONVERTERS: Mapping[str, Callable[[Schema, Any], Any]] = {
+    "dtype": lambda schema, value: _as_dtype(value),
+    "fill_value": lambda schema, value: FillValue.from_array(value, schema._dtype),
+}
 
 
 def _as_dtype(value: Any) -> DataType:
