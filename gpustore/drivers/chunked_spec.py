@@ -96,6 +96,7 @@ class ChunkedSpec:
     metadata: Any
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     node_path: str = ""
+    _constrained: Schema | None = field(default=None, init=False, repr=False, compare=False)
 
     base = None
 
@@ -106,7 +107,21 @@ class ChunkedSpec:
     @property
     def schema(self) -> Schema:
         """Constraints of the caller on schema and metadata, with those that the format implies."""
-        return self.format.constrained(self.metadata, self.constraints)
+        return self.constrained().copy()
+
+    def constrained(self) -> Schema:
+        """Return :attr:`schema` itself, which is merged once. Not to be changed.
+
+        Raises
+        ------
+        MetadataError
+            If the constraints contradict each other.
+        """
+        if self._constrained is None:
+            merged = self.format.constrained(self.metadata, self.constraints)
+            object.__setattr__(self, "_constrained", merged)
+            return merged
+        return self._constrained
 
     @property
     def url(self) -> str:
@@ -133,7 +148,7 @@ class ChunkedSpec:
         metadata = self.metadata.to_json()
         if metadata:
             members["metadata"] = metadata
-        schema = self.schema
+        schema = self.constrained()
         members.update(schema_members(self.constraints, rank_known=True))
         if schema.rank is not None and schema.domain is None:
             members["rank"] = schema.rank
@@ -159,8 +174,8 @@ class ChunkedSpec:
         if schema is not None and not schema.is_empty:
             merged = spec.constraints.copy()
             merged.merge(schema)
-            self.format.constrained(spec.metadata, merged)  # Raises on contradictions.
             spec = replace(spec, constraints=merged)
+            spec.constrained()  # Raises on contradictions.
         if options.pop("minimal", False):
             spec = replace(spec, metadata=self.format.no_constraints)
         if options:
@@ -239,7 +254,7 @@ class _Steps:
             return self.request.transform
         if spec.metadata is self.format.no_constraints and spec.constraints.domain is None:
             return None
-        domain = spec.schema.domain
+        domain = spec.constrained().domain
         return None if domain is None else IndexTransform(domain)
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
@@ -256,7 +271,10 @@ class _Steps:
             if self.hierarchy is not None:
                 self.hierarchy.invalidate(ancestors(self.spec.node_path))
             try:
-                self.store.driver.delete_range(path, prefix_end(path))
+                if self.file.key == path + self.format.metadata_key:
+                    self.store.driver.clear_directory(path)
+                else:  # The metadata may lie in another directory than what is deleted.
+                    self.store.driver.delete_range(path, prefix_end(path))
             finally:
                 for cache in (self.cache, self.file.cache):
                     if cache is not None:
@@ -272,7 +290,7 @@ class _Steps:
                     raise NotFoundError(
                         f"Metadata at {self.file.name} does not exist", key=self.file.key
                     )
-            elif self.file.load()[0] is not None:
+            elif not self.mode.delete_existing and self.file.load()[0] is not None:
                 raise self._already_exists()
             metadata, description = self._new_metadata(f"Error writing {self.file.name}: {_CREATE}")
             if self.hierarchy is not None:
@@ -297,7 +315,7 @@ class _Steps:
     def _new_metadata(self, attempt: str) -> tuple[Any, ArrayDescription]:
         with prefixing(attempt):
             metadata = self.format.create(
-                self.spec.metadata, self.spec.constraints, limits=self.limits
+                self.spec.metadata, self.spec.constrained(), limits=self.limits
             )
             return metadata, self.format.describe(metadata, limits=self.limits)
 
@@ -488,9 +506,10 @@ class ChunkedKind:
         constraints = format_.take_constraints(members)
         options = _options(members)
         options.update(format_.take_options(members))
+        parsed = ChunkedSpec(format_, spec, schema, constraints, options)
         if constraints is not format_.no_constraints or not schema.is_empty:
-            format_.constrained(constraints, schema)  # Raises on contradictions.
-        return ChunkedSpec(format_, spec, schema, constraints, options)
+            parsed.constrained()  # Raises on contradictions.
+        return parsed
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
         """Return the spec of ``<base>|<id>:path``; the path is logical, below the root `base`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -266,15 +267,21 @@ def constrain_rank(schema: Schema, inner_rank: int) -> int | None:
                 f"Rank specified by schema ({rank}) is less than the {inner_rank} dimensions of "
                 f"the data type"
             )
-        schema.update(chunk_layout=ChunkLayout(grid_origin=[0] * rank))
+        schema.update(chunk_layout=_layout_from_zero(rank))
     return rank
+
+
+@cache
+def _layout_from_zero(rank: int) -> ChunkLayout:
+    """Return the layout of a chunk grid that begins at zero; schemas do not change it."""
+    return ChunkLayout(grid_origin=[0] * rank)
 
 
 def zarr_domain(
     shape: Sequence[int], inner: Sequence[int], labels: Sequence[str] | None = None
 ) -> IndexDomain:
     """Return the domain of an array of `shape`, resizable, with the fixed dimensions `inner`."""
-    implicit = [True] * len(shape) + [False] * len(inner)
+    implicit = (True,) * len(shape) + (False,) * len(inner)
     return IndexDomain(shape=(*shape, *inner), labels=labels, implicit_upper_bounds=implicit)
 
 
@@ -307,22 +314,13 @@ def with_zarr_domain(schema: Schema, words: SchemaWords, inner_rank: int = 0) ->
     if domain is None:
         return schema
     rank = domain.rank
-    domain = words.merge_domains(domain, IndexDomain(inclusive_min=[0] * rank))
-    parts = {name: getattr(schema, name) for name in _PARTS}
-    resizable = Schema(**{name: value for name, value in parts.items() if value is not None})
-    resizable.update(
-        domain=IndexDomain(
-            inclusive_min=domain.inclusive_min,
-            exclusive_max=domain.exclusive_max,
-            implicit_upper_bounds=[True] * (rank - inner_rank) + [False] * inner_rank,
-            labels=domain.labels,
-        )
-    )
-    return resizable
-
-
-_PARTS = ("rank", "dtype", "chunk_layout", "codec", "fill_value", "dimension_units")
-"""Properties of a schema besides its domain."""
+    zeros, never = (0,) * rank, (False,) * rank
+    implicit_upper = (True,) * (rank - inner_rank) + (False,) * inner_rank
+    if domain.box == Box(zeros, domain.exclusive_max, never, implicit_upper):
+        return schema  # Metadata with a shape say no more.
+    domain = words.merge_domains(domain, IndexDomain(inclusive_min=zeros))
+    box = Box(domain.inclusive_min, domain.exclusive_max, never, implicit_upper)
+    return schema.with_domain(make_domain(box, domain.labels))
 
 
 def merge_codec(schema: Schema, codec: CodecSpec) -> None:
@@ -518,8 +516,10 @@ class Format(Protocol):
             If a codec is unknown, unsupported or not applicable.
         """
 
-    def create(self, constraints: Any, schema: Schema, *, limits: Limits) -> Any:
-        """Return new metadata that fulfil both constraints, with the format's defaults."""
+    def create(self, constraints: Any, merged: Schema, *, limits: Limits) -> Any:
+        """Return new metadata that fulfil `constraints`, and those of a schema, with the format's
+        defaults; `merged` is what :meth:`constrained` returned for both.
+        """
 
     def constrained(self, constraints: Any, schema: Schema) -> Schema:
         """Merge `constraints` into `schema`.

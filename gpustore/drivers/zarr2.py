@@ -200,12 +200,11 @@ class Zarr2Format:
         return with_zarr_domain(merged, self.words, len(inner))
 
     def create(
-        self, constraints: Zarr2Constraints, schema: Schema, *, limits: Limits
+        self, constraints: Zarr2Constraints, merged: Schema, *, limits: Limits
     ) -> Zarr2Metadata:
         """Return new metadata that fulfil both constraints."""
         stored = constraints.dtype
         self.selection.check_dtype(None if isinstance(stored, Unset) else stored)
-        merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError('"dtype" must be specified')

@@ -225,12 +225,11 @@ class Zarr3Format:
             return with_zarr_domain(merged, self.words, len(inner))
 
     def create(
-        self, constraints: Zarr3Constraints, schema: Schema, *, limits: Limits
+        self, constraints: Zarr3Constraints, merged: Schema, *, limits: Limits
     ) -> Zarr3Metadata:
         """Return new metadata that fulfil both constraints."""
         data_type = constraints.data_type
         self.selection.check_dtype(data_type)
-        merged = self.constrained(constraints, schema)
         dtype = merged.dtype
         if dtype is None:
             raise MetadataError("dtype must be specified")
@@ -274,11 +273,11 @@ class Zarr3Format:
         )
         metadata.check(limits)
         if constraints.chunk_edges is not None:
-            self.describe(metadata, limits=limits).check(schema, self.words)
+            self.describe(metadata, limits=limits).check(merged, self.words)
         read_shape = read_chunk_shape_v3(metadata.codecs, rank)
         if read_shape is not None:
             # Shards whose own chunk shape was not known before.
-            merged.update(chunk_layout=ChunkLayout(read_chunk_shape=read_shape + component.shape))
+            merged.merged(chunk_layout=ChunkLayout(read_chunk_shape=read_shape + component.shape))
         if constraints.codecs is not None:
             # A transpose that the inner order needs is one that these do not have.
             self.validate(Zarr3Constraints(codecs=constraints.codecs), metadata)

@@ -381,13 +381,18 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         options.update(recheck_cached_data=both, recheck_cached_metadata=both)
     if given.pop("minimal_spec", False):
         options["minimal"] = True
-
-    def setter(name: str) -> Callable[[Any], None]:
-        return lambda value: options.update({name: from_python(value)})
-
-    names = ("recheck_cached_metadata", "recheck_cached_data", "device")
-    set_keywords({name: setter(name) for name in names}, given)
+    set_keywords(options, _OPTION_SETTERS, given)
     return options
+
+
+def _option_setter(name: str) -> Callable[[dict[str, Any], Any], None]:
+    return lambda options, value: options.update({name: from_python(value)})
+
+
+_OPTION_SETTERS = {
+    name: _option_setter(name)
+    for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
+}
 
 
 def _from_json(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore import registry
 from tests.drivers import parity
 from tests.drivers.parity import (
     LIBRARIES,
@@ -604,3 +605,36 @@ def test_shape(driver, shape, tmp_path):
     ones = lambda store: np.ones(store.shape, store.dtype.numpy_dtype)  # noqa: E731
     keywords = {"dtype": "uint16", "shape": shape}
     check(parity.created(driver, parity.RAW[driver], keywords, elements=ones), tmp_path)
+
+
+# ---- steps of creating an array
+
+
+@pytest.mark.parametrize("driver", KEYS)
+def test_creating_anew_syncs_the_metadata_and_their_directory_once(tmp_path, monkeypatch, driver):
+    created(gpustore, tmp_path, driver)
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    opened(gpustore, tmp_path, driver, create=True, delete_existing=True, dtype="uint8", shape=[6])
+    metadata, directory = synced
+    assert metadata.startswith(f"{tmp_path}/a/{KEYS[driver]}.")
+    assert directory == f"{tmp_path}/a"
+    assert [*files(tmp_path)] == [f"a/{KEYS[driver]}"]
+
+
+@pytest.mark.parametrize("driver", KEYS)
+def test_constraints_of_schema_and_metadata_are_merged_once(tmp_path, monkeypatch, driver):
+    format_ = registry.find("drivers", driver).format
+    calls = []
+    merge = type(format_).constrained
+
+    def constrained(self, *arguments):
+        calls.append(arguments)
+        return merge(self, *arguments)
+
+    monkeypatch.setattr(type(format_), "constrained", constrained)
+    gpustore.open(
+        {"driver": driver, "kvstore": f"file://{tmp_path}/", "metadata": {"shape": [6]}},
+        create=True,
+    ).exception()
+    assert len(calls) == 1

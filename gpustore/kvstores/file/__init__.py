@@ -315,6 +315,16 @@ class FileKvStore(KvStoreDriver):
         return generation
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
+        return self._delete_range(inclusive_min, exclusive_max)
+
+    def clear_directory(self, path: str) -> None:
+        # The write that follows changes the same directory, and syncs it.
+        self._delete_range(path, prefix_end(path), unsynced=path)
+
+    def _delete_range(
+        self, inclusive_min: str, exclusive_max: str | None, *, unsynced: str | None = None
+    ) -> int:
+        """Delete keys; leave syncing directory `unsynced` to the caller, unless an error occurs."""
         count = 0
         emptied = []
         batch = WriteBatch(self._root, self._options)
@@ -334,6 +344,8 @@ class FileKvStore(KvStoreDriver):
             for directory in sorted(emptied, reverse=True):
                 if directory.startswith(self._root.path) and directory != self._prefix:
                     batch.remove_directory(directory)
+            if unsynced is not None:
+                batch.leave_unsynced(unsynced)
         finally:
             batch.close()
         for failure in batch.error.values():

@@ -225,12 +225,18 @@ class WriteBatch:
         try:
             self._directories.open(path, index=-1, create=False)
             self._directories.clean(path, again=True)
-            self._directories.forget(path)
             above = self._directories.open(parent, index=-1, create=False)
             os.rmdir(path[len(parent) : -1], dir_fd=above)
         except OSError:
             return  # a writer has put something there meanwhile, which is its right
+        # What was in it is gone for good as soon as its own removal is.
+        self._directories.unchanged(path)
+        self._directories.forget(path)
         self._directories.changed(parent, -1)
+
+    def leave_unsynced(self, path: str) -> None:
+        """Leave it to a later change of directory `path` to sync those made so far."""
+        self._directories.unchanged(path)
 
     def _lock(self, directory: int, name: str, key: str) -> AbstractContextManager[None]:
         return hold(

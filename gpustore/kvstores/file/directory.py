@@ -116,6 +116,10 @@ class Directories:
         """Record that entry `index` of the batch changed directory `path`."""
         self._changed.setdefault(path, []).append(index)
 
+    def unchanged(self, path: str) -> None:
+        """Forget the changes of directory `path`, which need not be synced."""
+        self._changed.pop(path, None)
+
     def forget(self, path: str) -> None:
         """Sync and close a directory."""
         fd = self._fds.pop(path, None)

@@ -297,6 +297,33 @@ def test_every_directory_of_a_batch_is_synced_once(tmp_path, monkeypatch):
         assert sorted(rest) == [store.path[:-1] + end for end in ("", "/a", "/b")][:directories]
 
 
+@pytest.mark.parametrize("clear", [False, True])
+def test_deleting_syncs_neither_removed_directories_nor_one_that_is_written_next(
+    tmp_path, monkeypatch, clear
+):
+    store = open_file(f"{tmp_path}/")
+    for key in ("a/b/x", "a/y", "z"):
+        store[key] = b"1"
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    if clear:
+        store.driver.clear_directory(store.path)
+    else:
+        store.driver.delete_range(store.path)
+    assert files_below(tmp_path) == []
+    assert synced == ([] if clear else [str(tmp_path)])
+
+
+def test_a_directory_that_cannot_be_removed_is_synced(tmp_path, monkeypatch):
+    store = open_file(f"{tmp_path}/")
+    store["a/x"] = b"1"
+    (tmp_path / "a" / "foreign.__lock").mkdir()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    store.driver.clear_directory(store.path)
+    assert synced == [str(tmp_path / "a")]
+
+
 def test_failed_directory_sync_is_reported_for_its_keys(tmp_path, monkeypatch):
     store = open_file(f"{tmp_path}/", file_io_sync=True)
     store.write_many(WriteRequest(["a/x", "b/x"], [b"1"] * 2)).raise_first()
