@@ -42,6 +42,7 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
+from gpustore.pipelines.reads_under_way import wait_with_others
 from gpustore.pipelines.write import write
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
@@ -185,13 +186,14 @@ class ChunkedDriver:
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
         if self.recheck > self.read_at:
-            start = self._rechecked(transform, partial(read, output=self._from_here(output)))
+            output = self._from_here(output)
+            start = self._rechecked(transform, partial(read, output=output, wait=wait_with_others))
             if batch is None:
                 return start()
             return batch._later(start, lambda: self.explain(transform))
         if batch is not None:
             return read_in_batch(self.reader, transform, batch, output)
-        return read(self.reader, transform, output)
+        return read(self.reader, transform, output, wait=wait_with_others)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

@@ -56,10 +56,15 @@ PROBED_NBYTES = 16 << 20
 """Bytes of shard indices that one task reads together; 64 small shards halved the time."""
 
 
+Wait = Callable[[ChunkedArray, IndexTransform, Memory, Callable[[], Future[Any]]], Future[Any]]
+
+
 def read(
     array: ChunkedArray,
     transform: IndexTransform,
     output: Output = NEW,
+    *,
+    wait: Wait | None = None,
 ) -> Future[Any]:
     """Read the domain of `transform` from `array`.
 
@@ -71,6 +76,9 @@ def read(
     output : Output, optional
         Array to fill, in memory of the array's backend, of the same shape and data type; a new one
         by default.
+    wait : callable, optional
+        Begins a read into a new array that needs a thread of the pool, at once or together with
+        others: called with `array`, `transform`, the memory, and a function that begins it.
 
     Returns
     -------
@@ -113,13 +121,19 @@ def read(
             if not tiny:
                 _LAST.read = weakref.ref(future)
             return future
-    tasks = [
-        partial(_read_part, one, plan, memory, part, parts)
-        for one, plan in plans
-        for parts in [one.fewer_parts(one.parts(plan), len(plan))]
-        for part in range(parts)
-    ]
-    return array.executor.run_all(tasks, lambda: result)
+
+    def begin() -> Future[Any]:
+        tasks = [
+            partial(_read_part, one, plan, memory, part, parts)
+            for one, plan in plans
+            for parts in [one.fewer_parts(one.parts(plan), len(plan))]
+            for part in range(parts)
+        ]
+        return array.executor.run_all(tasks, lambda: result)
+
+    if wait is None or output.array is not None:
+        return begin()
+    return wait(array, transform, memory, begin)
 
 
 class _LastRead(threading.local):

@@ -171,6 +171,11 @@ class CopyPlan:
         return int(self.first_chunk[-1])
 
     @property
+    def shares(self) -> bool:
+        """Whether several regions are copied from one chunk, or blocks are of several chunks."""
+        return self.cells is not None or len(self) < len(self.order)
+
+    @property
     def units(self) -> int:
         """Number of units, the parts that can be read independently."""
         return len(self.first_block) - 1

@@ -124,6 +124,10 @@ class Operation(Statistics):
         """Add to the named counters, all at once."""
         attributed(self, lambda: STATISTICS.add(**amounts))
 
+    def include(self, shared: Operation) -> None:
+        """Add the amounts of work done for several operations; the process counted it already."""
+        self._kept.append(shared.snapshot())
+
     def __getitem__(self, name: str) -> int:
         return self.snapshot().get(name, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.base import Output
 from gpustore.errors import CorruptChunkError, LimitError, NotFoundError, OutOfBoundsError
-from gpustore.pipelines import read_batch as module
+from gpustore.pipelines import merged_reads
 from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
@@ -187,7 +187,7 @@ def test_a_cancelled_read_is_left_out():
 
 
 def test_what_is_too_large_to_join_is_read_alone(monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROWS", 5)
+    monkeypatch.setattr(merged_reads, "MOST_ROWS", 5)
     array, model = counted("zarr3 gzip", (64,), (16,))
     with Batch() as batch:
         futures = [read_in_batch(array, whole(array), batch) for _ in range(3)]
