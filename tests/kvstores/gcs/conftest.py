@@ -20,6 +20,4 @@ def server(shared_server, monkeypatch):
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "TOKEN")
     monkeypatch.setattr(gcs, "GOOGLE", Origin("http", "127.0.0.1", shared_server.port))
     yield shared_server
-    shared_server.values.clear()
-    shared_server.faults.clear()
-    shared_server.requests.clear()
+    shared_server.forget()

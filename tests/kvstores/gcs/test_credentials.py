@@ -3,10 +3,7 @@
 import base64
 import datetime
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from urllib.parse import parse_qs
@@ -19,6 +16,10 @@ from gpustore.errors import NotFoundError, StoreIOError, UnsupportedError
 from gpustore.kvstores.buckets import machine
 from gpustore.kvstores.gcs import credentials
 from tests.kvstores.buckets.bucket_contract import ACTIONS
+from tests.kvstores.buckets.credential_contract import (
+    check_fork_while_another_thread_asks,
+    check_forked_child_finds_credentials,
+)
 from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.s3.s3_server import refuse
@@ -432,8 +433,7 @@ def test_requests_are_anonymous_where_there_are_no_credentials(
 
 # ------------------------------------------------------------------------- processes
 
-FORK = """
-import os
+OPENING = """
 import google.oauth2.credentials
 import gpustore
 from gpustore.kvstores import gcs
@@ -442,56 +442,20 @@ from gpustore.kvstores.http.message import Origin
 gcs.GOOGLE = Origin("http", "127.0.0.1", {port})
 google.oauth2.credentials._GOOGLE_OAUTH2_TOKEN_ENDPOINT = "{url}/token"
 store = gpustore.KvStore.open("gs://bucket/").result()
-store["a"] = b"1"
-child = os.fork()
-if not child:
-    code = 1
-    try:
-        store["b"] = store["a"] + b"2"
-        code = len(store.list().result())
-    finally:
-        os._exit(code)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(store["b"])
 """
 
 
 def test_forked_child_fetches_a_token_itself(server, signed_in):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORK.format(port=server.port, url=signed_in.url)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.stderr == ""
-    assert done.stdout == "2\nb'12'\n"
+    opening = OPENING.format(port=server.port, url=signed_in.url)
+    check_forked_child_finds_credentials(opening, signed_in)
     assert set(tokens_of(server)) == {"Bearer TOKEN"}
-    assert len(signed_in.requests) == 2
 
 
 def test_fork_while_another_thread_asks_does_not_wait_for_ever(server, signed_in):
-    asked, go_on = threading.Event(), threading.Event()
-
-    def wait(server, connection, request):
-        asked.set()
-        go_on.wait(60)
-        return server.serve(connection, request)
-
-    signed_in.faults = [Fault(wait, times=1)]
     store = open_gcs()
-    future = store.read("a")
-    assert asked.wait(30)
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            store.driver._bucket.authorization.fields()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    go_on.set()
-    future.result()
+    check_fork_while_another_thread_asks(
+        signed_in, store, store.driver._bucket.authorization.fields
+    )
 
 
 def test_missing_package_is_named(server, adc, monkeypatch):

@@ -98,6 +98,12 @@ class HttpServer:
             assert not thread.is_alive()
         self._listener.close()
 
+    def forget(self):
+        """Forget values, faults and requests, for the next test."""
+        self.values.clear()
+        self.faults.clear()
+        self.requests.clear()
+
     def drop_connections(self):
         """Close those that wait for a request, as servers do after a while."""
         for one in list(self._open):

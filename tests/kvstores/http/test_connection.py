@@ -36,9 +36,7 @@ def server(shared_server):
     shared_server.values["k"] = bytes(range(256)) * 1200
     yield shared_server
     POOL.close()
-    shared_server.values.clear()
-    shared_server.faults.clear()
-    shared_server.requests.clear()
+    shared_server.forget()
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,4 @@ def server(shared_server, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
     yield shared_server
-    shared_server.values.clear()
-    shared_server.faults.clear()
-    shared_server.requests.clear()
-    shared_server.parts.clear()
-    shared_server.page_keys = 1000
+    shared_server.forget()

@@ -49,6 +49,12 @@ class S3Server(HttpServer):
         self.parts = {}
         super().__init__()
 
+    def forget(self):
+        """Forget parts and the length of a page, too."""
+        super().forget()
+        self.parts.clear()
+        self.page_keys = 1000
+
     def serve(self, connection, request, **different):
         path = request.path.removeprefix("/")
         bucket, _, key = path.partition("/")

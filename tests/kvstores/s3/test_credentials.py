@@ -23,6 +23,10 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.s3 import credentials
 from gpustore.runtime.executor import Executor
 from tests.kvstores.buckets.bucket_contract import ACTIONS
+from tests.kvstores.buckets.credential_contract import (
+    check_fork_while_another_thread_asks,
+    check_forked_child_finds_credentials,
+)
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.http.tls import Authority, TlsServer
 from tests.kvstores.s3.s3_server import open_s3, refuse, shown_by
@@ -558,62 +562,16 @@ def test_machine_without_a_role_is_an_error(server, keyless, metadata):
     assert server.requests == []
 
 
-FORK = """
-import os
-import gpustore
-store = gpustore.KvStore.open(
-    {{"driver": "s3", "bucket": "bucket", "endpoint": "{url}"}}
-).result()
-store["a"] = b"1"
-child = os.fork()
-if not child:
-    code = 1
-    try:
-        store["b"] = store["a"] + b"2"
-        code = len(store.list().result())
-    finally:
-        os._exit(code)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(store["b"])
-"""
-
-
 def test_forked_child_fetches_credentials_itself(server, web_identity):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORK.format(url=server.url)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.stderr == ""
-    assert done.stdout == "2\nb'12'\n"
+    spec = {"driver": "s3", "bucket": "bucket", "endpoint": server.url}
+    opening = f"import gpustore\nstore = gpustore.KvStore.open({spec}).result()\n"
+    check_forked_child_finds_credentials(opening, web_identity)
     assert {key_of(sent) for sent in server.requests} == {"WK"}
-    assert len(web_identity.requests) == 2
 
 
 def test_fork_while_another_thread_asks_does_not_wait_for_ever(server, web_identity):
-    asked, go_on = threading.Event(), threading.Event()
-
-    def wait(server, connection, request):
-        asked.set()
-        go_on.wait(60)
-        return server.serve(connection, request)
-
-    web_identity.faults = [Fault(wait, times=1)]
     store = open_s3(server)
-    future = store.read("a")
-    assert asked.wait(30)
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            store.driver._credentials.keys()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    go_on.set()
-    future.result()
+    check_fork_while_another_thread_asks(web_identity, store, store.driver._credentials.keys)
 
 
 def test_cancelled_task_does_not_wait_for_credentials(server, web_identity):
