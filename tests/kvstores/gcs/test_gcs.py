@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.errors import (
-    InvalidKeyError,
-    StoreIOError,
-)
+from gpustore.errors import InvalidKeyError, MetadataError, StoreIOError
 from gpustore.kvstores.columns import ABSENT, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.buckets.bucket_contract import *
