@@ -5,7 +5,6 @@ import os
 import sys
 
 import pytest
-from hypothesis import settings
 
 from tests import gpu
 from tests.emulator.device import EmulatedDevice
@@ -14,10 +13,6 @@ from tests.emulator.queue import ORDERS
 pytest_plugins = ["tests.matrix"]
 
 OURS = ("gpustore", "tests", "benchmarks", "docs")
-
-# The same examples on every machine; a failure is repeated by running the test again.
-settings.register_profile("gpustore", derandomize=True, deadline=None, database=None)
-settings.load_profile("gpustore")
 
 
 @pytest.fixture(autouse=True, scope="session")

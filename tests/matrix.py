@@ -5,8 +5,10 @@ fixtures are made once and one result is reported. It is for cases that are chea
 
 ``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
 or else of ``parametrize``. A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats
-a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``. Costly
-properties that are marked so have ``max_examples=share(200)``: a third of them, or all.
+a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
+
+Properties, that is tests of hypothesis, have the mark by themselves: a session tries a third of
+their 200 examples, or of the number for which ``max_examples=share(number)`` asks.
 """
 
 import functools
@@ -19,6 +21,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 SHARE = 3
 """One cell of so many is chosen."""
@@ -142,6 +145,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.matrix is None:
         drawn = str(random.SystemRandom().randrange(1000))
         config.option.matrix = getattr(config, "workerinput", {}).get("matrix", drawn)
+    # The same examples on every machine; a failure is repeated by running the test again.
+    settings.register_profile(
+        "gpustore", max_examples=share(200), derandomize=True, deadline=None, database=None
+    )
+    settings.load_profile("gpustore")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -165,7 +173,7 @@ _session: pytest.Config | None = None
 
 
 def share(count: int) -> int:
-    """How many of so many examples of a property the session tries, for tests marked ``matrix``."""
+    """How many of so many examples of a property the session tries."""
     return count if _session is None or _is_whole(_session) else -(-count // SHARE)
 
 
@@ -184,15 +192,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     matrices = defaultdict(list)
     is_long = "long" in config.option.markexpr
     for item in items:
-        if item.get_closest_marker("matrix") and (is_long or not item.get_closest_marker("long")):
+        test = getattr(item, "obj", None)
+        is_matrix = item.get_closest_marker("matrix") is not None
+        if is_matrix and not hasattr(test, "axes") and not item.get_closest_marker("long"):
             matrices[item.nodeid.partition("[")[0]].append(item)
+        if is_hypothesis_test(test):
+            item.add_marker("matrix")
+        if is_long and item.get_closest_marker("matrix"):
+            item.add_marker("long")
     left_out = set()
     for name, cells in matrices.items():
-        if is_long:
-            for cell in cells:
-                cell.add_marker("long")
-        elif not hasattr(cells[0].obj, "axes"):  # These choose their cells themselves.
-            left_out |= set(cells) - set(chosen(cells, config, name))
+        left_out |= set(cells) - set(chosen(cells, config, name))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, InvalidKeyError, MetadataError
@@ -15,8 +15,6 @@ from gpustore.url import (
     parse_pipeline,
 )
 from tests.matrix import each
-
-PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -140,7 +138,6 @@ def test_applied_component_is_parsed(text, component):
 
 
 @given(roots | slashless_roots | plain_roots, st.lists(applied, max_size=3))
-@PROPERTY
 def test_parsing_is_the_inverse_of_printing(root, rest):
     components = (root, *rest)
     printed = pipeline(components)
@@ -149,7 +146,6 @@ def test_parsing_is_the_inverse_of_printing(root, rest):
 
 
 @given(st.text("ab:/|%2eE.?#@\\ é", max_size=20) | unicode_text)
-@PROPERTY
 def test_any_text_parses_or_raises_a_typed_error_and_holds_no_dots(text):
     try:
         components = parse_pipeline(text)
@@ -236,7 +232,6 @@ def test_require_path_only_names_the_component_as_typed():
 
 
 @given(paths)
-@PROPERTY
 def test_encoding_is_that_of_tensorstore(path):
     ts = pytest.importorskip("tensorstore")
     assert (
@@ -253,7 +248,6 @@ def test_encoding_of_all_ascii_characters_is_that_of_tensorstore():
 
 
 @given(st.text("ab/%25|@: é.", max_size=12).filter(lambda path: not has_dots(path)))
-@PROPERTY
 def test_decoding_is_that_of_tensorstore(text):
     ts = pytest.importorskip("tensorstore")
     url = "memory://" + text.replace("|", "")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -12,7 +12,6 @@ from tests.pipelines.test_rectilinear_grid import filled, of, selections, stored
 pytestmark = pytest.mark.long
 
 
-@settings(max_examples=200)
 @given(stored(), st.data())
 def test_crops_batches_and_the_cache_are_those_of_numpy(array, data):
     shape, edges, codecs = array
@@ -37,7 +36,6 @@ def test_crops_batches_and_the_cache_are_those_of_numpy(array, data):
     np.testing.assert_array_equal(store.T.read().result(), values.T)
 
 
-@settings(max_examples=200)
 @given(stored(), st.data())
 def test_the_emulated_device_reads_what_the_host_does(array, data):
     shape, edges, codecs = array

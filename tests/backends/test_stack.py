@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.host import sink
 from gpustore.backends.stack import stacks
-from tests.matrix import each
+from tests.matrix import each, share
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(
     rows=st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorstore
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.merge import complete_v3
@@ -157,7 +157,6 @@ def test_v3_chunks_of_zarr_python_are_read(codecs, dtype):
     assert (written[:] == array * 2).all()
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     codecs=st.sampled_from(CHAINS),
@@ -175,7 +174,6 @@ def test_round_trip_through_whole_chains(sizes, codecs, kind):
     assert chain.is_raw or out == payload
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(codecs=st.sampled_from(CHAINS[1:]), seed=st.integers(0, 2**16))
 def test_damage_to_whole_chains_is_an_error_or_harmless(codecs, seed):
     chain = resolve_v3(complete_v3(named(codecs), uint16, 1), uint16, (2000,))

@@ -22,6 +22,7 @@ from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
+from tests.matrix import share
 
 pytestmark = pytest.mark.matrix
 
@@ -46,7 +47,7 @@ def decode(device, codec, encoded, nbytes, *, exact=True, **options):
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-@settings(max_examples=60)
+@settings(max_examples=share(60))
 @given(
     sizes=st.lists(st.one_of(st.integers(1, 300), st.integers(1, 200_000)), min_size=1, max_size=4),
     kind=st.sampled_from(["steps", "noise", "zeros"]),
@@ -131,7 +132,7 @@ def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(name, kind):
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-@settings(max_examples=60)
+@settings(max_examples=share(60))
 @given(
     changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
     cut=st.integers(-3, 30),

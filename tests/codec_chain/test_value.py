@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.codecs.numcodecs
-from hypothesis import given, settings
+from hypothesis import given
 
 import gpustore
 from gpustore.codec_chain.chain_spec import parse_v3
@@ -81,7 +81,6 @@ def filters(draw):
     return {"id": id, "keepbits": draw(st.integers(0, 10))}, dtype
 
 
-@settings(max_examples=200)
 @given(filters(), st.integers(1, 90), st.integers(0, 10_000))
 def test_filters_are_those_of_numcodecs(made, count, seed):
     config, dtype = made
@@ -105,7 +104,6 @@ def test_filters_are_those_of_numcodecs(made, count, seed):
     assert bytes(chain.decode(encoded, out)) == bytes(out) == decoded.tobytes()
 
 
-@settings(max_examples=200)
 @given(filters(), st.integers(2, 200), st.data())
 def test_parts_are_those_of_the_whole(made, count, data):
     config, dtype = made
@@ -123,7 +121,6 @@ def test_parts_are_those_of_the_whole(made, count, data):
     )
 
 
-@settings(max_examples=200)
 @given(filters(), st.integers(1, 60), st.integers(-9, 9).filter(bool))
 def test_wrong_sizes_are_damage(made, count, more):
     config, dtype = made

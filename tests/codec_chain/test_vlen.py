@@ -25,7 +25,7 @@ from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import Members
-from tests.matrix import each
+from tests.matrix import each, share
 
 THEIRS = {"vlen-utf8": numcodecs.vlen.VLenUTF8(), "vlen-bytes": numcodecs.vlen.VLenBytes()}
 SAMPLES = {"vlen-utf8": ["a", "", "hé\0", "日本😀"], "vlen-bytes": [b"a", b"", b"\xff\0", b"x" * 9]}
@@ -54,7 +54,7 @@ def chain(name, *stages, **limits):
     return resolve_v3(named, dtype, (4,), limits=Limits(**limits))
 
 
-@settings(max_examples=250)
+@settings(max_examples=share(250))
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=20))
 def test_strings_are_those_of_numcodecs(elements):
     array = objects(elements)
@@ -64,7 +64,7 @@ def test_strings_are_those_of_numcodecs(elements):
     assert codec("vlen-utf8").decode(encoded, len(elements)).tolist() == elements
 
 
-@settings(max_examples=250)
+@settings(max_examples=share(250))
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_bytes_are_those_of_numcodecs(elements):
     array = objects(elements)
@@ -73,7 +73,7 @@ def test_bytes_are_those_of_numcodecs(elements):
     assert codec("vlen-bytes").decode(encoded, len(elements)).tolist() == elements
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(st.sampled_from(sorted(THEIRS)), st.data())
 def test_a_damaged_stream_is_refused_or_is_another_legal_one(name, data):
     good = bytes(codec(name).encode(objects(SAMPLES[name])))

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs._deflate_columns import adler32s, crc32s, read_gzip, read_zlib
+from tests.matrix import share
 
 payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5)
 
 
-@settings(max_examples=200)
 @given(payloads, st.integers(0, 9))
 def test_zlib_streams(made, level):
     columns = EncodedColumns([zlib.compress(data, level) for data in made])
@@ -22,7 +22,6 @@ def test_zlib_streams(made, level):
     assert sums.tolist() == [zlib.adler32(data) for data in made]
 
 
-@settings(max_examples=200)
 @given(payloads, st.integers(0, 9))
 def test_gzip_members(made, level):
     columns = EncodedColumns([gzip.compress(data, level) for data in made])
@@ -32,7 +31,7 @@ def test_gzip_members(made, level):
     assert sums.tolist() == [zlib.crc32(data) for data in made]
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(st.binary(max_size=30), st.sampled_from([b"", b"\x78\x9c", b"\x1f\x8b\x08\x00"]))
 def test_headers_that_zlib_refuses_are_refused(tail, head):
     value = head + tail

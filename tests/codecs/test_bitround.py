@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numcodecs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
@@ -36,7 +36,6 @@ def reference(bits, keepbits, width, mantissa):
     return below * quantum
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from([*MANTISSA, *INTEGERS]), st.integers(1, 30), st.integers(0, 9999), st.booleans()
 )

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.base import ChunkBytes
@@ -18,7 +18,6 @@ from tests.matrix import each
 SUB_BYTE = [int2, int4, float4_e2m1fn]
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4).map(tuple),
     order=st.sampled_from("CF"),

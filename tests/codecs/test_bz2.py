@@ -4,7 +4,7 @@ import bz2
 
 import numcodecs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.errors import CorruptChunkError
 from tests.codecs.contract import (
@@ -17,7 +17,6 @@ from tests.codecs.contract import (
 )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads().filter(lambda payload: len(payload) < 10_000))
 def test_round_trip(payload):
     check_round_trip(stage("bz2", "v2"), payload)

@@ -7,7 +7,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 import gpustore
 from gpustore.codec_chain.resolve import resolve_v2
@@ -40,7 +40,6 @@ def made(draw):
     return config, np.array(words, dtype)
 
 
-@settings(max_examples=200)
 @given(made())
 def test_values_are_those_of_numcodecs(case):
     config, words = case
@@ -54,7 +53,6 @@ def test_values_are_those_of_numcodecs(case):
     assert bytes(chain.decode(encoded, out)) == bytes(out) == decoded.tobytes()
 
 
-@settings(max_examples=200)
 @given(made(), st.data())
 def test_any_numbers_decode_as_in_numcodecs(case, data):
     """Numbers without a label decode to empty strings."""
@@ -68,7 +66,6 @@ def test_any_numbers_decode_as_in_numcodecs(case, data):
         assert bytes(chain_of(config, len(words)).decode(value)) == expected.tobytes()
 
 
-@settings(max_examples=200)
 @given(made(), st.data())
 def test_parts_are_those_of_the_whole(case, data):
     config, words = case
@@ -84,7 +81,6 @@ def test_parts_are_those_of_the_whole(case, data):
     assert bytes(part)[start : start + (last - first) * size] == whole[first * size : last * size]
 
 
-@settings(max_examples=200)
 @given(made(), st.integers(-4, 4).filter(bool))
 def test_another_size_is_damage(case, more):
     config, words = case

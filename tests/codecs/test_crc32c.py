@@ -2,7 +2,7 @@
 
 import google_crc32c
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.errors import CorruptChunkError
 from tests.codecs.contract import (
@@ -16,7 +16,6 @@ from tests.codecs.contract import (
 from tests.matrix import each
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_round_trip(payload):
     check_round_trip(stage("crc32c"), payload)

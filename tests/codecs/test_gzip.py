@@ -7,7 +7,7 @@ import zlib
 
 import numcodecs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.codecs import _deflate
 from gpustore.errors import CorruptChunkError
@@ -35,7 +35,6 @@ def library(request):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("level", LEVELS)
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_round_trip(level, payload):
     check_round_trip(stage("gzip", level=level), payload)

@@ -4,7 +4,7 @@ import lzma
 
 import numcodecs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.compressor import parse_v2
@@ -39,7 +39,6 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     payload=payloads().filter(lambda payload: len(payload) < 10_000),
     options=st.sampled_from(OPTIONS),

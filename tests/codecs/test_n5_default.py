@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import tensorstore
-from hypothesis import given, settings
+from hypothesis import given
 
 import gpustore
 from gpustore.codec_chain.resolve import resolve_v3
@@ -102,7 +102,6 @@ def block(shape, elements, mode=0):
     return header + elements.T.astype(elements.dtype.newbyteorder(">")).tobytes()
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(1, 6), min_size=0, max_size=4), st.data())
 def test_blocks_of_any_shape(shape, data):
     """Blocks may be cut off at the edges, as Java writes them, or reach beyond."""
@@ -120,7 +119,6 @@ def test_blocks_of_any_shape(shape, data):
     assert encoded == block(shape, expected)
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=60), st.integers(0, 40), st.integers(0, 40))
 def test_any_bytes_are_elements_or_damage(more, start, kept):
     chain = chain_of("int16", (3, 4), named("gzip", level=1))

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import gpustore
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
@@ -40,7 +40,6 @@ def kept(value, first, last, width, *, signed):
     return found
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(TYPES), st.integers(1, 40), st.integers(0, 9999), st.data())
 def test_bits_are_those_of_the_reference(dtype, count, seed, data):
     size = DataType(dtype).array_dtype.itemsize // (2 if dtype == "complex64" else 1)

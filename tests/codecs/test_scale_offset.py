@@ -4,14 +4,13 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import gpustore
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError
 from gpustore.metadata.named_configuration import NamedConfiguration
-from tests.matrix import share
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -32,7 +31,6 @@ def limits(dtype):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.sampled_from(INTEGERS), st.data())
 def test_integers_are_exact_or_refused(dtype, data):
     low, high = limits(dtype)
@@ -54,7 +52,6 @@ def test_integers_are_exact_or_refused(dtype, data):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.sampled_from(INTEGERS), st.data())
 def test_stored_integers_are_decoded_exactly_or_are_damage(dtype, data):
     low, high = limits(dtype)
@@ -81,7 +78,6 @@ def test_stored_integers_are_decoded_exactly_or_are_damage(dtype, data):
             made.decode(encoded)
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from(["float16", "float32", "float64", "bfloat16"]),
     st.floats(-100, 100),

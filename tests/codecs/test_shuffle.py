@@ -7,7 +7,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 
 import gpustore
 from gpustore.errors import CorruptChunkError, MetadataError, MismatchError, UnsupportedError
@@ -16,7 +16,6 @@ from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
-from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 17, 255, 1000])
@@ -26,7 +25,6 @@ def shuffle(elementsize):
     return stage("shuffle", "filter", elementsize=elementsize)
 
 
-@settings(max_examples=200)
 @given(elementsize=SIZES, count=st.integers(0, 300), seed=st.integers(0, 99))
 def test_bytes_are_those_of_numcodecs(elementsize, count, seed):
     payload = make_payload(max(1, elementsize) * count, "noise", seed)
@@ -48,7 +46,6 @@ def test_wrong_sizes_are_refused():
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(
     elementsize=SIZES,
     counts=st.lists(st.integers(0, 700), min_size=1, max_size=4),

@@ -58,7 +58,7 @@ def theirs(array, source, target):
     store = ts.cast(ts.array(array, dtype=getattr(ts, source)), getattr(ts, target))
     if target != "uint32" or ("float" not in source and "complex" not in source):
         return store.read().result()
-    return np.array([store[i].read().result() for i in range(len(array))])
+    return np.array([store[i].read().result() for i in range(len(array))], np.uint32)
 
 
 def same(a, b):

@@ -7,14 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError
 from tests.matrix import each
-
-PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
 base_units = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 finite = st.floats(allow_nan=False)
@@ -102,14 +100,12 @@ def test_string_is_read_as_by_tensorstore(text, ts):
 
 
 @given(st.text("0123456789.eE+- \t\nnmx\v", max_size=10) | base_units)
-@PROPERTY
 def test_any_string_is_read_as_by_tensorstore(text):
     ts = pytest.importorskip("tensorstore")
     assert same(Unit(text), ts.Unit(text))
 
 
 @given(st.floats() | st.integers(-(2**70), 2**70), base_units)
-@PROPERTY
 def test_pair_is_read_as_by_tensorstore(multiplier, base_unit):
     ts = pytest.importorskip("tensorstore")
     assert same(Unit(multiplier, base_unit), ts.Unit(multiplier, base_unit))
@@ -119,7 +115,6 @@ def test_pair_is_read_as_by_tensorstore(multiplier, base_unit):
 
 
 @given(st.floats(0, exclude_min=True, allow_infinity=False), base_units)
-@PROPERTY
 def test_json_pair_is_read_as_by_tensorstore(multiplier, base_unit):
     ts = pytest.importorskip("tensorstore")
     pair = [multiplier, base_unit]
@@ -128,7 +123,6 @@ def test_json_pair_is_read_as_by_tensorstore(multiplier, base_unit):
 
 
 @given(finite, base_units, st.floats() | st.integers(-(2**70), 2**70))
-@PROPERTY
 def test_arithmetic_is_that_of_tensorstore(multiplier, base_unit, factor):
     ts = pytest.importorskip("tensorstore")
     ours, theirs = Unit(multiplier, base_unit), ts.Unit(multiplier, base_unit)
@@ -143,7 +137,6 @@ def test_division_by_zero_is_that_of_ieee(multiplier, divisor, ts):
 
 
 @given(finite, base_units)
-@PROPERTY
 def test_copies_are_lossless(multiplier, base_unit):
     unit = Unit(multiplier, base_unit)
     for other in (Unit(unit), Unit(tuple(unit.to_json())), pickle.loads(pickle.dumps(unit))):

@@ -11,12 +11,12 @@ import threading
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
 from gpustore.metadata.data_type import v2_dtype_to_json
-from tests.matrix import each, share
+from tests.matrix import each
 
 RECORD = np.dtype(
     [("x", "<i2"), ("y", ">f4", (2, 3)), ("z", "S3"), ("v", "V2"), ("b", "?"), ("c", ">c8")]
@@ -139,7 +139,6 @@ def structures(draw):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200), derandomize=True, deadline=None)
 @given(structures(), st.booleans(), st.integers(0, 2**32 - 1))
 def test_random_structures(metadata, has_fill, seed):
     from gpustore.metadata.data_type import parse_v2_dtype

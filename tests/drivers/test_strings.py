@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -17,7 +17,7 @@ from gpustore.errors import (
     MismatchError,
     UnsupportedError,
 )
-from tests.matrix import each, share
+from tests.matrix import each
 from tests.on_device import emulated
 
 KINDS = {"ustring": ("vlen-utf8", "string", ""), "string": ("vlen-bytes", "bytes", b"")}
@@ -140,7 +140,6 @@ def test_parts_are_written_into_existing_chunks(driver, kind, layout):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.data())
 def test_any_writes_in_any_layout_are_those_of_numpy(data):
     driver, kind, layout = data.draw(st.sampled_from(CASES))

@@ -10,11 +10,10 @@ import json
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from tests.matrix import share
 
 FIELDS = {"a": "int16", "b": "r24", "c": "float32", "d": "bool", "e": "complex64", "f": "int4"}
 NUMBERS = {name: kind for name, kind in FIELDS.items() if kind != "r24"}
@@ -272,7 +271,6 @@ def structures(draw):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200), derandomize=True, deadline=None)
 @given(structures(), st.integers(0, 2**32 - 1))
 def test_random_structures(case, seed):
     fields, codecs, shape, chunk = case

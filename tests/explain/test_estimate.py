@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -211,7 +211,6 @@ spans = st.tuples(*[st.integers(0, n) for n in SHAPE], *[st.integers(0, n) for n
 _opened = {}
 
 
-@settings(max_examples=200)
 @given(
     span=spans,
     starts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 32)), max_size=12),

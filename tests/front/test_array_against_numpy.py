@@ -221,8 +221,6 @@ TestArrayMachine = pytest.mark.matrix(ArrayMachine.TestCase)
 TestArrayMachine.settings = settings(
     max_examples=share(150),
     stateful_step_count=15,
-    derandomize=True,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

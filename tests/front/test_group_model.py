@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 )
 
 import gpustore
-from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 PATHS = st.sampled_from(["a", "b", "a/a", "a/b", "a/b/c", "\\a//b/", "b/c/"])
@@ -178,7 +177,7 @@ class HierarchyMachine(RuleBasedStateMachine):
                 np.testing.assert_array_equal(found, expected)
 
 
-STEPS = settings(max_examples=share(200), stateful_step_count=6)
+STEPS = settings(stateful_step_count=6)
 TestHierarchy = pytest.mark.matrix(HierarchyMachine.TestCase)
 TestHierarchy.settings = STEPS
 

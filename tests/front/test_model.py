@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from tests.matrix import share
 
 V3_CODECS = [
     None,
@@ -122,12 +121,7 @@ def same_bits(a, b):
 
 
 @pytest.mark.matrix
-@settings(
-    max_examples=share(200),
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_reads_and_writes_are_those_of_numpy(data):
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
@@ -194,7 +188,7 @@ def test_every_kind_of_array_occurs():
     """The strategies reach each type and codec; a list that ran empty would hide that."""
     seen = set()
 
-    @settings(max_examples=600, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=600)
     @given(specs((4, 5)))
     def collect(spec):
         metadata = spec["metadata"]

@@ -9,13 +9,11 @@ import json
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from tests.matrix import each, share
-
-MANY = settings(max_examples=250, derandomize=True, deadline=None)
+from tests.matrix import each
 
 
 def codec(name, **options):
@@ -212,14 +210,12 @@ def test_constraints_that_once_came_to_something_else(constraints):
 
 
 @pytest.mark.matrix
-@settings(MANY, max_examples=share(200))
 @given(v3_cases())
 def test_zarr3_constraints_come_to_tensorstores_metadata(case):
     assert stored(gpustore, case) == stored(ts, case)
 
 
 @pytest.mark.matrix
-@settings(MANY, max_examples=share(200))
 @given(v2_cases())
 def test_zarr2_constraints_come_to_tensorstores_metadata(case):
     assert stored(gpustore, case) == stored(ts, case)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -378,7 +378,6 @@ def _is_refused_here_only(url):
 
 
 @given(ROOT, st.lists(APPLIED, max_size=3), st.none() | WRONG)
-@settings(max_examples=200)
 def test_urls_mean_the_same_to_tensorstore(root, applied, wrong):
     url = root + "".join(applied) if wrong is None else root + "".join(applied) + wrong
     for kind in (lambda library: library.Spec, lambda library: library.KvStore.Spec):

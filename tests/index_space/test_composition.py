@@ -4,15 +4,12 @@ import itertools
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
 from gpustore.errors import GpustoreError, OutOfBoundsError
 from tests.index_space.strategies import domains, number, transforms
-from tests.matrix import share
-
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
 
 @st.composite
@@ -27,20 +24,17 @@ def pairs(draw, numbers):
 
 
 @pytest.mark.matrix
-@settings(SETTINGS, max_examples=share(200))
 @given(pairs(number))
 def test_composition_matches_tensorstore(same, pair):
     same([("json", pair[0]), ("compose", pair[1])])
 
 
 @pytest.mark.matrix
-@settings(SETTINGS, max_examples=share(200))
 @given(pairs(number), domains(max_rank=3))
 def test_cropped_composition_matches_tensorstore(same, pair, crop):
     same([("json", pair[0]), ("crop", crop), ("compose", pair[1])])
 
 
-@SETTINGS
 @given(pairs(st.integers(-6, 12)))
 def test_composition_is_one_after_the_other(pair):
     outer, inner = (gs.IndexTransform(json=json) for json in pair)

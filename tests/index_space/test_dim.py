@@ -5,15 +5,13 @@ import pickle
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
 from gpustore.errors import MetadataError
 from tests.index_space.strategies import number
 from tests.matrix import each
-
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 
 ARGUMENTS = st.fixed_dictionaries(
     {},
@@ -30,13 +28,11 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-@SETTINGS
 @given(ARGUMENTS)
 def test_constructor_matches_tensorstore(same, arguments):
     same([("dim", arguments)])
 
 
-@SETTINGS
 @given(ARGUMENTS, ARGUMENTS, st.sampled_from(["hull", "intersect"]))
 def test_set_operation_matches_tensorstore(same, a, b, operation):
     same([("dim", a), (operation, b)])

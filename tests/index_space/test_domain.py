@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
@@ -13,7 +13,6 @@ from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, small
 from tests.matrix import each
 
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 PROPERTIES = [
     "rank",
     "ndim",
@@ -34,7 +33,6 @@ SELECTION = st.one_of(
 )
 
 
-@SETTINGS
 @given(
     st.fixed_dictionaries(
         {},
@@ -54,13 +52,11 @@ def test_constructor_matches_tensorstore(same, arguments):
     same([("domain", arguments)])
 
 
-@SETTINGS
 @given(domains(), SELECTION | st.lists(SELECTION, max_size=3).map(tuple))
 def test_selection_matches_tensorstore(same, domain, selection):
     same([("domain", domain), ("index", selection)])
 
 
-@SETTINGS
 @given(domains(max_rank=2), domains(max_rank=2), st.sampled_from(["hull", "intersect"]))
 def test_set_operation_matches_tensorstore(oracle, a, b, operation):
     program = [("domain", a), (operation, b)]
@@ -72,13 +68,11 @@ def test_set_operation_matches_tensorstore(oracle, a, b, operation):
         assert found == expected
 
 
-@SETTINGS
 @given(domains(max_rank=3), domains(max_rank=3))
 def test_crop_matches_tensorstore(same, domain, crop):
     same([("domain", domain), ("crop", crop)])
 
 
-@SETTINGS
 @given(
     domains(max_rank=3),
     st.sampled_from(["translate_to", "translate_by", "translate_backward_by"]),
@@ -88,13 +82,11 @@ def test_translation_matches_tensorstore(same, domain, name, offsets):
     same([("domain", domain), (name, offsets)])
 
 
-@SETTINGS
 @given(domains(max_rank=3), st.none() | st.permutations([0, 1, 2]) | st.lists(SELECTION))
 def test_transposition_matches_tensorstore(same, domain, axes):
     same([("domain", domain), ("transpose", axes)])
 
 
-@SETTINGS
 @given(domains(max_rank=3))
 def test_properties_match_tensorstore(domain):
     a, b = gs.IndexDomain(**domain), ts.IndexDomain(**domain)
@@ -110,7 +102,6 @@ def test_properties_match_tensorstore(domain):
     assert hash(gs.IndexDomain(**domain)) == hash(a)
 
 
-@SETTINGS
 @given(domains(max_rank=2), st.lists(small, max_size=2))
 def test_domain_of_a_transform_is_applied(domain, index):
     found = outcome(gs, [("identity", domain), ("index", tuple(index))])

@@ -1,7 +1,7 @@
 """Intervals: the corners that the comparisons with TensorStore do not reach."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import MetadataError, OutOfBoundsError
@@ -9,7 +9,6 @@ from gpustore.index_space import interval
 from gpustore.index_space.interval import INF, INF_STOP
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.integers(-20, 20), st.integers(0, 20), st.integers(-20, 20), st.integers(-5, 5))
 def test_affine_domain_is_the_inverse_image(lower, size, offset, divisor):
     if divisor == 0:
@@ -19,7 +18,6 @@ def test_affine_domain_is_the_inverse_image(lower, size, offset, divisor):
     assert list(range(low, stop)) == inside
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     st.integers(-9, 9),
     st.integers(0, 12),

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
@@ -11,12 +11,10 @@ from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, transforms
 from tests.matrix import each
 
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 BOUND = st.one_of(number, st.sampled_from(["-inf", "+inf"]))
 BOUNDS = st.lists(BOUND | BOUND.map(lambda b: [b]), max_size=2)
 
 
-@SETTINGS
 @given(transforms(numbers=number))
 def test_transform_round_trip_matches_tensorstore(json):
     found = outcome(gs, [("json", json)])
@@ -28,7 +26,6 @@ def test_transform_round_trip_matches_tensorstore(json):
         assert again[0].to_json() == again[1].to_json() == ours.to_json()
 
 
-@SETTINGS
 @given(domains())
 def test_domain_round_trip_matches_tensorstore(arguments):
     ours, theirs = gs.IndexDomain(**arguments), ts.IndexDomain(**arguments)
@@ -36,7 +33,6 @@ def test_domain_round_trip_matches_tensorstore(arguments):
     assert ts.IndexDomain(json=ours.to_json()) == theirs
 
 
-@SETTINGS
 @given(
     st.fixed_dictionaries(
         {},

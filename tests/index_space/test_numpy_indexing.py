@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
@@ -17,9 +17,7 @@ from tests.index_space.strategies import (
     number,
     transforms,
 )
-from tests.matrix import each, share
-
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
+from tests.matrix import each
 
 
 def check(oracle, program):
@@ -44,19 +42,16 @@ def check(oracle, program):
     pytest.fail(f"{program}\n{found}\n{expected}")
 
 
-@SETTINGS
 @given(domains(), st.lists(affine_indices(number), min_size=1, max_size=3))
 def test_affine_indices_match_tensorstore(oracle, domain, indices):
     check(oracle, [("identity", domain)] + [("index", index) for index in indices])
 
 
-@SETTINGS
 @given(domains(unbounded=False, implicit=False), st.lists(affine_indices(), max_size=3))
 def test_affine_indices_on_explicit_bounds_match_tensorstore(same, domain, indices):
     same([("identity", domain)] + [("index", index) for index in indices])
 
 
-@SETTINGS
 @given(
     domains(),
     st.lists(
@@ -70,7 +65,6 @@ def test_array_indices_match_tensorstore(oracle, domain, operations):
 
 
 @pytest.mark.matrix
-@settings(SETTINGS, max_examples=share(200))
 @given(transforms(), affine_indices() | array_indices())
 def test_indexing_a_transform_matches_tensorstore(same, json, index):
     has_step = [t for t in (index if isinstance(index, tuple) else (index,)) if type(t) is slice]
@@ -78,7 +72,6 @@ def test_indexing_a_transform_matches_tensorstore(same, json, index):
         same([("json", json), ("index", index)])
 
 
-@SETTINGS
 @given(bounds(unbounded=False), st.none() | st.integers(-6, 12), st.none() | st.integers(-6, 12))
 def test_backward_slice_is_the_same_on_implicit_and_explicit_bounds(pair, start, stop):
     """TensorStore returns all elements for ``[5::-1]`` if the upper bound is implicit."""
@@ -104,7 +97,6 @@ def test_reversing_an_empty_resizable_dimension():
     assert empty[::-1].shape == (0,)
 
 
-@SETTINGS
 @given(st.lists(st.integers(-7, 7), max_size=5), st.integers(0, 2))
 def test_index_arrays_select_what_numpy_selects(indices, axis):
     shape = (4, 3, 5)

@@ -24,16 +24,10 @@ from tests.index_space.strategies import (
     small,
     transforms,
 )
-from tests.matrix import share
 
 pytestmark = pytest.mark.matrix
 
-MANY = settings(
-    max_examples=share(200),
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+MANY = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 flag = st.sampled_from([None, True, False])
 names = st.sampled_from(["x", "y", "z", "a", ""])
 

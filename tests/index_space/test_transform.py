@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore.index_space as gs
@@ -12,7 +12,6 @@ from gpustore.errors import MetadataError, OutOfBoundsError
 from tests.index_space.parity import outcome
 from tests.index_space.strategies import domains, number, small, transforms
 
-SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
 PROPERTIES = [
     "input_rank",
     "output_rank",
@@ -32,13 +31,11 @@ PROPERTIES = [
 FLAG = st.sampled_from([None, True, False])
 
 
-@SETTINGS
 @given(transforms(), st.lists(small, max_size=3))
 def test_evaluation_matches_tensorstore(same, json, indices):
     same([("json", json), ("call", indices)])
 
 
-@SETTINGS
 @given(
     transforms(numbers=number),
     st.sampled_from(["translate_to", "translate_by", "translate_backward_by"]),
@@ -48,25 +45,21 @@ def test_translation_matches_tensorstore(same, json, name, offsets):
     same([("json", json), (name, offsets)])
 
 
-@SETTINGS
 @given(transforms(), st.none() | st.permutations([0, 1, 2]) | st.lists(st.integers(-3, 3)))
 def test_transposition_matches_tensorstore(same, json, axes):
     same([("json", json), ("transpose", axes)])
 
 
-@SETTINGS
 @given(transforms(), st.booleans() | st.builds(slice, FLAG, FLAG))
 def test_implicit_flags_match_tensorstore(same, json, flags):
     same([("json", json), ("mark_bounds_implicit", flags)])
 
 
-@SETTINGS
 @given(transforms(), domains(max_rank=3))
 def test_crop_matches_tensorstore(same, json, crop):
     same([("json", json), ("crop", crop)])
 
 
-@SETTINGS
 @given(transforms())
 def test_properties_match_tensorstore(json):
     if not isinstance(outcome(ts, [("json", json)])[0], dict):

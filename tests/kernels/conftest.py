@@ -8,10 +8,13 @@ from hypothesis import Phase, settings
 
 from gpustore.device.kernels import source
 
-if os.environ.get("KERNEL_FOLDER"):
-    # That a changed kernel fails is all that is asked: no simpler example is looked for.
-    settings.register_profile("changed", settings(), phases=[Phase.explicit, Phase.generate])
-    settings.load_profile("changed")
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure():
+    if os.environ.get("KERNEL_FOLDER"):
+        # That a changed kernel fails is all that is asked: no simpler example is looked for.
+        settings.register_profile("changed", settings(), phases=[Phase.explicit, Phase.generate])
+        settings.load_profile("changed")
 
 
 def pytest_collection_modifyitems(items):

@@ -5,7 +5,7 @@ import dataclasses
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import Listed, copy_launches, indexed_launches
@@ -27,7 +27,6 @@ def guarded(nbytes, offset=0):
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
-@settings(max_examples=200)
 @given(case=views.cases(), seed=st.integers(0, 2**32 - 1), offset=st.sampled_from([0, 1, 4, 8]))
 def test_copies_equal_numpy(order, case, seed, offset):
     rng = np.random.default_rng(seed)
@@ -43,7 +42,6 @@ def test_copies_equal_numpy(order, case, seed, offset):
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
-@settings(max_examples=200)
 @given(
     case=views.listed_cases(),
     seed=st.integers(0, 2**32 - 1),

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import fill_launches
@@ -22,7 +22,6 @@ def fill_view(view, pattern, order="forward"):
 
 
 @pytest.mark.parametrize("order", host_build.ORDERS)
-@settings(max_examples=200)
 @given(case=views.cases(units=False), data=st.data())
 def test_fills_equal_numpy(order, case, data):
     part = data.draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if case.itemsize % p == 0]))

@@ -285,5 +285,5 @@ def test_matches_a_dict(make_store, model_examples, generations_tell_writes_apar
     Model.tells_writes_apart = generations_tell_writes_apart
     examples = share(model_examples)
     run_state_machine_as_test(
-        Model, settings=settings(max_examples=examples, stateful_step_count=12, deadline=None)
+        Model, settings=settings(max_examples=examples, stateful_step_count=12)
     )

@@ -1,7 +1,7 @@
 """The parts that all kvstores share."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import LimitError, MismatchError, NotFoundError, UnsupportedError
@@ -18,7 +18,6 @@ from gpustore.kvstores.columns import (
 )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 5000), max_size=12), max_size=4))
 def test_pieces_of_an_arena_are_aligned_and_apart(rounds):
     arena = Arena(4096)
@@ -55,7 +54,6 @@ def test_arena_keeps_no_more_than_allowed():
     assert len(arena._block) <= 10_000
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.integers(0, 20), st.integers(-25, 25), st.none() | st.integers(-5, 25))
 def test_byte_range_is_a_python_slice_or_an_error(size, start, stop):
     value = bytes(range(size))
@@ -73,7 +71,6 @@ def test_byte_range_is_a_python_slice_or_an_error(size, start, stop):
         assert caught.value.status == "OUT_OF_RANGE"
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.text(max_size=4), st.text(max_size=6))
 def test_prefix_end_is_above_exactly_the_keys_with_the_prefix(prefix, key):
     end = prefix_end(prefix)

@@ -174,7 +174,6 @@ def check_faults(make_place, examples):
         settings=settings(
             max_examples=examples,
             stateful_step_count=15,
-            deadline=None,
             suppress_health_check=[*HealthCheck],
         ),
     )

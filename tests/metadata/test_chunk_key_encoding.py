@@ -1,7 +1,7 @@
 """Chunk keys."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
@@ -26,7 +26,6 @@ def test_key_of_cell_and_of_rank_0(name, separator, key, scalar):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
-@settings(max_examples=200)
 @given(cell=st.lists(st.integers(0, 2**62), max_size=4))
 def test_cell_is_inverse_of_key(encoding, cell):
     key = encoding.key(cell)

@@ -17,7 +17,7 @@ from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.zarr2 import Zarr2Metadata
 from gpustore.metadata.zarr3 import Zarr3Metadata
 
-FUZZ = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 INTS = st.integers(0, 9)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=4)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tensorstore
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -75,7 +75,6 @@ def test_v3_fill_value_of_one_byte_keeps_every_bit(name):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", [n for n in V3_DATA_TYPES if DTYPES[n].itemsize > 1])
-@settings(max_examples=200)
 @given(data=st.data())
 def test_v3_fill_value_keeps_every_bit(name, data):
     check_v3(data.draw(elements(DTYPES[name])), DTYPES[name])
@@ -100,7 +99,6 @@ def test_v2_fill_value_of_one_byte_keeps_every_bit_but_those_of_nan(typestr):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("typestr", [t for t in V2_DTYPES if parse_v2_dtype(t).itemsize > 1])
-@settings(max_examples=200)
 @given(data=st.data())
 def test_v2_fill_value_keeps_every_bit_but_those_of_nan(typestr, data):
     stored = parse_v2_dtype(typestr)

@@ -6,7 +6,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -26,7 +26,7 @@ from gpustore.metadata.fill_value import (
     v2_fill_value_to_json,
     v3_fill_value_to_json,
 )
-from tests.matrix import each, share
+from tests.matrix import each
 
 MORE = ("uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3")
 PARTS = (
@@ -93,7 +93,6 @@ def element(draw, dtype):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.data())
 def test_v3_keeps_every_bit(data):
     value = data.draw(DATA_TYPES)
@@ -131,7 +130,6 @@ V2_TYPES = st.recursive(
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.data())
 def test_v2_keeps_every_bit_but_those_of_nans(data):
     value = data.draw(V2_TYPES)
@@ -167,7 +165,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(DATA_TYPES, JSON)
 def test_any_json_is_a_value_or_a_typed_error(value, fill):
     data_type = parse_v3_data_type(value)
@@ -178,7 +175,6 @@ def test_any_json_is_a_value_or_a_typed_error(value, fill):
     assert found.nbytes == native_dtype(data_type).itemsize
 
 
-@settings(max_examples=200)
 @given(V2_LEAVES, JSON)
 def test_any_json_of_v2_is_a_value_or_a_typed_error(value, fill):
     stored = parse_v2_dtype(value)

@@ -4,14 +4,14 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES
 from gpustore.runtime.statistics import STATISTICS
-from tests.matrix import each, share
+from tests.matrix import each
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
 CHAINS = {
@@ -134,7 +134,6 @@ def change(cached, plain, what, box, value):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
 def test_reads_are_those_without_a_cache(steps, limit, chain):
     cached, plain = pair(LIMITS[limit], chain)
@@ -143,7 +142,6 @@ def test_reads_are_those_without_a_cache(steps, limit, chain):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(steps(OWN), st.sampled_from(["some chunks", "all"]), st.sampled_from(list(CHAINS)))
 def test_own_changes_are_seen_without_rechecks(steps, limit, chain):
     """Nobody else writes: a cache that is never compared with what is stored is right, too."""

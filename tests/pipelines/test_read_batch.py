@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -20,7 +20,6 @@ from gpustore.runtime.future import CancelledError
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, Rule
-from tests.matrix import share
 from tests.pipelines.arrays import BYTES, GZIP, make_array, put, whole
 from tests.pipelines.test_read_many import FORMS, counted, spec_of
 
@@ -48,7 +47,6 @@ def indices(draw, shape):
 
 @pytest.mark.matrix
 @given(data=st.data(), form=st.sampled_from(FORMS))
-@settings(max_examples=share(200))
 def test_a_batch_gives_what_single_reads_give(data, form):
     shape = [data.draw(st.integers(1, 9)) for _ in range(data.draw(st.integers(0, 3)))]
     chunks = [data.draw(st.integers(1, 5)) for _ in shape]
@@ -72,7 +70,6 @@ def test_a_batch_gives_what_single_reads_give(data, form):
 
 @pytest.mark.matrix
 @given(data=st.data(), form=st.sampled_from(FORMS))
-@settings(max_examples=share(200))
 def test_crops_of_one_shape_are_what_single_reads_give(data, form):
     shape = [data.draw(st.integers(2, 12)) for _ in range(data.draw(st.integers(1, 3)))]
     chunks = [data.draw(st.integers(1, 4)) for _ in shape]

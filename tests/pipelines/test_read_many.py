@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -31,7 +31,7 @@ from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
-from tests.matrix import each, share
+from tests.matrix import each
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, whole
 
 ZLIB = {"id": "zlib", "level": 1}
@@ -122,7 +122,6 @@ def diagonal(size, falls):
 
 @pytest.mark.matrix
 @given(data=st.data(), view=views())
-@settings(max_examples=share(200))
 def test_crops_are_those_that_single_reads_give(data, view):
     extent, starts = [], []
     count = data.draw(st.integers(0, 12))

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -138,7 +138,6 @@ def check_crops(data, store, model):
         np.testing.assert_array_equal(crop, model[cut])
 
 
-@settings(max_examples=200)
 @given(stored(), st.data())
 def test_what_is_written_is_read_as_numpy_has_it(array, data):
     shape, edges, codecs = array

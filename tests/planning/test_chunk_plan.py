@@ -15,6 +15,7 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.planning import connected_set
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
+from tests.matrix import share
 
 ITEMSIZE = 2
 
@@ -195,7 +196,7 @@ def brute_force(case):
     return sorted(found), whole, pointed
 
 
-@settings(max_examples=250, derandomize=True, deadline=None)
+@settings(max_examples=share(250))
 @given(st.tuples(*(cases(kinds=[kind]) for kind in KINDS)), st.integers(1, 7))
 def test_scalar_and_numpy_plans_place_every_element_as_brute_force_does(each, step):
     for case in each:
@@ -272,7 +273,6 @@ def test_windows_outside_the_plan_are_refused(lo, hi):
         plan.window(lo, hi)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(cases(index_arrays=False))
 def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
     found, whole = elements(case)
@@ -288,7 +288,6 @@ def test_span_bounds_the_bytes_between_the_ends_of_every_row(case):
         assert plan.spans(ITEMSIZE) == Counter((spans[key], whole[key]) for key in keys)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(cases(), st.data())
 def test_windows_of_keys_have_the_rows_of_each_key_once(case, data):
     case.shared = tuple(data.draw(st.integers(1, 3)) for _ in case.shape)
@@ -326,7 +325,7 @@ def note(window, rows):
         rows.setdefault(key, []).append((cell, src[i], dst[i], counts[i], bool(window.whole[i])))
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=share(300))
 @given(cases(index_arrays=False))
 def test_the_window_of_a_single_row_is_the_general_one(case):
     domain = case.transform.domain

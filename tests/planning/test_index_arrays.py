@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -125,7 +125,6 @@ def test_indices_outside_are_errors(stores, index):
             store[index].read().result()
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.data())
 def test_random_selections_are_those_of_numpy(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)))

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpustore.errors import MetadataError
@@ -40,7 +40,6 @@ UNITS = st.sampled_from(["ns", "us", "ms", "s", "m", "h"])
 PARTS = st.lists(st.tuples(NUMBERS, UNITS).map("".join), min_size=1, max_size=4).map("".join)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.tuples(st.sampled_from(["", "-", "+"]), PARTS).map("".join))
 @example("0.999999999s")
 def test_any_duration_is_what_tensorstore_makes_of_it(text):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -234,7 +234,6 @@ def begin(store, name, what):
     return [part.write(5) if name == "write" else part.read()]
 
 
-@settings(max_examples=200)
 @given(
     kind=st.sampled_from(sorted(ARRAYS)),
     program=st.lists(operations, min_size=1, max_size=6),

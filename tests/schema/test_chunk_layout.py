@@ -3,14 +3,12 @@ import pickle
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError
 from gpustore.schema.chunk_layout import ChunkLayout
 from tests.matrix import each
-
-MANY = settings(max_examples=200, derandomize=True, deadline=None)
 
 
 def outcome(make, *observations):
@@ -121,21 +119,18 @@ def both(make, *observations):
     )
 
 
-@MANY
 @given(grid_keywords())
 def test_grid_keywords_as_tensorstore(keywords):
     ours, theirs = both(lambda layout: layout.Grid(**keywords), grid_state)
     assert ours == theirs
 
 
-@MANY
 @given(layout_keywords())
 def test_keywords_as_tensorstore(keywords):
     ours, theirs = both(lambda cls: cls(**with_grids(cls, keywords)), layout_state)
     assert ours == theirs
 
 
-@MANY
 @given(layout_keywords(), layout_keywords())
 def test_update_as_tensorstore(first, second):
     def make(cls):
@@ -147,7 +142,6 @@ def test_update_as_tensorstore(first, second):
     assert ours == theirs
 
 
-@MANY
 @given(layout_keywords(), layout_keywords())
 def test_equality_as_tensorstore(first, second):
     ours, theirs = both(
@@ -159,7 +153,6 @@ def test_equality_as_tensorstore(first, second):
     assert ours == theirs
 
 
-@MANY
 @given(layout_keywords())
 def test_templates_as_tensorstore(keywords):
     keywords.pop("finalize", None)
@@ -189,14 +182,12 @@ def layout_json():
     return names.flatmap(lambda chosen: st.fixed_dictionaries({n: optional[n] for n in chosen}))
 
 
-@MANY
 @given(layout_json() | ODD)
 def test_json_as_tensorstore(json):
     ours, theirs = both(lambda cls: cls(json), layout_state)
     assert ours == theirs
 
 
-@MANY
 @given(layout_keywords())
 def test_json_round_trip(keywords):
     try:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.data_types.dtype import DTYPES, uint16
@@ -18,8 +18,6 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import merge_domains
 from gpustore.schema.fill_value import FillValue
 from tests.matrix import each
-
-MANY = settings(max_examples=200, derandomize=True, deadline=None)
 
 
 class Ours:
@@ -147,14 +145,18 @@ def not_unique(result):
     return result[0] == "ValueError" and 'label(s) "' in result[1]
 
 
-@MANY
+def before_elements(result):
+    """TensorStore prints elements of one byte as characters, `\\x01` for instance; we print 1."""
+    is_refused = result[0] == "ValueError" and "Invalid fill_value for rank" in result[1]
+    return result[1].partition("{")[0] if is_refused else result
+
+
 @given(keywords())
 def test_keywords_as_tensorstore(given_keywords):
     ours, theirs = both(lambda module: make_schema(module, given_keywords))
-    assert ours == theirs or not_unique(ours)
+    assert before_elements(ours) == before_elements(theirs) or not_unique(ours)
 
 
-@MANY
 @given(keywords(depth=0), keywords(depth=0))
 def test_merging_as_tensorstore(first, second):
     def make(module):
@@ -188,14 +190,12 @@ schema_json = st.fixed_dictionaries(
 )
 
 
-@MANY
 @given(schema_json)
 def test_json_as_tensorstore(json):
     ours, theirs = both(lambda module: module.Schema(json))
     assert ours == theirs or "has no elements" in ours[1]
 
 
-@MANY
 @given(keywords())
 def test_json_round_trip(given_keywords):
     try:
@@ -244,7 +244,6 @@ def no_diagnosis(result):
 
 
 @pytest.mark.parametrize("base", [FULL, OPEN], ids=["domain", "no_domain"])
-@MANY
 @given(index=indices, mode=st.sampled_from(["", "", "oindex", "vindex"]))
 def test_indexing_as_tensorstore(base, index, mode):
     def make(module):
@@ -262,7 +261,6 @@ small = st.one_of(
 )
 
 
-@MANY
 @given(index=st.lists(small, min_size=1, max_size=4).map(tuple))
 def test_indexing_fill_value_as_tensorstore(index):
     ours, theirs = both(lambda module: make_schema(module, ARRAY_FILL)[index])

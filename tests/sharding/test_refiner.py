@@ -13,6 +13,7 @@ from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
 from gpustore.sharding.refiner import RawBytesRefiner
 from tests.backends.host.test_host import scatter
+from tests.matrix import share
 
 
 @st.composite
@@ -50,7 +51,7 @@ def window_of(layout, shape, transform, strides):
     return plan.window(0, len(plan))
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(reads(), st.integers(0, 2**31))
 def test_the_refined_read_equals_the_whole_read(read, seed):
     layout, shape, transform = read

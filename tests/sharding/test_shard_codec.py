@@ -7,11 +7,10 @@ import google_crc32c
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 pytestmark = pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed`")
@@ -146,7 +145,6 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200), derandomize=True, deadline=None)
 @given(shapes, shapes, shapes, st.permutations(range(2)), st.permutations(range(2)), st.data())
 def test_any_shape_and_order(inner, counts, grid, outer_order, inner_order, data):
     """Whole shards are those that are written and read inner chunk by inner chunk."""

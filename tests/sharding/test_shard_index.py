@@ -3,7 +3,7 @@
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codec_chain.resolve import resolve_v3
@@ -21,7 +21,6 @@ def index_format(chunks=(2, 3), *, at_end=True, crc=True, endian="little"):
     return ShardIndexFormat(chunks, resolve_v3(codecs, uint64, (*chunks, 2)), at_end)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     st.lists(st.integers(1, 4), max_size=3),
     st.booleans(),

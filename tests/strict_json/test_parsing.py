@@ -9,15 +9,13 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import CorruptChunkError, GpustoreError, MetadataError
 from gpustore.strict_json import parsing
 from gpustore.strict_json.parsing import Members, at_position, in_member
 from tests.matrix import each
-
-PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -130,7 +128,6 @@ def test_parse_keeps_integers_and_floats_apart():
 
 
 @given(json_values)
-@PROPERTY
 def test_parse_is_the_inverse_of_dump(value):
     assert parse(parsing.dump(value)) == value
     assert parse(parsing.dump(value, indent=2, sort_keys=True)) == value
@@ -139,7 +136,6 @@ def test_parse_is_the_inverse_of_dump(value):
 @given(
     st.binary(max_size=40) | st.text('[]{}":,\\u0d8a1 eE.-tn\ufeff', max_size=30).map(str.encode)
 )
-@PROPERTY
 def test_parse_raises_nothing_but_metadata_errors_and_accepts_only_json(data):
     try:
         value = parse(data)
@@ -459,7 +455,6 @@ def test_nested_messages_are_those_of_tensorstore():
 
 
 @given(st.dictionaries(unicode_text, st.none(), min_size=1, max_size=4))
-@PROPERTY
 def test_extra_members_are_reported_as_by_tensorstore(extra):
     ts = pytest.importorskip("tensorstore")
     with contextlib.suppress(TypeError):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
@@ -109,7 +109,6 @@ DOCUMENTS = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(DOCUMENTS, st.lists(TOKENS, max_size=4), st.booleans())
 def test_random_pointers_into_random_documents(document, tokens, write):
     pointer = "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)

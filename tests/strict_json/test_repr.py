@@ -3,13 +3,11 @@
 from operator import mul
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.strict_json.repr import pretty
-from tests.matrix import each, share
-
-PROPERTY = settings(max_examples=200, derandomize=True, deadline=None)
+from tests.matrix import each
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -30,7 +28,6 @@ attribute_values = st.recursive(
 
 @pytest.mark.matrix
 @given(st.dictionaries(unicode_text, attribute_values, max_size=6))
-@settings(PROPERTY, max_examples=share(200))
 def test_pretty_prints_as_tensorstore_prints_a_spec(attributes):
     ts = pytest.importorskip("tensorstore")
     spec = ts.Spec(
@@ -52,7 +49,6 @@ layouts = st.fixed_dictionaries({}, optional={
 
 
 @given(layouts)
-@PROPERTY
 def test_pretty_prints_as_tensorstore_prints_chunk_layouts_and_schemas(layout):
     ts = pytest.importorskip("tensorstore")
     try:

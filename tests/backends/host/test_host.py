@@ -144,7 +144,6 @@ def scatter(window, values, chain, fill, memory):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(cases(), st.data())
 def test_scatter_places_what_numpy_selects(case, data):
     model, chain, transform, selection = case

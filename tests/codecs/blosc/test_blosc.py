@@ -6,7 +6,7 @@ import tracemalloc
 import numcodecs.blosc
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codecs.blosc.frame import read_header
@@ -31,7 +31,6 @@ def header(version=2, flags=0x21, typesize=2, nbytes=256, blocksize=256, cbytes=
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("cname", CNAMES)
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     payload=payloads(),
     shuffle=st.sampled_from(SHUFFLES),
@@ -157,7 +156,6 @@ def test_refuses_to_encode_more_than_a_frame_can_hold():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     payload=payloads(),
     shuffle=st.sampled_from(SHUFFLES),

@@ -181,7 +181,7 @@ def test_damaged_frames_are_refused_or_stay_within_their_bounds(made, changes, c
         assert list(reasons) == [1]
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x02\x01", b"\x02\x01\x21\x04"]))
 def test_arbitrary_bytes_are_refused_or_stay_within_their_bounds(tail, head):
     value = head + tail

@@ -14,7 +14,7 @@ from tests.device_memory import require_kernels
 from tests.device_values import decode_on
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
-from tests.matrix import each, share
+from tests.matrix import each
 
 pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.matrix]
 
@@ -33,7 +33,6 @@ def decode(device, encoded, decoded_max, *, exact=True, **options):
     return decode_on(device, record, encoded, **options)
 
 
-@settings(max_examples=share(200))
 @given(
     made=st.lists(frames, min_size=1, max_size=4),
     order=st.sampled_from(ORDERS),
@@ -126,7 +125,7 @@ def test_damage_is_refused_or_fails_or_decodes_as_on_the_host(cname, shuffle):
     assert set(headers) <= set(found.fallbacks)
 
 
-@settings(max_examples=share(200), suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     made=frames,
     changes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=5),

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import tensorstore
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.codecs.blosc import snappy
@@ -86,7 +86,6 @@ def test_reads_writes_of_tensorstore_without_the_library(dtype, shuffle, monkeyp
         assert codec.decode(encoded, len(payload), exact=True) == payload
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     payload=payloads(),
     shuffle=st.sampled_from(["noshuffle", "shuffle", "bitshuffle"]),
@@ -99,7 +98,6 @@ def test_round_trip(payload, shuffle, typesize, clevel, blocksize):
     check_round_trip(stage("blosc", cname="snappy", **options), payload)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_both_decoders_agree(payload):
     encoded = memoryview(snappy.encode(payload))
@@ -108,7 +106,6 @@ def test_both_decoders_agree(payload):
     assert snappy.decode(encoded, len(payload)) == payload
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(block=st.binary(max_size=60), nbytes=st.integers(0, 200))
 def test_both_decoders_refuse_the_same(block, nbytes):
     encoded = memoryview(_varint(nbytes) + block)

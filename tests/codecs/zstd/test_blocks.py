@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs.zstd.test_columns import read
-from tests.matrix import each
+from tests.matrix import each, share
 
 IMPOSSIBLE = "zstd: impossible block"
 
@@ -86,7 +86,7 @@ def test_the_library_refuses_refused_values():
 VALUES = [zstandard.ZstdCompressor().compress(text(n)) for n in (300, 700, 1500, 3000)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 @given(st.sampled_from(VALUES), st.binary(max_size=12), st.integers(0, 60), st.integers(0, 400))
 def test_any_bytes_in_a_block_are_refused_or_right_as_far_as_they_lead(value, changed, place, cut):
     damaged = bytearray(value)

@@ -26,7 +26,6 @@ payloads = st.builds(
 )
 
 
-@settings(max_examples=200)
 @given(
     st.lists(payloads, min_size=1, max_size=5),
     st.sampled_from([-5, 1, 3, 12]),
@@ -75,7 +74,6 @@ def test_accepted_values_are_one_frame_that_ends_with_the_value(payload, changes
         assert zstandard.get_frame_parameters(damaged).dict_id == 0
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=60), st.sampled_from([b"", b"\x28\xb5\x2f\xfd"]))
 def test_arbitrary_bytes_are_refused_or_walk_to_their_end(tail, head):
     found, reasons = read([head + tail])

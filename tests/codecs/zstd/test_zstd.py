@@ -5,7 +5,7 @@ import struct
 import numcodecs
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.codecs.zstd import walk_frames
 from gpustore.errors import CorruptChunkError
@@ -25,7 +25,6 @@ SIZES = [0, 1, 255, 256, 4096, 65_536 + 256, 256 << 10, (256 << 10) + 1, 700_000
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_round_trip(options, payload):
     check_round_trip(stage("zstd", **options), payload)
@@ -112,7 +111,6 @@ def test_messages_name_the_fault(encoded, reason):
     assert caught.value.reason.startswith(reason)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
 @given(payload=payloads())
 def test_walk_finds_the_frames_of_any_encoder(payload):
     first = frame(payload, sized=len(payload) % 2 == 0, checksum=len(payload) % 3 == 0)

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numcodecs
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.device.kernels import instance
 from gpustore.device.kernels.block import (
@@ -18,7 +18,6 @@ SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
 
 
-@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3000), st.sampled_from([1, 2, 3, 4, 8, 12, 16, 255])),

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.device.kernels import instance
 from gpustore.device.kernels.launch import (
@@ -17,7 +17,6 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from tests.kernels import reference, views
-from tests.matrix import share
 
 SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
@@ -31,7 +30,6 @@ def check_instances(launches):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(views.cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
 def test_copies_equal_numpy_and_write_each_byte_once(case, seed, offset):
     rng = np.random.default_rng(seed)
@@ -56,7 +54,6 @@ PAIRS = [
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(st.data(), st.sampled_from(PAIRS), st.sampled_from([0, 0, 0, 1, 4, 8]))
 def test_casts_equal_numpy_and_write_each_byte_once(data, pair, offset):
     source, target = pair
@@ -81,7 +78,6 @@ def test_casts_equal_numpy_and_write_each_byte_once(data, pair, offset):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(views.cases(units=False), st.data())
 def test_fills_equal_numpy_and_write_each_byte_once(case, data):
     part = data.draw(st.sampled_from([p for p in (1, 2, 4, 8, 16) if case.itemsize % p == 0]))
@@ -98,7 +94,6 @@ def test_fills_equal_numpy_and_write_each_byte_once(case, data):
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(views.cases(max_items=200), st.data())
 def test_many_rows_alike_equal_numpy(case, data):
     # The same few rows again and again, at places that lie alike and at others.
@@ -198,7 +193,6 @@ def test_what_cannot_be_swapped_or_filled_is_refused():
 
 
 @pytest.mark.matrix
-@settings(max_examples=share(200))
 @given(views.listed_cases(), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 4, 8]))
 def test_listed_elements_equal_numpy_and_are_written_once(case, seed, offset):
     rng = np.random.default_rng(seed)
@@ -222,7 +216,6 @@ def test_listed_elements_of_an_empty_row_are_refused():
         indexed_launches(Rows([SRC], [DST], [[2]], [4], [4]), [listed], 4)
 
 
-@settings(max_examples=200)
 @given(st.binary(min_size=1, max_size=4), st.integers(1, 6))
 def test_repeated_is_the_shortest_beginning(part, times):
     pattern = part * times

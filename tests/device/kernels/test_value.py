@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpustore.device.kernels.value import (
     Conversion,
@@ -18,7 +18,6 @@ from gpustore.device.kernels.value import (
 TYPES = ["u1", "i1", "<u2", ">i2", "<u4", ">i4", "<u8", ">i8", "<f2", ">f4", "<f8"]
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=9), st.integers(0, 2))
 def test_each_element_is_of_one_block(elements, blocks_each):
     src, dst = 7 + np.arange(len(elements)), 9 * np.arange(len(elements))
@@ -36,7 +35,6 @@ def test_each_element_is_of_one_block(elements, blocks_each):
     assert (last // 1024 == each - 1).all()
 
 
-@settings(max_examples=200)
 @given(
     st.sampled_from(TYPES),
     st.sampled_from(TYPES),
@@ -77,7 +75,6 @@ def test_the_first_pair_of_a_number_is_found_first(source, target, pairs, nans):
         assert got == wanted, number
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(TYPES), st.binary(min_size=32, max_size=32))
 def test_tables_have_a_word_and_a_bit_for_each_byte(dtype, legal):
     table = np.random.default_rng(legal[0]).integers(0, 120, 256).astype(dtype)

@@ -322,12 +322,11 @@ class Faults(RuleBasedStateMachine):
         assert os.listdir(self.path) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_failing_system_calls_lose_only_values_written_in_place(tmp_path):
     Faults.folder = tmp_path
-    run_state_machine_as_test(
-        Faults, settings=settings(max_examples=200, stateful_step_count=10, deadline=None)
-    )
+    run_state_machine_as_test(Faults, settings=settings(stateful_step_count=10))
 
 
 @pytest.mark.parametrize("mode", ["default", *MODES])

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
@@ -49,7 +49,6 @@ RANGES = st.tuples(st.sampled_from(["d/a", "d/b", "d/none"]), st.integers(0, 101
 )
 
 
-@settings(max_examples=200)
 @given(
     st.lists(RANGES, max_size=12),
     st.none() | st.integers(0, 300),

@@ -95,7 +95,7 @@ def test_databases_are_exchanged_with_tensorstore(config, rounds):
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(configs, rounds)
 def test_databases_are_exchanged_with_tensorstore_long(config, rounds):
     check_exchange(config, rounds)
@@ -605,7 +605,6 @@ def check_faults(kind, examples):
         settings=settings(
             max_examples=examples,
             stateful_step_count=10,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -139,7 +139,7 @@ def test_mutated_structures_mean_the_same_to_tensorstore(structure, steps):
 
 
 @pytest.mark.long
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(STRUCTURES), mutations())
 def test_mutated_structures_mean_the_same_to_tensorstore_long(structure, steps):
     check_mutation(structure, steps)
@@ -182,7 +182,7 @@ def test_damage_is_an_error_and_never_an_absent_key(config, steps, place, mutati
 
 
 @pytest.mark.long
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @given(configs, histories, st.floats(0, 0.999), mutations())
 def test_damage_is_an_error_and_never_an_absent_key_long(config, steps, place, mutation):
     check_damage(config, steps, place, mutation)

@@ -130,7 +130,6 @@ def test_every_version_that_tensorstore_wrote_is_read(config, steps):
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
 @given(configs, histories)
 def test_every_version_that_tensorstore_wrote_is_read_long(config, steps):
     check_history_of_tensorstore(config, steps)

@@ -106,6 +106,4 @@ class Model(RuleBasedStateMachine):
 
 @pytest.mark.long
 def test_faults_of_the_base_lose_nothing():
-    run_state_machine_as_test(
-        Model, settings=settings(max_examples=200, stateful_step_count=15, deadline=None)
-    )
+    run_state_machine_as_test(Model, settings=settings(stateful_step_count=15))
