@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from gpustore.codec_chain.device_streams import cannot
 from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device
@@ -241,10 +242,12 @@ class BytesCodec(abc.ABC):
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Return why no value at all can be decoded on `device`, None if values can be.
 
-        `distrust` is the rule its decoders must heed; a command list has its own.
+        By default that depends on the :attr:`device_codec`. `distrust` is the rule its decoders
+        must heed; a command list has its own.
         """
-        del device, distrust
-        return f"{self.name} is not decoded on a device"
+        if self.device_codec is None:
+            return f"{self.name} is not decoded on a device"
+        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

@@ -33,7 +33,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import cannot, decompress_values
+from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -43,9 +43,8 @@ from gpustore.codecs._deflate_columns import (
     read_zlib,
 )
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Decoders, Device
+from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError
-from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
@@ -156,10 +155,6 @@ class Deflate(BytesCodec):
     def device_codec(self) -> str:
         """Name of the codec on a device."""
         return "gzip" if self._wbits == _GZIP else "deflate"
-
-    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Return None if the device has the codec."""
-        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

@@ -35,11 +35,10 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import cannot, decompress_values, fall_back_where
+from gpustore.codec_chain.device_streams import decompress_values, fall_back_where
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Decoders, Device
+from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError, LimitError
-from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
 
@@ -104,10 +103,6 @@ class _Lz4(BytesCodec):
     @property
     def device_codec(self) -> str:
         return "lz4"
-
-    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Return None: a kernel decodes where the device's libraries cannot."""
-        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import queue
 
-from gpustore.resources._concurrency import limit_json, parse_limit
-from gpustore.runtime.context import ResourceType
+from gpustore.resources._concurrency import LimitType
 from gpustore.runtime.executor import reset_after_fork
-from gpustore.strict_json.parsing import JsonValue
 
 _SHARED_LIMIT = 32
 """Requests under way at a time if the JSON does not say: TensorStore's default."""
@@ -50,24 +48,15 @@ class Permits:
         self._permits.put(None)
 
 
-class RequestConcurrencyType(ResourceType[int | None, Permits]):
+class RequestConcurrencyType(LimitType[Permits]):
     """Resource of requests: ``{"limit": "shared"}`` is one limit for the process, ``4`` its own.
 
     The value is a :class:`Permits`.
     """
 
     def __init__(self, id: str) -> None:
-        self.id = id
+        super().__init__(id)
         self._shared = Permits(_SHARED_LIMIT)
-
-    def parse(self, json: JsonValue) -> int | None:
-        return parse_limit(json)
-
-    def default(self) -> int | None:
-        return None
-
-    def to_json(self, config: int | None, *, include_defaults: bool) -> JsonValue:
-        return limit_json(config, include_defaults=include_defaults)
 
     def make(self, config: int | None) -> Permits:
         return self._shared if config is None else Permits(config)

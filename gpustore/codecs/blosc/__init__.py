@@ -54,7 +54,6 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import cannot
 from gpustore.codecs.blosc import snappy
 from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames
 from gpustore.codecs.blosc.frame import (
@@ -68,9 +67,8 @@ from gpustore.codecs.blosc.frame import (
     with_code,
 )
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Decoders, Device
+from gpustore.device.protocol import Device
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
-from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (
     REQUIRED,
@@ -159,10 +157,6 @@ class _Blosc(BytesCodec):
     @property
     def device_codec(self) -> str:
         return DEVICE_CODECS[self.cname]
-
-    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Return None if the device has the codec that the metadata name."""
-        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

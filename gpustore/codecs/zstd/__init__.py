@@ -49,12 +49,11 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
-from gpustore.codec_chain.device_streams import cannot, decompress_values
+from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Decoders, Device
+from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError
-from gpustore.resources.gpu_decode_trust import Distrust
 from gpustore.runtime.buffer import Buffer
 
 # Up to here zstandard, whose contexts are reused, beats numcodecs, which makes one a call (9 us);
@@ -191,10 +190,6 @@ class _Zstd(BytesCodec):
     @property
     def device_codec(self) -> str:
         return "zstd"
-
-    def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
-        """Return None if the device has the codec."""
-        return cannot(device, self.device_codec, distrust)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
