@@ -239,6 +239,9 @@ def _report(
         f"GB/s of decoded data on {os.cpu_count()} CPU cores, files in the page cache; "
         f"crops of up to {' x '.join(map(str, CROP))}."
     )
+    core = gpustore.native_core()
+    if not core.in_use:
+        screen.line(f"Without the native core: {core.reason}.")
     screen.line(f"All {volume.size:,} values and {NCROPS} crops came back equal, in every format.")
     screen.line()
     left = [(f.folder, f.title) for f in FORMATS]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -78,6 +79,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         what is stored then.
         ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
         host if so, and what is missing for one here (None if the array is on a GPU).
+        ``native_core`` is that of :func:`gpustore.native_core`.
     """
     base = store.base
     if base is not None and store.spec().to_json()["driver"] == "cast":
@@ -116,6 +118,7 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         "values_stored": nstored,
         "stored_nbytes": nbytes,
         "device": store.device,
+        "native_core": asdict(gpustore.native_core()),
         **_decoding(store),
     }
 
@@ -251,6 +254,7 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
         ("fill value", json.dumps(fill) if isinstance(fill, dict) else str(fill)),
         ("shards stored" if facts["shard"] else "chunks stored", stored),
         ("read on", facts["device"]),
+        ("native core", _native_core(facts["native_core"])),
     ]
     if facts["gpu"] is None:
         pairs.append(("decoded by", _decoders(facts["decoding"])))
@@ -267,6 +271,13 @@ def _decoders(path: Mapping[str, Any]) -> str:
     if path["reason"] is not None:
         return f"the host: {path['reason']}"
     return ", ".join(f"{c['decoder']} ({c['codec']})" for c in path["codecs"]) or "nobody: raw"
+
+
+def _native_core(state: Mapping[str, Any]) -> str:
+    """Return the state of the native core as one line."""
+    if state["in_use"]:
+        return f"in use, decodes {', '.join(state['decoders'])}"
+    return f"not in use: {state['reason']}"
 
 
 def _size(nbytes: int | None) -> str:

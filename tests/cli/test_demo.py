@@ -45,6 +45,18 @@ def volume():
     return make_volume(volume_shape(3_000_000), 5, advance=lambda nbytes: None)
 
 
+def test_demo_says_that_it_runs_without_the_native_core(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "demo", str(tmp_path / "demo"), "--size", "1"],
+        env={**os.environ, "GPUSTORE_NATIVE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nWithout the native core: GPUSTORE_NATIVE is 0.\n" in done.stdout
+
+
 def test_demo_reports_its_work_and_the_next_command(finished):
     folder, done = finished
     assert done.stderr == ""

@@ -1,6 +1,7 @@
 """``gpustore info``: arrays that TensorStore wrote, described."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -116,6 +117,25 @@ def test_info_says_why_a_gpu_would_not_decode(gpustore_command, tmp_path, compre
     gpustore.open(spec, create=True).result()
     _, out, _ = gpustore_command("info", tmp_path)
     assert f"decoded by {text}" in out
+
+
+def test_info_says_whether_the_native_core_is_in_use(gpustore_command, zarr3, monkeypatch):
+    core = gpustore.native_core()
+    _, out, _ = gpustore_command("info", zarr3, "--json")
+    facts = json.loads(out)["native_core"]
+    assert facts == {
+        "in_use": core.in_use,
+        "reason": core.reason,
+        "decoders": list(core.decoders),
+    }
+    lines = {
+        gpustore.NativeCore(True, None, ("raw", "zstd")): "in use, decodes raw, zstd",
+        gpustore.NativeCore(False, "GPUSTORE_NATIVE is 0", ()): "not in use: GPUSTORE_NATIVE is 0",
+    }
+    for state, text in lines.items():
+        monkeypatch.setattr(gpustore, "native_core", lambda state=state: state)
+        _, out, _ = gpustore_command("info", zarr3)
+        assert re.search(rf"^  native core +{text}$", out, re.MULTILINE)
 
 
 def test_info_of_an_array_on_a_device(tmp_path):
