@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from gpustore.backends.native import library
 from tests import gpu
+from tests.emulator import host_build
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 
@@ -22,6 +24,20 @@ def _own_environment():
         for name in os.environ:
             if name.startswith("GPUSTORE_"):
                 patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sanitized_core(tmp_path_factory):
+    """Under a sanitizer the native core is one that was compiled for it."""
+    if not host_build.SANITIZER:
+        yield
+        return
+    path = tmp_path_factory.mktemp("core") / library.PATH.name
+    host_build.build_core(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "PATH", path)
+        library._load.cache_clear()
         yield
 
 

@@ -13,12 +13,14 @@ import fcntl
 import functools
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gpustore.device.kernels import instance, source
 
@@ -95,6 +97,15 @@ def build(name, content, sanitizer=SANITIZER):
             assert done.returncode == 0, done.stderr
             made.rename(library)
     return library
+
+
+def build_core(path):
+    """Compile the native core (``kernels/host/``) to a shared library for the sanitizer."""
+    hook = runpy.run_path(str(HERE.parents[1] / "hatch_build.py"))
+    try:
+        hook["compile_core"](path, *_WARNINGS, *_MODES[SANITIZER])
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr)
 
 
 class HostModule:

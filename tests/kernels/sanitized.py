@@ -1,4 +1,4 @@
-"""Run pytest with the kernels compiled for a sanitizer, whose library Python must preload.
+"""Run pytest with kernels and native core compiled for a sanitizer, which Python must preload.
 
 ``python -m tests.kernels.sanitized address -q tests/kernels``; or ``thread``.
 """

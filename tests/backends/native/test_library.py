@@ -12,6 +12,7 @@ import pytest
 
 import gpustore
 from gpustore.backends.native import library
+from tests.emulator import host_build
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "kernels" / "host").iterdir())
@@ -55,18 +56,24 @@ def test_the_core_of_a_checkout_is_loaded_and_described(core):
     assert {each is core for each in found} == {True}
 
 
+def test_under_a_sanitizer_the_core_is_one_that_was_compiled_for_it(core):
+    del core
+    symbol = {"address": b"__asan_init", "thread": b"__tsan_init"}.get(host_build.SANITIZER)
+    assert symbol is None or symbol in library.PATH.read_bytes()
+
+
 def test_the_core_is_not_older_than_its_sources(core):
     """An editable install compiles it once: after a change, `python hatch_build.py` does."""
     del core
-    if library.PATH.is_relative_to(ROOT):
+    if library.PATH.is_relative_to(ROOT):  # and not compiled for a sanitizer a moment ago
         newest = max(SOURCES, key=lambda path: path.stat().st_mtime)
         assert library.PATH.stat().st_mtime >= newest.stat().st_mtime, newest
 
 
 def test_the_core_exports_its_own_functions_only(core):
     del core
-    if shutil.which("nm") is None or sys.platform != "linux":
-        pytest.skip("no nm")
+    if shutil.which("nm") is None or sys.platform != "linux" or host_build.SANITIZER:
+        pytest.skip("no nm, or symbols of a sanitizer among them")
     command = ["nm", "-D", "--defined-only", "--format=posix", str(library.PATH)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     symbols = [line.split()[:2] for line in listed.splitlines()]
