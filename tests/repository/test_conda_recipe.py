@@ -42,11 +42,20 @@ def parse(requirements):
     return found
 
 
-def test_recipe_is_noarch_in_the_current_format(recipe):
+def test_recipe_is_in_the_current_format(recipe):
     assert recipe["schema_version"] == 1
-    assert recipe["build"]["noarch"] == "python"
     assert recipe["package"]["name"] == "gpustore"
     assert recipe["about"]["license_file"] == "LICENSE"
+
+
+def test_recipe_compiles_the_native_core_for_every_python(recipe):
+    build = recipe["build"]
+    assert build["python"]["version_independent"] is True
+    assert "noarch" not in build
+    assert build["script"]["env"] == {"GPUSTORE_NATIVE": "require"}
+    assert recipe["requirements"]["build"] == ["${{ compiler('cxx') }}", "${{ stdlib('c') }}"]
+    commands = [line for test in recipe["tests"] for line in test.get("script", ())]
+    assert any("assert gpustore.native_core().in_use" in line for line in commands)
 
 
 def test_recipe_has_the_version(recipe):

@@ -35,10 +35,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if sys.byteorder != "little":
         return None, "it needs a little-endian processor"
     if not PATH.exists():
-        return None, (
-            "gpustore was installed without it: a C++ compiler was missing or failed "
-            "(`python -m pip install -v` shows its messages), or GPUSTORE_NATIVE was 0"
-        )
+        return None, "it was not compiled at installation: no C++ compiler, or GPUSTORE_NATIVE=0"
     try:
         core = ctypes.CDLL(str(PATH))
         abi = core.gpustore_core_abi
