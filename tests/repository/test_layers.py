@@ -130,9 +130,12 @@ def test_design_pages_name_files_that_exist():
     """A name is the end of a path in the repository: `connected_set.py`, `http/client.py`."""
     root = PACKAGE.parent
     folders = [root / name for name in ("benchmarks", "docs", "gpustore", "kernels", "tests")]
-    paths = "\n".join(f"/{path.relative_to(root)}" for one in folders for path in one.rglob("*.*"))
+    files = [path for folder in folders for path in folder.rglob("*.*")]
+    paths = "\n".join(f"/{path.relative_to(root)}" for path in [*root.glob("*.*"), *files])
     for page in PAGE.parent.glob("*.md"):
-        for name in re.findall(r"`([\w./]+\.(?:py|cuh?|md))`", page.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"`([\w./]+\.(?:py|cuh?|cpp|h|md))`", page.read_text(encoding="utf-8")
+        ):
             assert re.search(rf"/{re.escape(name)}$", paths, re.MULTILINE), (page.name, name)
 
 

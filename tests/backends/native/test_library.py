@@ -67,7 +67,9 @@ def test_the_core_is_not_older_than_its_sources(core):
     del core
     if library.PATH.is_relative_to(ROOT):  # and not compiled for a sanitizer a moment ago
         newest = max(SOURCES, key=lambda path: path.stat().st_mtime)
-        assert library.PATH.stat().st_mtime >= newest.stat().st_mtime, newest
+        assert library.PATH.stat().st_mtime >= newest.stat().st_mtime, (
+            f"{newest} is newer: run `python hatch_build.py`"
+        )
 
 
 def test_the_core_exports_its_own_functions_only(core):
