@@ -7,6 +7,7 @@ bodies and waits are bounded, no redirect is followed, and a cancelled task ends
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
 from typing import Final, TypeVar
@@ -52,7 +53,7 @@ class CredentialServices:
         self._retries = retries
         self._timeouts = timeouts
         self._keyless = keyless
-        self._refusals: list[StoreIOError] = []
+        self._refused = threading.local()  # Its error: the last refusal of a service.
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes | str | None
@@ -90,7 +91,7 @@ class CredentialServices:
         except StoreIOError as error:
             raise error.prefixed(str(origin)) from None
         if not 200 <= response.status < 300:
-            self._refusals.append(client.refusal(response).prefixed(str(origin)))
+            self._refused.error = client.refusal(response).prefixed(str(origin))
         return response
 
     def require(self, package: str) -> None:
@@ -111,15 +112,14 @@ class CredentialServices:
         StoreIOError
             For any error, with the last refusal of a service, or the name of the error's class.
         """
-        self._refusals.clear()
+        self._refused.error = None
         try:
             return function()
         except GpustoreError as error:
             why = error.text
         except Exception as error:
-            why = f"{package} reports {type(error).__name__}"
-            if self._refusals:
-                why = self._refusals[-1].text
+            refused = self._refused.error
+            why = refused.text if refused else f"{package} reports {type(error).__name__}"
         raise StoreIOError(
             f"there are no credentials, or they cannot be fetched: {why}; for a public bucket: "
             f"{self._keyless}",

@@ -132,20 +132,21 @@ class GoogleCredentials:
     def _read_file(self) -> None:
         """Read the file of application default credentials, if there is one."""
         named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
-        folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud")
-        path = Path(named or folder / "application_default_credentials.json").expanduser()
-        if not named and not path.exists():
+        folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
+        # pathlib raises errors where there is no home, or another user's: then there is no file.
+        path = os.path.expanduser(named or f"{folder}/application_default_credentials.json")  # noqa: PTH111
+        if not named and not os.path.exists(path):  # noqa: PTH110
             return
         try:
-            with path.open("rb") as file:
+            with Path(path).open("rb") as file:
                 found = json.loads(file.read(_FILE_NBYTES))
             type = found["type"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not JSON with a type"
-            raise NotFoundError(f"no credentials of Google in {quote(str(path))}: {why}") from None
+            raise NotFoundError(f"no credentials of Google in {quote(path)}: {why}") from None
         if type not in _TYPES:
             raise UnsupportedError(
-                f"credentials of Google in {quote(str(path))} are of the type "
+                f"credentials of Google in {quote(path)} are of the type "
                 f"{quote(str(type)[:50])}; expected one of {', '.join(_TYPES)}"
             )
         self._file = found

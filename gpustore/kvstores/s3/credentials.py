@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import threading
-from pathlib import Path
 from typing import Any, Final
 
 from gpustore import registry
@@ -287,7 +286,8 @@ def _has_files(source: AwsCredentialsSource) -> bool:
         getattr(source, name) or os.environ.get(variable) or usual
         for name, variable, usual in _FILES
     ]
-    return any(Path(path).expanduser().is_file() for path in paths)
+    # pathlib raises errors where there is no home, or another user's: then there are no files.
+    return any(os.path.isfile(os.path.expanduser(path)) for path in paths)  # noqa: PTH111, PTH113
 
 
 def _is_machine_disabled() -> bool:

@@ -1,4 +1,4 @@
-"""What holds of the credentials of every bucket when processes fork."""
+"""What holds of the credentials of every bucket."""
 
 import os
 import subprocess
@@ -21,6 +21,19 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(store["b"])
 """
+
+
+def hide_home(monkeypatch, home):
+    """Let `home` be the home directory; None for a user who has none."""
+
+    def unknown(user):
+        raise KeyError(user)
+
+    if home is None:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+    else:
+        monkeypatch.setenv("HOME", home)
 
 
 def check_forked_child_finds_credentials(opening, service):

@@ -19,6 +19,7 @@ from tests.kvstores.buckets.bucket_contract import ACTIONS
 from tests.kvstores.buckets.credential_contract import (
     check_fork_while_another_thread_asks,
     check_forked_child_finds_credentials,
+    hide_home,
 )
 from tests.kvstores.gcs.gcs_server import GcsServer, open_gcs
 from tests.kvstores.http.http_server import Fault, HttpServer, head
@@ -432,6 +433,15 @@ def test_requests_are_anonymous_where_there_are_no_credentials(
 
 
 # ------------------------------------------------------------------------- processes
+
+
+@pytest.mark.parametrize("home", ["/" + "x" * 300, None])
+def test_home_that_cannot_be_looked_into_has_no_file(server, no_credentials, monkeypatch, home):
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN", raising=False)
+    hide_home(monkeypatch, home)
+    open_gcs().read("a").result()
+    assert tokens_of(server) == [None]
+
 
 OPENING = """
 import google.oauth2.credentials

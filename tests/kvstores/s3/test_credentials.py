@@ -26,6 +26,7 @@ from tests.kvstores.buckets.bucket_contract import ACTIONS
 from tests.kvstores.buckets.credential_contract import (
     check_fork_while_another_thread_asks,
     check_forked_child_finds_credentials,
+    hide_home,
 )
 from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.kvstores.http.tls import Authority, TlsServer
@@ -566,6 +567,16 @@ def test_machine_without_a_role_is_an_error(server, keyless, metadata):
         with pytest.raises(StoreIOError, match=r"there are no credentials, or .*code 404\]"):
             store.read("a").result()
     assert server.requests == []
+
+
+@pytest.mark.parametrize("home", ["/" + "x" * 300, None])
+def test_home_that_cannot_be_looked_into_has_no_files(server, keyless, monkeypatch, home):
+    """Programs in containers often run as a user without a home, or with that of another one."""
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.delenv(name)
+    hide_home(monkeypatch, home)
+    open_s3(server).read("a").result()
+    assert key_of(server.requests[-1]) == ""
 
 
 def test_forked_child_fetches_credentials_itself(server, web_identity):
