@@ -166,7 +166,7 @@ class Bucket:
     def _write_rows(
         self, request: WriteRequest, rows: Sequence[int]
     ) -> builtins.list[bytes | GpustoreError]:
-        found = self._refused(request, rows)
+        found = self._settled(request, rows)
         left = [row for row in rows if row not in found]
         large = [row for row in left if self._is_large(request, row)]
         for row in large:
@@ -193,7 +193,7 @@ class Bucket:
                 found[row] = response
         return [found[row] for row in rows]
 
-    def _refused(
+    def _settled(
         self, request: WriteRequest, rows: Sequence[int]
     ) -> dict[int, bytes | GpustoreError]:
         """Return the outcomes that need no write: illegal keys and conditions that do not hold."""
@@ -240,7 +240,7 @@ class Bucket:
             found = self._stored(key, value)
         except GpustoreError as error:
             return error
-        return found or self.client.refusal(response)
+        return found or self.client.status_error(response)
 
     def _is_large(self, request: WriteRequest, row: int) -> bool:
         value = request.values[row]
@@ -271,7 +271,7 @@ class Bucket:
                 raise StoreIOError("the response does not say what was written", status="UNKNOWN")
             return generation
         if not condition or not (gone or response.status == 412):
-            raise self.client.refusal(response)
+            raise self.client.status_error(response)
         if not response.lost:
             return b""
         # The answer to an attempt may have been lost: then what is there now is ours.

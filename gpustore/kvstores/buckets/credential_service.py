@@ -87,11 +87,11 @@ class CredentialServices:
         try:
             response = client.send_one(HttpRequest(method, target, fields, sent))
             if 300 <= response.status < 400:
-                raise client.refusal(response)
+                raise client.status_error(response)
         except StoreIOError as error:
             raise error.prefixed(str(origin)) from None
         if not 200 <= response.status < 300:
-            self._refused.error = client.refusal(response).prefixed(str(origin))
+            self._refused.error = client.status_error(response).prefixed(str(origin))
         return response
 
     def require(self, package: str) -> None:

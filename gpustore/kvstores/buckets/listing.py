@@ -83,7 +83,7 @@ class Listing:
             request.plan = _page
             response = self.client.send_one(request)
             if not 200 <= response.status < 300:
-                raise self.client.refusal(response)
+                raise self.client.status_error(response)
             page = parse_page(bytes(response.body))
             latest = max([*page.nbytes, *page.directories], default="")
             empty = 0 if latest else empty + 1

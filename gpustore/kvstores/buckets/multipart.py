@@ -110,7 +110,7 @@ class MultipartUpload:
         request.body = body
         response = self.client.send_one(request)
         if not 200 <= response.status < 300:
-            raise self.client.refusal(response)
+            raise self.client.status_error(response)
         return response
 
     def _abort(self, path: str, query: str) -> None:
@@ -132,7 +132,7 @@ class MultipartUpload:
                 if isinstance(response, GpustoreError):
                     raise response
                 if not 200 <= response.status < 300:
-                    raise self.client.refusal(response)
+                    raise self.client.status_error(response)
                 tags.append(response.headers.get("etag", ""))
         if "" in tags:
             raise StoreIOError("a response does not say which part was stored", status="UNKNOWN")
@@ -164,7 +164,7 @@ class MultipartUpload:
                 return response
             passes = any(code in answer for code in _PASSING_CODES)
             if not passes or attempts > retries.max_retries or time.monotonic() > until:
-                raise self.client.refusal(response)
+                raise self.client.status_error(response)
             lost = True
             longest = min(retries.max_delay_s, retries.initial_delay_s * 2.0 ** min(attempts, 60))
             time.sleep(random.uniform(0.0, min(longest, max(0.0, until - time.monotonic()))))

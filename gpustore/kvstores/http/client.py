@@ -106,7 +106,7 @@ class HttpClient:
             raise result
         return result
 
-    def refusal(self, response: HttpResponse) -> StoreIOError:
+    def status_error(self, response: HttpResponse) -> StoreIOError:
         """Make the error for a response with an unexpected status."""
         denied = response.status in (401, 403)
         status = "PERMISSION_DENIED" if denied else "FAILED_PRECONDITION"

@@ -142,7 +142,7 @@ class RemoteReader:
                     read.low, read.high, read.again = 0, 1, True
                     return None
                 if self.misses_more(response):
-                    return self.client.refusal(response)
+                    return self.client.status_error(response)
             holds = condition_holds(read.equal, ABSENT)
             for row in read.rows:
                 result.generation[row] = ABSENT
@@ -157,7 +157,7 @@ class RemoteReader:
             read.low, read.high, read.again = 0, 0, True
             return None
         if not 200 <= status < 300:
-            return self.client.refusal(response)
+            return self.client.status_error(response)
         if read.is_empty:
             # Nothing follows the head; what it says is checked all the same.
             try:
