@@ -156,7 +156,7 @@ def detect(store: KvStore, max_nbytes: int = 0) -> Found:
     if found is None:
         return _detect_directory(store, max_nbytes)
     if not found.formats and not store.driver.can_list:
-        # Such a server answers for a directory too, with a page about it.
+        # An HTTP server answers for a directory too, with a page about it.
         below = _detect_directory(store, max_nbytes)
         return below if below.formats else found
     return found

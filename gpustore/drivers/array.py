@@ -238,7 +238,7 @@ class ArraySpec:
         return replace(self, constraints=merged)
 
     def open(self, request: OpenRequest) -> Opening:
-        """Wrap the array."""
+        """Open a driver over the array, without a copy."""
         with prefixing('Error opening "array" driver'):
             self._check()
             driver = wrap(

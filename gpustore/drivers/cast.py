@@ -200,7 +200,7 @@ class CastDriver(Unexplained):
 def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor) -> Future[Any]:
     """Return a Future of `convert` applied to the result of another."""
     if future.is_deferred:
-        # Whoever asks for the one runs the other as well.
+        # The thread that asks for this result also reads.
         return Future.deferred(lambda: convert(future.result()), executor)
     promise: Promise[Any]
     promise, result = Promise.new()
@@ -333,7 +333,7 @@ class CastSpec:
         return spec
 
     def open(self, request: OpenRequest) -> Opening:
-        """Open the base."""
+        """Open the base, then wrap it in a driver that converts its elements."""
         dtype = self.dtype
         with prefixing('Error opening "cast" driver'):
             if dtype is None:

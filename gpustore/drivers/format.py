@@ -338,7 +338,7 @@ def _has_filters(codec: CodecSpec) -> bool:
 
 
 def check_codec_chunk(layout: ChunkLayout) -> None:
-    """Raise UnsupportedError for chunks within chunks, which no codec has."""
+    """Raise MetadataError for a constraint on chunks of the codec, which no codec has."""
     if any(layout.codec_chunk.shape or ()):
         raise MetadataError("codec_chunk_shape not supported")
 

@@ -143,7 +143,7 @@ class Explanation:
 
     @property
     def decoded_per_byte(self) -> float:
-        """Most decoded bytes for each byte returned; 0 for an empty array."""
+        """Number of decoded bytes per byte returned, at most; 0 for an empty array."""
         return self.bytes_decoded / max(1, self.bytes_returned)
 
     @property

@@ -108,7 +108,7 @@ class AdapterKvStore(KvStoreDriver):
         """Accept any key."""
 
     def read_base(self, request: ReadRequest) -> ReadColumns:
-        """Read keys of the base."""
+        """Read a batch of keys of the base, as :meth:`read_parts` does; errors are per key."""
         return self.base.driver.read_many(request)
 
     def read_parts(

@@ -134,7 +134,7 @@ class ChunkEdges:
 
     @cached_property
     def _lists(self) -> list[list[int]]:
-        """The same as lists."""
+        """Size, first cell and first position of each run, as lists for scalar look-ups."""
         return [column.tolist() for column in self._columns]
 
     def locate(self, positions: Any) -> tuple[Any, Any, Any]:

@@ -114,7 +114,7 @@ class DeviceBackend:
     # ----------------------------------------------------------------- arrays
 
     def caller_stream(self, stream: Any) -> Stream:
-        """See :meth:`gpustore.device.protocol.Device.caller_stream`."""
+        """Return the stream of the caller: `stream`, or the calling thread's if that is None."""
         return self.driven.caller_stream(stream)
 
     def empty(

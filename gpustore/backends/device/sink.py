@@ -134,7 +134,7 @@ class DeviceSink:
             direct = DirectReads(self._device, self._files, buffer)
         self._next = buffer, direct
         buffer.clear()
-        # Else values go to ordinary memory, and to the device in smaller parts.
+        # If memory is short, values go to ordinary memory, and to the device in smaller parts.
         with suppress(MemoryError):
             buffer.resize(self._buffer_nbytes)
         buffer.arena.direct = direct

@@ -250,7 +250,7 @@ class StagingBuffers:
 
     def put(self, buffer: StagingBuffer) -> None:
         """Give a buffer back; all work of its stream has ended."""
-        with suppress(DeviceError):  # Whoever asks a lost device for anything is told.
+        with suppress(DeviceError):  # Any later use of a lost device raises.
             buffer.clear()
         with self._changed:
             self._idle.append(buffer)

@@ -53,7 +53,13 @@ class HostMemory:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> HostMemory:
-    """Allocate an array of undefined contents in `order` ``"C"`` or ``"F"``; LimitError if not."""
+    """Allocate an array of undefined contents in `order` ``"C"`` or ``"F"``.
+
+    Raises
+    ------
+    LimitError
+        If there is not enough memory.
+    """
     try:
         array = np.empty(shape, dtype, order="F" if order == "F" else "C")
     except (MemoryError, ValueError) as error:

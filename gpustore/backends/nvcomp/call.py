@@ -60,7 +60,7 @@ def bound(major: int, codec: str, max_nbytes: int, found: int) -> Call:
 
 
 def decompress(major: int, batch: CodecBatch, stream: int) -> Call:
-    """Decode a batch; its table has addresses and sizes of src, then of dst."""
+    """Return the call that decodes a batch of streams in device memory on CUDA stream `stream`."""
     column = ctypes.sizeof(ctypes.c_size_t) * len(batch)
     return f"nvcompBatched{FORMATS[batch.codec]}DecompressAsync", {
         "device_compressed_chunk_ptrs": batch.table,
@@ -78,7 +78,7 @@ def decompress(major: int, batch: CodecBatch, stream: int) -> Call:
 
 
 def compress(major: int, batch: CodecBatch, stream: int) -> Call:
-    """Encode a batch; its table is as to decode."""
+    """Return the call that encodes a batch of values in device memory on CUDA stream `stream`."""
     column = ctypes.sizeof(ctypes.c_size_t) * len(batch)
     return f"nvcompBatched{FORMATS[batch.codec]}CompressAsync", {
         "device_uncompressed_chunk_ptrs": batch.table,

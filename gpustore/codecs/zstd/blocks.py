@@ -56,7 +56,7 @@ def read_blocks(
     nbytes: Integers,
     most: Integers,
 ) -> Blocks:
-    """Read the headers in compressed blocks.
+    """Read the headers in compressed blocks; return what they tell, one entry a block.
 
     Parameters
     ----------

@@ -201,7 +201,7 @@ class Bucket:
         looked: builtins.list[int] = []
         for row in rows:
             condition = _condition(request, row)
-            # If the answer to a deletion is lost, whose doing it is that there is nothing now?
+            # If the response to a deletion is lost, only this tells whether the key was there.
             deletes = request.values[row] is None
             try:
                 check_object_key(request.keys[row])
@@ -236,7 +236,7 @@ class Bucket:
             response = upload.store(self._path(key), memoryview(value).cast("B"), sent)
             if code_of(response) != "NoSuchUpload":
                 return self._written(request, row, response)
-            # The parts may have been put together, and the answer lost: then what is there is ours.
+            # The parts may have been joined and the response lost: then the stored value is ours.
             found = self._stored(key, value)
         except GpustoreError as error:
             return error
@@ -252,7 +252,7 @@ class Bucket:
     def _prepared(self, request: WriteRequest, row: int, wanted: HttpRequest) -> HttpRequest:
         value, condition = request.values[row], _condition(request, row)
         wanted.body = b"" if value is None else memoryview(value).cast("B")
-        # Who may not know the condition of a deletion may refuse it.
+        # A server that does not know conditions of deletions may reject them.
         if condition and self.sends and not (self.looks and value is None):
             name, text = self._if_equal(condition)
             wanted.headers[name] = text
@@ -274,7 +274,7 @@ class Bucket:
             raise self.client.status_error(response)
         if not response.lost:
             return b""
-        # The answer to an attempt may have been lost: then what is there now is ours.
+        # The response to an attempt may have been lost: then the stored value is ours.
         if value is not None:
             return self._stored(key, value)
         columns = self.read_many(ReadRequest([key], start=[0], stop=[0]))

@@ -64,7 +64,7 @@ class LinkedLock:
         try:
             if self._fd < 0:
                 self._create(directory)
-            # Who waited for an earlier name may have the lock for a moment.
+            # A process that waited for an earlier name may hold the lock for a moment.
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, WHOLE_FILE)
         except OSError as error:
             if error.errno not in _NOT_POSSIBLE:

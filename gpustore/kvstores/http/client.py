@@ -316,7 +316,7 @@ class _Round:
         response.attempts, response.lost = job.attempts, job.lost
         if response.status in self._client.passing:
             text = self._client.words(response)
-            # Whoever fails may have obeyed before.
+            # A server that reports a failure may have executed the request before.
             lost = Lost(text, sent=response.status != 429)
             self._failed(job, lost, "ABORTED", _retry_after(response))
         elif response.status in _REDIRECTS and job.request.follows_redirects:

@@ -101,8 +101,8 @@ class Connection:
         self._block = bytearray(_BLOCK_NBYTES)
         self._view = memoryview(self._block)
         self._tried: tuple[Origin, Address] | None = None
-        self._turn = _TURN_NBYTES  # So many bytes more, and others have their turn.
-        self._start = self._filled = 0  # What lies between is received and not yet looked at.
+        self._turn = _TURN_NBYTES  # Bytes left until other connections have their turn.
+        self._start = self._filled = 0  # Bytes received and not yet parsed lie between these.
         self.connected = self.reusable = self.used = False
         self.moved = 0
         self._received = False
@@ -306,7 +306,7 @@ class Connection:
         assert self._socket is not None
         if self._turn <= 0:
             self._turn = _TURN_NBYTES
-            # What a TLS connection holds already makes its socket ready for nobody.
+            # A socket is not ready because of bytes that TLS has decrypted already.
             if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 yield READ
         while True:

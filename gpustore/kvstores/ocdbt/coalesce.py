@@ -153,7 +153,7 @@ class Coalescer:
             is_first = len(self._waiting) == 1
         if not is_first:
             call.done.wait()
-            # Who read for all may have been interrupted, which is nothing to the others.
+            # Without a result, the thread that read for all was interrupted.
             return self._join(rows) if call.found is None else call.found
         calls: Sequence[_Call] = ()
         try:

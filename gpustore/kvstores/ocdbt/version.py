@@ -34,7 +34,7 @@ class Generation:
     number: int
 
     def to_json(self) -> JsonValue:
-        """Return the number."""
+        """Return the number of the version."""
         return self.number
 
     def __str__(self) -> str:

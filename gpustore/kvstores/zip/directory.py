@@ -193,7 +193,7 @@ class Directory:
         return self.foreign_stamp(int(self.offset[row])) if self.generation else b""
 
     def foreign_stamp(self, offset: int) -> bytes:
-        """Return the derived stamp of a member at `offset` without a stored one."""
+        """Return the stamp of a member at `offset` for which none is stored."""
         return blake2b(b"%d %s" % (offset, self.generation), digest_size=STAMP_NBYTES).digest()
 
     def generation_of(self, row: int) -> bytes:

@@ -94,7 +94,7 @@ def _look_at(archive: Archive, directory: Directory, names: Sequence[bytes]) -> 
         name = bytes(head[LOCAL_HEADER.size :])
         if name != directory.name(row) and bytes(head[:4]) == LOCAL_SIGNATURE:
             directory.renamed[name] = row
-        with contextlib.suppress(GpustoreError):  # Who reads that member will be told.
+        with contextlib.suppress(GpustoreError):  # Reading that member raises it again.
             directory.data_start[row] = read_local_header(directory, row, head)
     if is_all:
         directory.looked_at.add(nbytes)
