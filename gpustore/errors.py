@@ -142,6 +142,32 @@ class prefixing:
         raise prefixed from error.__cause__
 
 
+class naming_key:
+    """Context manager that sets the key of errors raised inside.
+
+    Parameters
+    ----------
+    key : str
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, GpustoreError):
+            error.key = self._key
+
+
 def _rebuild(cls: type[GpustoreError], text: str, attributes: dict[str, Any]) -> GpustoreError:
     return cls(text, **attributes)
 

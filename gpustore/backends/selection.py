@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from gpustore import registry
@@ -88,7 +89,9 @@ def _may_have_gpu() -> bool:
     return _has_driver() and not missing_for_cuda()
 
 
+@cache
 def _has_driver() -> bool:
+    """Whether a driver of NVIDIA is there; none appears while a process runs."""
     return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")  # noqa: PTH110  3 us less
 
 

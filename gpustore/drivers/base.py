@@ -8,7 +8,7 @@ writes through index transforms into its own domain.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from gpustore.backends.base import Output
@@ -66,15 +66,16 @@ class OpenMode:
     assume_cached_metadata: bool = False
 
     def __repr__(self) -> str:
-        names = (field.name for field in fields(self) if getattr(self, field.name))
-        return f"OpenMode({', '.join(f'{name}=True' for name in names)})"
+        return f"OpenMode({', '.join(f'{name}=True' for name in self._set())})"
+
+    def _set(self) -> list[str]:
+        return [name for name in MODE_FLAGS if getattr(self, name)]
 
     @classmethod
     def from_members(cls, members: Members) -> Self:
         """Take the members of a spec that set the open mode."""
-        return cls(
-            **{field.name: members.take_bool(field.name, default=False) for field in fields(cls)}
-        )
+        given = [name for name in MODE_FLAGS if name in members]
+        return cls(**{name: members.take_bool(name) for name in given})
 
     @property
     def assumes(self) -> bool:
@@ -83,8 +84,7 @@ class OpenMode:
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the flags that are set; `open` is the default without `create`."""
-        names = [field.name for field in fields(self) if getattr(self, field.name)]
-        return {name: True for name in names if name != "open" or self.create}
+        return {name: True for name in self._set() if name != "open" or self.create}
 
     def resolved(self) -> OpenMode:
         """Return the mode with its default, `open`, if neither `open` nor `create` is set.
@@ -96,21 +96,28 @@ class OpenMode:
         """
         mode = self
         if not (self.open or self.create):
-            set_ = {field.name: getattr(self, field.name) for field in fields(self)}
-            mode = OpenMode(**{**set_, "open": not self.delete_existing})
-        names = ("assume_metadata", "assume_cached_metadata")
-        assumed = [name for name in names if getattr(mode, name)]
+            assumed = self.assume_metadata, self.assume_cached_metadata
+            mode = OpenMode(not self.delete_existing, False, self.delete_existing, *assumed)
+        if not (mode.delete_existing or mode.assumes):
+            return mode
+        assuming = [name for name in _ASSUMING if getattr(mode, name)]
         if mode.delete_existing and not mode.create:
             raise MetadataError("Cannot specify an open mode of `delete_existing` without `create`")
-        for other in ("open", *assumed):
+        for other in ("open", *assuming):
             if mode.delete_existing and getattr(mode, other):
                 raise MetadataError(
                     f"Cannot specify an open mode of `delete_existing` with `{other}`"
                 )
-        for name in assumed:
+        for name in assuming:
             if not mode.open:
                 raise MetadataError(f"Cannot specify an open mode of `{name}` without `open`")
         return mode
+
+
+MODE_FLAGS = ("open", "create", "delete_existing", "assume_metadata", "assume_cached_metadata")
+"""Names of the flags of an :class:`OpenMode`."""
+
+_ASSUMING = ("assume_metadata", "assume_cached_metadata")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 _RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "gpu_decode_trust", "limits")
 """Context resources of a chunked driver, besides those of its kvstore."""
 
+_RESOURCE_MEMBERS = (*zip(_RESOURCES, _RESOURCES), (METADATA_POOL, "cache_pool"))
+"""Members of a spec that refer to a context resource, and the identifier of its type."""
+
 _ATTEMPTS = 10
 
 _END_OF_TIME = 2**63
@@ -324,7 +327,7 @@ class _Steps:
         constraints = self.spec.metadata
         if constraints is not self.format.no_constraints:
             self.format.validate(constraints, metadata)
-        with self.file.blamed(), prefixing(f"Error reading {self.file.name}"):
+        with self.file.blamed(), prefixing(lambda: f"Error reading {self.file.name}"):
             description = described(self.format, metadata, self.limits)
         description.check(self.spec.constraints, self.format.words)
         return description
@@ -447,12 +450,14 @@ def _options(members: Members) -> dict[str, JsonValue]:
     """Take the options all chunked formats share; those equal to their default are dropped."""
     options: dict[str, JsonValue] = {}
     for name in ("fill_missing_data_reads", "store_data_equal_to_fill_value"):
-        options[name] = members.take_bool(name, default=_DEFAULTS[name])
+        if name in members:
+            options[name] = members.take_bool(name)
     for name in ("recheck_cached_data", "recheck_cached_metadata"):
-        options[name] = members.take_with(name, _recheck, _DEFAULTS[name])
+        if name in members:
+            options[name] = members.take_with(name, _recheck)
     # Compared as text: for Python the time 1 equals true.
     options = {n: value for n, value in options.items() if repr(value) != repr(_DEFAULTS[n])}
-    for name, id in (*zip(_RESOURCES, _RESOURCES), (METADATA_POOL, "cache_pool")):
+    for name, id in _RESOURCE_MEMBERS:
         if name in members:
             options[name] = members.take_with(name, partial(resource_json, id))
             if options[name] == id:
@@ -500,7 +505,7 @@ class ChunkedKind:
         spec = None
         if kvstore is not None:
             with in_member("kvstore"):
-                spec = KvStore.Spec(kvstore)
+                spec = KvStore.Spec.from_json(kvstore)
             spec = _directory(spec / path if path else spec)
         format_ = self.format.selecting(Selection.from_members(members))
         constraints = format_.take_constraints(members)

@@ -8,7 +8,7 @@ all the chunked driver knows. Adding a format is one such translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -134,6 +134,13 @@ class ArrayDescription:
         # The metadata have checked the bounds.
         box = Box((0,) * rank, self.shape, (False,) * rank, implicit)
         object.__setattr__(self, "domain", make_domain(box, self.labels))
+
+    def with_shape(self, shape: tuple[int, ...]) -> ArrayDescription:
+        """Return the description of the array resized to `shape`, which lacks the inner
+        dimensions.
+        """
+        inner = self.shape[len(self.shape) - self.inner_rank :]
+        return replace(self, shape=shape + inner)
 
     def cells(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the number of chunks with keys along each outer dimension."""
@@ -316,11 +323,11 @@ def with_zarr_domain(schema: Schema, words: SchemaWords, inner_rank: int = 0) ->
     rank = domain.rank
     zeros, never = (0,) * rank, (False,) * rank
     implicit_upper = (True,) * (rank - inner_rank) + (False,) * inner_rank
-    if domain.box == Box(zeros, domain.exclusive_max, never, implicit_upper):
-        return schema  # Metadata with a shape say no more.
-    domain = words.merge_domains(domain, IndexDomain(inclusive_min=zeros))
-    box = Box(domain.inclusive_min, domain.exclusive_max, never, implicit_upper)
-    return schema.with_domain(make_domain(box, domain.labels))
+    if domain.box != Box(zeros, domain.exclusive_max, never, implicit_upper):
+        domain = words.merge_domains(domain, IndexDomain(inclusive_min=zeros))
+        box = Box(domain.inclusive_min, domain.exclusive_max, never, implicit_upper)
+        domain = make_domain(box, domain.labels)
+    return schema.with_domain(domain)
 
 
 def merge_codec(schema: Schema, codec: CodecSpec) -> None:

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Self
 
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.data_types.unit import Unit
-from gpustore.drivers.base import DriverKind, DriverSpec, Opening, OpenMode, OpenRequest
+from gpustore.drivers.base import (
+    MODE_FLAGS,
+    DriverKind,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+)
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
@@ -67,8 +74,6 @@ _NOT_OPENED = ("array", "json")
 
 _NO_MODE = (*_NOT_OPENED, "auto")
 """Drivers whose JSON has no open mode: what is detected is not created."""
-
-_MODE_KEYWORDS = tuple(field.name for field in fields(OpenMode))
 
 
 class Spec(IndexedView):
@@ -166,7 +171,7 @@ class Spec(IndexedView):
         if not given:
             return
         mode = given.pop("open_mode", None)
-        flags = {name: bool(given.pop(name)) for name in _MODE_KEYWORDS if name in given}
+        flags = {name: bool(given.pop(name)) for name in MODE_FLAGS if name in given}
         if flags:
             mode = OpenMode(**flags)
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
@@ -368,7 +373,7 @@ def _driver_json(
         json["base"] = base
         return json
     if include_defaults and driver.id not in _NO_MODE:
-        json.update({field.name: False for field in fields(OpenMode) if field.name != "open"})
+        json.update({name: False for name in MODE_FLAGS if name != "open"})
     json.update(mode.to_json())
     return json
 

@@ -248,7 +248,7 @@ class AdapterSpec(abc.ABC):
 
 
 def _base_spec(json: JsonValue) -> KvStoreSpec:
-    return KvStoreSpec(json) if isinstance(json, str) else KvStoreSpec.from_json(json)
+    return KvStoreSpec.from_json(json)
 
 
 class _Opened:

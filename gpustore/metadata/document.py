@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
@@ -45,6 +46,9 @@ class ArrayMetadata(abc.ABC):
     ----------
     shape : tuple of int, length rank
         Extents in elements.
+    original : ArrayMetadata or None
+        Metadata that differ from these in shape alone, if these were made of them by
+        :meth:`with_shape`.
     """
 
     document_name: ClassVar[str]
@@ -57,6 +61,11 @@ class ArrayMetadata(abc.ABC):
     """Name of the field, a mapping, that may change while the array is open."""
 
     shape: tuple[int, ...]
+    original: Self | None = dataclasses.field(default=None, init=False, repr=False)
+
+    @abc.abstractmethod
+    def check_shape(self) -> None:
+        """Raise MetadataError if the other members do not fit the shape."""
 
     @classmethod
     @abc.abstractmethod
@@ -111,8 +120,20 @@ class ArrayMetadata(abc.ABC):
         return len(self.shape)
 
     def with_shape(self, shape: tuple[int, ...]) -> Self:
-        """Return the metadata of the array resized to `shape`, of the same rank."""
-        return dataclasses.replace(self, shape=tuple(shape))
+        """Return the metadata of the array resized to `shape`, of the same rank.
+
+        Raises
+        ------
+        MetadataError
+            If the ranks differ, or edges of chunks do not reach as far.
+        """
+        resized = object.__new__(type(self))
+        for name in _names(type(self)):
+            object.__setattr__(resized, name, getattr(self, name))
+        object.__setattr__(resized, "shape", tuple(shape))
+        object.__setattr__(resized, "original", self.original or self)
+        resized.check_shape()
+        return resized
 
     def same_array(self, other: Self) -> bool:
         """Whether `other` describes the same array, perhaps resized.
@@ -132,6 +153,11 @@ class ArrayMetadata(abc.ABC):
 
     @abc.abstractmethod
     def __hash__(self) -> int: ...
+
+
+@cache
+def _names(kind: type[ArrayMetadata]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def read_document(

@@ -88,9 +88,13 @@ class Zarr2Metadata(ArrayMetadata):
     dimension_separator: Separator | None = "."
     extra: Mapping[str, JsonValue] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def check_shape(self) -> None:
+        """Raise MetadataError if the other members do not fit the shape."""
         with in_member("chunks"):
             check_length(self.chunks, len(self.shape))
+
+    def __post_init__(self) -> None:
+        self.check_shape()
         if self.fill_value is not None and self.dtype.hasobject:
             fill_value = fill_value_array(self.fill_value, object_type(self.dtype))
             object.__setattr__(self, "fill_value", fill_value)

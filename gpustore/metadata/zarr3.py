@@ -92,7 +92,8 @@ class Zarr3Metadata(ArrayMetadata):
     extensions: Mapping[str, JsonValue] = field(default_factory=dict)
     chunk_edges: tuple[ChunkEdges, ...] | None = None
 
-    def __post_init__(self) -> None:
+    def check_shape(self) -> None:
+        """Raise MetadataError if the other members do not fit the shape."""
         _check_lengths(self, len(self.shape))
         for d, (edges, extent) in enumerate(zip(self.chunk_edges or (), self.shape)):
             if edges.total < extent:
@@ -101,6 +102,9 @@ class Zarr3Metadata(ArrayMetadata):
                     f"of {extent}; edges of a rectilinear grid do not change, and only one that is "
                     f"a single integer has no end"
                 )
+
+    def __post_init__(self) -> None:
+        self.check_shape()
         if isinstance(self.data_type, DataType):
             fill_value = fill_value_array(self.fill_value, self.data_type)
             object.__setattr__(self, "fill_value", fill_value)

@@ -229,7 +229,11 @@ class Context:
             return found
         if not isinstance(key, str):
             raise TypeError(f"Context keys are strings, but received: {key!r}")
-        _type_of(key)
+        kind = _type_of(key)
+        if self._spec is None and self._parent is None and kind.shares_default and key == kind.id:
+            # Made without the lock by every call of open() without a context.
+            found = _new_resource(kind, *kind.shared_default, origin=(self, key))
+            return self._resources.setdefault(key, found)
         with _lock:
             return self._look_up(key, ())
 
@@ -310,7 +314,7 @@ def resource_json(id: str, json: JsonValue, *, include_defaults: bool = False) -
 
 
 def _type_of(key: str) -> ResourceType[Any, Any]:
-    id = key.partition("#")[0]
+    id = key.partition("#")[0] if "#" in key else key
     kind: ResourceType[Any, Any] | None = registry.find("resources", id)
     if kind is None:
         known = ", ".join(registry.ids("resources"))

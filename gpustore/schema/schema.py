@@ -172,8 +172,20 @@ class Schema(IndexAccessors):
         set_keywords(self, _SETTERS, given, converters=_CONVERTERS)
 
     def with_domain(self, domain: IndexDomain) -> Schema:
-        """Return a copy with `domain`, of the same rank, in place of its own."""
+        """Return a copy with `domain`, of the same rank, in place of its own.
+
+        The fill value is converted to the data type, and the units of all dimensions are known.
+
+        Raises
+        ------
+        MetadataError
+            If the fill value does not fit the domain or the data type.
+        """
         new = self.copy()
+        fill = self._fill_value
+        if fill is not None and self._dtype is not None and fill.dtype is not self._dtype:
+            new._fill_value = FillValue.from_array(fill.array, self._dtype)
+        new._units = self.dimension_units
         new._domain = None
         new._update({"domain": domain})
         return new

@@ -298,6 +298,10 @@ def from_python(value: object) -> JsonValue:
     """
     if value is None or type(value) in _PLAIN_TYPES:
         return value
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: from_python(item) for name, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [from_python(item) for item in value]
     for plain in (int, float, str):
         # Not a subclass such as an enumeration or numpy.float64.
         if isinstance(value, plain):
@@ -518,7 +522,8 @@ class Members:
         choices: Sequence[str] | None = None,
     ) -> str | T:
         """Take member `name`, a string, one of `choices` if they are given."""
-        return self.take_with(name, lambda value: expect_str(value, choices=choices), default)
+        convert = expect_str if choices is None else partial(expect_str, choices=choices)
+        return self.take_with(name, convert, default)
 
     def take_object(self, name: str, default: T | Required = REQUIRED) -> Members | T:
         """Take member `name`, an object, as a cursor whose errors name its place."""

@@ -451,7 +451,7 @@ class OcdbtSpec(AdapterSpec):
 
 
 def _manifest_spec(json: JsonValue) -> KvStoreSpec:
-    spec = KvStoreSpec(json) if isinstance(json, str) else KvStoreSpec.from_json(json)
+    spec = KvStoreSpec.from_json(json)
     return _directory(spec)
 
 
