@@ -171,6 +171,11 @@ class BytesCodec(abc.ABC):
         """Name of the device codec of the streams in a value, None without one."""
         return None
 
+    @property
+    def native_codec(self) -> str | None:
+        """Name of the codec of the native core that decodes whole values, None without one."""
+        return None
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the most bytes that any encoder makes of `decoded_nbytes` bytes."""

@@ -117,6 +117,10 @@ class Deflate(BytesCodec):
     level: int
     decode_ns = 1.8
 
+    @property
+    def native_codec(self) -> str:
+        return self.name
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return zlib's bound for unknown encoders, with room for headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 3) + (decoded_nbytes >> 6) + 4096

@@ -59,6 +59,10 @@ class _Crc32c(BytesCodec):
     verifies = True
     needs_bytes = False
 
+    @property
+    def native_codec(self) -> str:
+        return "crc32c"
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the exact length of the encoding, in bytes."""
         return decoded_nbytes + _NBYTES

@@ -62,6 +62,10 @@ class _Lz4(BytesCodec):
     decode_ns = 0.3
     acceleration: int
 
+    @property
+    def native_codec(self) -> str:
+        return "lz4"
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return LZ4's own bound: 1/255 and 16 bytes more."""
         return decoded_nbytes + (decoded_nbytes >> 7) + 64

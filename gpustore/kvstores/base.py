@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 import random
 import time
 from dataclasses import dataclass
@@ -72,6 +73,31 @@ class Replacement:
     if_equal: bytes
     nbytes: int
     pieces: Iterable[Buffer]
+
+
+class KeyDirectory:
+    """Directory in which the values of a prefix of keys are files that may be opened directly.
+
+    Parameters
+    ----------
+    descriptor : int
+        Descriptor of the directory, owned by this object, or ``AT_FDCWD``.
+    resolve : int
+        Flag ``resolve`` of ``openat2(2)`` with which files must be opened there.
+    prefix : bytes
+        Beginning of the paths of the files, from the directory on.
+    """
+
+    __slots__ = ("descriptor", "prefix", "resolve")
+
+    def __init__(self, descriptor: int, resolve: int, prefix: bytes) -> None:
+        self.descriptor = descriptor
+        self.resolve = resolve
+        self.prefix = prefix
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 class KvStoreDriver(abc.ABC):
@@ -242,6 +268,14 @@ class KvStoreDriver(abc.ABC):
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Return the places of values in files or at URLs, without reading them."""
         raise self._unsupported("locating values")
+
+    def key_directory(self, prefix: str) -> KeyDirectory | None:
+        """Return the directory of keys that are `prefix`, digits and slashes.
+
+        None unless each value is a file that may be read without any call of this kvstore.
+        """
+        del prefix
+        return None
 
     @abc.abstractmethod
     def check_key(self, key: str) -> None:

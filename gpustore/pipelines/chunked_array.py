@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gpustore.backends.base import Backend
+from gpustore.backends.host import HostBackend
+from gpustore.backends.native.array import NativeArray, native_array
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KvStoreDriver
@@ -96,6 +98,28 @@ class ChunkedArray:
     cache: CacheUse | None = None
     grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
+    _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
+
+    @property
+    def native(self) -> NativeArray | None:
+        """Constants for the native core; None if chunks are read in Python."""
+        if not self._native:
+            self._native.append(self._made_native())
+        return self._native[0]
+
+    def _made_native(self) -> NativeArray | None:
+        if self.stored is not None or not isinstance(self.backend, HostBackend):
+            return None
+        return native_array(
+            self.chain,
+            self.levels,
+            dtype=self.dtype,
+            fill_value=self.fill_value,
+            fill_missing=self.fill_missing,
+            key_separator=self.key_separator,
+            key_ratio=self.key_ratio,
+            key_rank=self.key_rank,
+        )
 
     def reader(self) -> ChunkedArray:
         """Return the array for reads: with a cache, a view whose chunks are stored decoded."""

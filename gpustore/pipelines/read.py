@@ -21,7 +21,7 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,11 @@ from gpustore.backends.base import NEW, Memory, Output, Sink
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
-from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import fetched_batches
+from gpustore.pipelines.native_read import NativeRead
 from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future
@@ -45,6 +47,9 @@ SMALL_S = 300e-6
 TINY_ROWS = 3
 TINY_S = 60e-6
 """Most chunks and seconds of a read that does so even while an earlier one is not asked for."""
+
+NATIVE_ROW_S = 4e-6
+"""Seconds that the native core takes to open, read and close a file."""
 
 NAMED_KEYS = 10
 """Most keys that one error names."""
@@ -114,7 +119,8 @@ def read(
 
             def read_now() -> Any:
                 for one, plan in plans:
-                    _read_part(one, plan, memory, 0, 1)
+                    for task in _tasks(one, plan, memory, 1):
+                        task()
                 return result
 
             future = Future.deferred(read_now, array.executor)
@@ -123,17 +129,41 @@ def read(
             return future
 
     def begin() -> Future[Any]:
-        tasks = [
-            partial(_read_part, one, plan, memory, part, parts)
-            for one, plan in plans
-            for parts in [one.fewer_parts(one.parts(plan), len(plan))]
-            for part in range(parts)
-        ]
+        tasks = [task for one, plan in plans for task in _tasks(one, plan, memory)]
         return array.executor.run_all(tasks, lambda: result)
 
     if wait is None or output.array is not None:
         return begin()
     return wait(array, transform, memory, begin)
+
+
+def _tasks(
+    array: ChunkedArray, plan: ChunkPlan, memory: Memory, threads: int | None = None
+) -> list[Callable[[], None]]:
+    """Make the tasks that read a plan, for up to `threads` threads."""
+    if array.native is not None:
+        directory = array.store.key_directory(array.key_prefix)
+        if directory is not None:
+            if threads is None:
+                seconds = plan.rows * (array.chain.decode_s + NATIVE_ROW_S)
+                threads = max(1, min(array.executor.limit, plan.rows, int(seconds / SPLIT_S)))
+            tables = plan.tables(2 * threads if threads > 1 else 1)
+            strides = [plan.src_stride], [plan.dst_stride]
+            left = partial(_read_left, array, plan, memory)
+            reading = NativeRead(array.native, tables, strides, [memory], directory, threads, left)
+            return [reading.work] * threads
+    parts = threads or array.fewer_parts(array.parts(plan), len(plan))
+    return [partial(_read_part, array, plan, memory, part, parts) for part in range(parts)]
+
+
+def _read_left(
+    array: ChunkedArray, plan: ChunkPlan, memory: Memory, table: RowTable, rows: Sequence[int]
+) -> None:
+    """Read the rows of a table that the native core has left alone."""
+    pieces = [rows[at : at + PLANNED_ROWS] for at in range(0, len(rows), PLANNED_ROWS)]
+    _read_windows(
+        array, lambda _: [plan.rows_of(table, some) for some in pieces], memory, len(rows)
+    )
 
 
 class _LastRead(threading.local):
@@ -168,16 +198,32 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
 
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
+
+    def windows(nbytes: int | None) -> Iterator[PlanWindow]:
+        most_rows = PLANNED_ROWS
+        if nbytes is not None:  # Windows of whole batches.
+            batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
+            most_rows -= PLANNED_ROWS % min(PLANNED_ROWS, batch)
+        return plan.windows(part, parts, most_rows, most_keys=most_keys(array))
+
+    _read_windows(array, windows, out, plan.rows // parts + 1)
+
+
+def _read_windows(
+    array: ChunkedArray,
+    windows: Callable[[int | None], Iterable[PlanWindow]],
+    out: Memory,
+    rows: int,
+) -> None:
+    """Fetch, decode and scatter windows of about `rows` rows together.
+
+    `windows` makes them from the decoded bytes that the sink takes together.
+    """
     check = partial(check_rows, array)
-    rows = plan.rows // parts + 1
     with array.backend.sink(
         array.chain, array.fill_value, (out,), array.limits, check, rows=rows
     ) as sink:
-        most_rows = PLANNED_ROWS
-        if sink.nbytes is not None:  # Windows of whole batches.
-            batch = max(1, sink.nbytes // max(1, array.chain.layout.nbytes))
-            most_rows -= PLANNED_ROWS % min(PLANNED_ROWS, batch)
-        for planned in plan.windows(part, parts, most_rows, most_keys=most_keys(array)):
+        for planned in windows(sink.nbytes):
             for _, some, values in batches(array, planned, sink):
                 sink.scatter(some, values)
         sink.finish()

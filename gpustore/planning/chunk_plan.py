@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,10 +39,14 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.planning import connected_set
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.connected_set import ConnectedSet, connected_sets
+from gpustore.planning.row_table import RowTable, TablePoints
 from gpustore.planning.window import Column, PlanWindow, Points
 
 WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
+
+TABLE_LISTED = 64
+"""Largest number of rows of a plan whose row table is made without NumPy, which is slower there."""
 
 
 @dataclass(slots=True)
@@ -122,9 +127,12 @@ class ChunkPlan:
         """Runs of rows whose cells share a key, for each set."""
         found = []
         for one in self.sets:
-            keys = one.keys(self.format.key_ratio)
-            edges = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
-            found.append(list(itertools.pairwise([0, *edges, len(keys)])))
+            ratios = [self.format.key_ratio[o] for o in one.output_dimensions]
+            edges = [0]
+            if len(one) > 1:
+                keys = np.stack([np.asarray(c) // r for c, r in zip(one.cells, ratios)])
+                edges += (np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(axis=0)) + 1).tolist()
+            found.append(list(itertools.pairwise([*edges, len(one)])))
         return tuple(found)
 
     @cached_property
@@ -178,6 +186,121 @@ class ChunkPlan:
             keys += bool(some)
         if rows:
             yield self._product_window(rows)
+
+    def tables(self, parts: int) -> Iterator[RowTable]:
+        """Write down all rows as tables of at most ``WINDOW_ROWS`` rows, or of one unit.
+
+        Parameters
+        ----------
+        parts : int
+            Number of threads that will share a table; rows of one key are several units if there
+            are fewer keys.
+        """
+        sharded = any(ratio != 1 for ratio in self.format.key_ratio)
+        if self.rows <= TABLE_LISTED:
+            if sharded:
+                objects = [list(itertools.product(*self._object(i))) for i in range(self.objects)]
+                rows = list(itertools.chain.from_iterable(objects))
+                edges = list(itertools.accumulate(map(len, objects), initial=0))
+            else:
+                rows = list(itertools.product(*map(range, self.sizes)))
+                edges = list(range(self.rows + 1))
+            index: list[Any] = list(zip(*rows)) or [()] * len(self.sets)
+            yield self._listed_table(index, _split(edges, parts))
+            return
+        if not sharded:
+            for lo in range(0, self.rows, WINDOW_ROWS):
+                hi = min(lo + WINDOW_ROWS, self.rows)
+                index = list(np.unravel_index(np.arange(lo, hi), self.sizes))
+                yield self._table(index, np.arange(hi - lo + 1))
+            return
+        most = math.prod(max(end - begin for begin, end in groups) for groups in self.groups)
+        step = max(1, WINDOW_ROWS // most)
+        for lo in range(0, self.objects, step):
+            index, rows_of = self._rows_of_objects(lo, min(lo + step, self.objects))
+            yield self._table(index, np.array(_split(rows_of.tolist(), parts)))
+
+    def _rows_of_objects(self, lo: int, hi: int) -> tuple[list[Any], NDArray[np.int64]]:
+        """Return the row of each set for all rows of keys `lo` to `hi`, and where keys begin."""
+        edges = [np.array(groups) for groups in self.groups]
+        found = np.unravel_index(np.arange(lo, hi), [len(groups) for groups in edges])
+        begins = [groups[at, 0] for groups, at in zip(edges, found)]
+        sizes = [groups[at, 1] - begin for groups, at, begin in zip(edges, found, begins)]
+        rows = np.prod(sizes, axis=0)
+        ends = np.cumsum(rows)
+        left = np.arange(ends[-1]) - np.repeat(ends - rows, rows)
+        index: list[Any] = []
+        for begin, size in zip(reversed(begins), reversed(sizes)):
+            left, along = np.divmod(left, np.repeat(size, rows))
+            index.append(np.repeat(begin, rows) + along)
+        return index[::-1], np.concatenate([[0], ends])
+
+    def _listed_table(self, index: list[Any], edges: list[int]) -> RowTable:
+        """Make the table of a few rows."""
+        n = edges[-1]
+        stride = self.format.stride
+        cells: list[Any] = [()] * len(stride)
+        count: list[Any] = [[size] * n for size in self.input_shape]
+        src_start, dst_start = [0] * n, [0] * n
+        for one, rows in zip(self.sets, index):
+            dst_start = [at + one.dst_start[i] for at, i in zip(dst_start, rows)]
+            for d in one.input_dimensions:
+                count[d] = [one.count[i] for i in rows]
+            for o, column, inside in zip(one.output_dimensions, one.cells, one.inside):
+                cells[o] = [column[i] for i in rows]
+                step = stride[o]
+                src_start = [at + step * inside[i] for at, i in zip(src_start, rows)]
+        words = array("q", edges)
+        for one_column in (*cells, src_start, dst_start, *count):
+            words.extend(one_column)
+        return self._table_of(words, index, n, len(edges) - 1)
+
+    def _table(self, index: list[Any], edges: NDArray[np.int64]) -> RowTable:
+        """Make the table of many rows."""
+        n = int(edges[-1])
+        rank, input_rank, units = len(self.format.stride), len(self.input_shape), len(edges) - 1
+        words = np.zeros(units + 1 + (rank + 2 + input_rank) * n, np.int64)
+        words[: units + 1] = edges
+        columns = words[units + 1 :].reshape(rank + 2 + input_rank, n)
+        cells, src_start, dst_start, count = np.split(columns, [rank, rank + 1, rank + 2])
+        count[:] = np.array(self.input_shape, np.int64).reshape(-1, 1)
+        for one, rows in zip(self.sets, index):
+            dst_start += np.asarray(one.dst_start)[rows]
+            for d in one.input_dimensions:
+                count[d] = np.asarray(one.count)[rows]
+            for o, column, inside in zip(one.output_dimensions, one.cells, one.inside):
+                cells[o] = np.asarray(column)[rows]
+                src_start += self.format.stride[o] * np.asarray(inside)[rows]
+        return self._table_of(words, index, n, units)
+
+    def _table_of(self, words: Any, index: list[Any], n: int, units: int) -> RowTable:
+        points = [
+            TablePoints(first[:-1][list(rows)], first[1:][list(rows)], src, dst)
+            for (first, src, dst), rows in zip(self._joined_points, index)
+            if len(first)
+        ]
+        return RowTable(
+            words, units, n, n, len(self.format.stride), len(self.input_shape), index, points
+        )
+
+    @cached_property
+    def _joined_points(self) -> list[tuple[Any, Any, Any]]:
+        """Points of all rows of each set one behind the other, and where each row's begin."""
+        found = []
+        none = np.empty(0, np.int64)
+        for one in self.sets:
+            if one.points is None:
+                found.append((none, none, none))
+                continue
+            first = np.cumsum([0, *(len(src) for src, _ in one.points)])
+            src = np.concatenate([src for src, _ in one.points])
+            found.append((first, src, np.concatenate([dst for _, dst in one.points])))
+        return found
+
+    def rows_of(self, table: RowTable, rows: Sequence[int]) -> PlanWindow:
+        """Write down some rows of a table, with their keys."""
+        index = [[int(column[row]) for row in rows] for column in table.index]
+        return self._window(index, len(rows), scalar=True)
 
     def span(self, itemsize: int) -> int:
         """Return the most bytes of a decoded chunk from the first element of a row to its last."""
@@ -325,6 +448,19 @@ class ChunkPlan:
         if not columns:
             return [self.format.key_prefix] * n
         return list(map("".join, zip(itertools.repeat(self.format.key_prefix), *columns)))
+
+
+def _split(edges: list[int], parts: int) -> list[int]:
+    """Split units into smaller ones if there are too few for `parts` threads."""
+    units = len(edges) - 1
+    if parts == 1 or units >= parts:
+        return edges
+    pieces = -(-2 * parts // units)
+    found = [0]
+    for begin, end in itertools.pairwise(edges):
+        cuts = [begin + (end - begin) * i // pieces for i in range(1, pieces + 1)]
+        found += [cut for i, cut in enumerate(cuts) if cut > (begin if i == 0 else cuts[i - 1])]
+    return found
 
 
 def check_bounds(transform: IndexTransform, shape: Sequence[int]) -> None:

@@ -1,12 +1,368 @@
-// The native core of gpustore on the host: a shared library that Python loads with ctypes.
+// The native core: reads, decodes and places the chunks of a window without the interpreter's lock.
 //
-// hatch_build.py compiles this file alone; it includes the headers beside it. Names of exported
-// functions begin with `gpustore_core_`.
-#include <cstdint>
+// A window is a list of rows, one part of one chunk each, sorted into units of rows that share a
+// file. Any number of threads work on a job; each takes the next units from a shared counter. A row
+// that is not plainly right is left alone and told by its status. Every size is checked before
+// memory is touched: a row whose numbers do not fit its buffers is left alone too.
+#include <chrono>
+#include <climits>
 
-#include "functions.h"
+#include "decode.h"
+#include "file.h"
+#include "job.h"
+#include "place.h"
 
-extern "C" __attribute__((visibility("default"))) int64_t gpustore_core_abi() {
-    // Python compares it with `ABI` of gpustore/backends/native/library.py.
-    return static_cast<int64_t>(sizeof(gpustore::Functions));
+namespace gpustore {
+namespace {
+
+constexpr i64 KEPT_NBYTES = 64 << 20;   // of scratch memory that a thread keeps between jobs
+constexpr i64 GROUP_NBYTES = 256 << 10; // of a raw chunk that are read at once
+constexpr i64 TAKEN_NBYTES = 256 << 10; // of decoded chunks that a thread takes at once
+constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for most encoders
+constexpr int KEY_NBYTES = 4096;
+constexpr int MAX_LEVELS = 4;
+
+struct Range {
+    i64 start, nbytes;
+};
+
+class Worker {
+public:
+    Worker(Job& job, Scratch& scratch)
+        : job_(job), array_(*job.array), scratch_(scratch), decoder_(array_, scratch) {}
+
+    // Works on units until none is left (0) or `nanoseconds` are over (1).
+    int work(i64 nanoseconds) {
+        using Clock = std::chrono::steady_clock;
+        const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
+        const i64 share = job_.units / (4 * std::max<i64>(1, job_.threads));
+        const i64 most = TAKEN_NBYTES / std::max<i64>(1, array_.nbytes);
+        const i64 taken = array_.levels ? 1 : std::max<i64>(1, std::min(most, share));
+        int more = 0;
+        for (;;) {
+            const i64 begin = job_.next.fetch_add(taken, std::memory_order_relaxed);
+            if (begin >= job_.units) break;
+            const i64 stop = std::min(begin + taken, job_.units);
+            for (i64 unit = begin; unit < stop; unit++) read_unit(job_.unit[unit], job_.unit[unit + 1]);
+            finished_ += stop - begin;
+            if (nanoseconds && Clock::now() >= end) {
+                more = job_.next.load(std::memory_order_relaxed) < job_.units;
+                break;
+            }
+        }
+        file_.close();
+        scratch_.shrink(KEPT_NBYTES);
+        job_.reads += reads_, job_.fetched += fetched_, job_.decoded += decoded_;
+        job_.missing += missing_, job_.left += left_;
+        job_.finished += finished_;  // last: whoever sees all units finished sees the rest
+        return more;
+    }
+
+private:
+    void read_unit(i64 begin, i64 end) {
+        if (begin >= end) return;
+        const int error = make_key(begin) ? file_.open(job_.directory, key_, job_.resolve) : ENAMETOOLONG;
+        for (int level = 0; level < MAX_LEVELS; level++) index_[level].start = -1;
+        const bool missing = error == ENOENT || error == ENOTDIR;
+        if (missing) reads_++;
+        for (i64 row = begin; row < end; row++) {
+            u8 status = NOT_DONE;
+            if (missing)
+                status = fill(row);
+            else if (!error)
+                status = read_row(row);
+            left_ += status == NOT_DONE;
+            missing_ += status == MISSING;
+            job_.status[row] = status;
+        }
+    }
+
+    i64 cell(i64 dimension, i64 row) const { return job_.cells[dimension * job_.rows + row]; }
+
+    bool make_key(i64 row) {
+        const std::size_t prefix = std::strlen(job_.prefix), separator = std::strlen(array_.separator);
+        if (prefix + static_cast<std::size_t>(array_.key_rank) * (20 + separator) + 1 > KEY_NBYTES)
+            return false;
+        char* at = key_;
+        std::memcpy(at, job_.prefix, prefix), at += prefix;
+        for (i64 k = 0; k < array_.key_rank; k++) {
+            if (k) std::memcpy(at, array_.separator, separator), at += separator;
+            i64 index = cell(k, row) / array_.ratio[k];
+            if (index < 0) return false;
+            char digits[20];
+            int count = 0;
+            do digits[count++] = static_cast<char>('0' + index % 10);
+            while (index /= 10);
+            while (count) *at++ = digits[--count];
+        }
+        *at = 0;
+        return at > key_;
+    }
+
+    u8 read_row(i64 row) {
+        Range range = {0, file_.size()};
+        for (i64 level = 0; level < array_.levels; level++) {
+            bool absent = false;
+            if (!look_up(level, row, range, absent)) return NOT_DONE;
+            if (absent) return fill(row);
+        }
+        if (range.nbytes > array_.bound) return NOT_DONE;
+        if (array_.codec == RAW && !array_.crc) return read_raw(row, range) ? DONE : NOT_DONE;
+        if (!is_covered(row)) return NOT_DONE;
+        i64 size = range.nbytes;
+        u8* encoded = scratch_.take(Scratch::ENCODED, size);
+        if (!encoded || !file_.read(encoded, size, range.start)) return NOT_DONE;
+        if (array_.crc && !decoder_.strip_checksum(encoded, size)) return NOT_DONE;
+        if (!decode_row(row, encoded, size)) return NOT_DONE;
+        count_read(range.nbytes, array_.nbytes);
+        return DONE;
+    }
+
+    void count_read(i64 fetched, i64 decoded) { reads_++, fetched_ += fetched, decoded_ += decoded; }
+
+    // Narrows the range of a shard down to that of an inner chunk.
+    bool look_up(i64 number, i64 row, Range& range, bool& absent) {
+        const ShardLevel& level = array_.level[number];
+        Range& known = index_[number];
+        const i64 nbytes = 16 * level.chunks;
+        u8* index = scratch_.take(Scratch::INDEX + static_cast<int>(number), nbytes + 4);
+        if (!index) return false;
+        if (known.start != range.start || known.nbytes != range.nbytes) {
+            const i64 stored = nbytes + (level.crc ? 4 : 0);
+            if (stored > range.nbytes) return false;
+            const i64 at = level.at_end ? range.start + range.nbytes - stored : range.start;
+            known.start = -1;
+            if (!file_.read(index, stored, at)) return false;
+            i64 size = stored;
+            if (level.crc && !decoder_.strip_checksum(index, size)) return false;
+            if (!is_legal_index(level, index, range.nbytes, stored)) return false;
+            known = range;
+            reads_++, fetched_ += stored;
+        }
+        i64 position = 0;
+        for (i64 k = 0; k < array_.key_rank; k++) {
+            const i64 d = level.order[k];
+            position = position * level.count[k] + cell(d, row) / level.divisor[d] % level.count[k];
+        }
+        if (position < 0 || position >= level.chunks) return false;
+        const std::uint64_t start = u64_at(index + 16 * position), length = u64_at(index + 16 * position + 8);
+        absent = start == ~0ull && length == ~0ull;
+        if (absent) return true;
+        range = {range.start + static_cast<i64>(start), static_cast<i64>(length)};
+        return true;
+    }
+
+    // Whether each entry is missing or lies in the shard beside its index.
+    static bool is_legal_index(const ShardLevel& level, const u8* index, i64 shard, i64 stored) {
+        const std::uint64_t low = static_cast<std::uint64_t>(level.at_end ? 0 : stored);
+        const std::uint64_t high = static_cast<std::uint64_t>(level.at_end ? shard - stored : shard);
+        for (i64 i = 0; i < level.chunks; i++) {
+            const std::uint64_t start = u64_at(index + 16 * i), length = u64_at(index + 16 * i + 8);
+            if (start == ~0ull && length == ~0ull) continue;
+            if (start < low || start > high || length == 0 || length > high - start) return false;
+        }
+        return true;
+    }
+
+    i64 first_region(i64 row) const { return job_.first ? job_.first[row] : row; }
+    i64 target(i64 region) const { return job_.target ? job_.target[region] : 0; }
+
+    Box box_of(i64 region) const {
+        Box box;
+        const i64 number = target(region) * job_.rank;
+        for (i64 d = 0; d < job_.rank; d++)
+            box.add(job_.count[d * job_.regions + region], job_.dst_stride[number + d],
+                    job_.src_stride[number + d]);
+        return box;
+    }
+
+    // Whether all regions of a row lie inside a decoded chunk and inside their arrays.
+    bool is_covered(i64 row) {
+        low_ = INT64_MAX, high_ = 0;
+        for (i64 region = first_region(row); region < first_region(row + 1); region++) {
+            const Box box = box_of(region);
+            if (box.empty()) return false;
+            i64 src_low, src_high, dst_low, dst_high;
+            box.reach(&Dimension::src, array_.itemsize, src_low, src_high);
+            box.reach(&Dimension::dst, array_.itemsize, dst_low, dst_high);
+            for (i64 set = 0; set < job_.point_sets; set++) {
+                const Points& points = job_.points[set];
+                const i64 begin = points.begin[region], end = points.end[region];
+                if (begin >= end) return false;
+                widen(points.src, begin, end, src_low, src_high);
+                widen(points.dst, begin, end, dst_low, dst_high);
+            }
+            const Target& out = job_.out[target(region)];
+            const i64 src = array_.offset + job_.src_start[region];
+            const i64 dst = out.offset + job_.dst_start[region];
+            if (dst + dst_low < 0 || dst + dst_high > out.nbytes) return false;
+            if (src + src_low < 0 || src + src_high > array_.nbytes) return false;
+            low_ = std::min(low_, src + src_low), high_ = std::max(high_, src + src_high);
+        }
+        return low_ < high_;
+    }
+
+    static void widen(const i64* offsets, i64 begin, i64 end, i64& low, i64& high) {
+        const auto [least, most] = std::minmax_element(offsets + begin, offsets + end);
+        low += *least, high += *most;
+    }
+
+    // Where a row that covers a whole chunk goes if its bytes lie there as they lie in the chunk.
+    u8* contiguous(i64 row) const {
+        const i64 region = first_region(row);
+        if (job_.point_sets || array_.word || first_region(row + 1) != region + 1) return nullptr;
+        if (array_.offset + job_.src_start[region]) return nullptr;
+        Box box = box_of(region);
+        if (box.elements() * array_.itemsize != array_.nbytes) return nullptr;
+        box.simplify();
+        const i64 itemsize = array_.itemsize;
+        if (box.rank > 1) return nullptr;
+        if (box.rank && (box.dimension[0].dst != itemsize || box.dimension[0].src != itemsize)) return nullptr;
+        const Target& out = job_.out[target(region)];
+        return out.memory + out.offset + job_.dst_start[region];
+    }
+
+    bool decode_row(i64 row, const u8* encoded, i64 size) {
+        if (u8* out = contiguous(row))
+            return decoder_.decode(encoded, size, out) && is_legal(out, array_.nbytes);
+        if (array_.parts && array_.nbytes >= PARTED_NBYTES && high_ - low_ <= array_.nbytes / 2) {
+            i64 begin = 0;
+            const u8* part = decoder_.decode_blocks(encoded, size, low_, high_, begin);
+            if (!part || !is_legal(part + (low_ - begin), high_ - low_)) return false;
+            copy_row(row, part, begin);
+            return true;
+        }
+        u8* decoded = scratch_.take(Scratch::DECODED, array_.nbytes);
+        if (!decoded || !decoder_.decode(encoded, size, decoded)) return false;
+        if (!is_legal(decoded, array_.nbytes)) return false;
+        copy_row(row, decoded, 0);
+        return true;
+    }
+
+    // Whether decoded bytes are elements: bools are 0 or 1.
+    bool is_legal(const u8* bytes, i64 nbytes) const {
+        if (!array_.bools) return true;
+        u8 every = 0;
+        for (i64 i = 0; i < nbytes; i++) every |= bytes[i];
+        return every <= 1;
+    }
+
+    // Copies all regions of a row from decoded bytes, the first of which is `begin` in the chunk.
+    void copy_row(i64 row, const u8* decoded, i64 begin) {
+        for (i64 region = first_region(row); region < first_region(row + 1); region++) {
+            const Target& out = job_.out[target(region)];
+            const u8* src = decoded + array_.offset + job_.src_start[region] - begin;
+            u8* dst = out.memory + out.offset + job_.dst_start[region];
+            copy_points(0, region, dst, src, box_of(region), array_.word);
+        }
+    }
+
+    // In the order of the request, so that of elements written twice the last one stays.
+    void copy_points(i64 set, i64 region, u8* dst, const u8* src, const Box& box, i64 word) {
+        if (set == job_.point_sets) return copy_box(dst, src, box, array_.itemsize, word);
+        const Points& points = job_.points[set];
+        for (i64 i = points.begin[region]; i < points.end[region]; i++)
+            copy_points(set + 1, region, dst + points.dst[i], src + points.src[i], box, word);
+    }
+
+    // Reads what is wanted of an uncompressed chunk.
+    bool read_raw(i64 row, const Range& range) {
+        if (range.nbytes != array_.nbytes || !is_covered(row)) return false;
+        if (u8* out = contiguous(row)) {
+            if (!file_.read(out, range.nbytes, range.start) || !is_legal(out, range.nbytes)) return false;
+            count_read(range.nbytes, array_.nbytes);
+            return true;
+        }
+        const i64 region = first_region(row);
+        if (2 * (high_ - low_) > array_.nbytes) low_ = 0, high_ = array_.nbytes;
+        const i64 span = high_ - low_;
+        if (span > GROUP_NBYTES && !job_.point_sets && first_region(row + 1) == region + 1)
+            return read_groups(region, range);
+        u8* bytes = scratch_.take(Scratch::ENCODED, span);
+        if (!bytes || !file_.read(bytes, span, range.start + low_) || !is_legal(bytes, span)) return false;
+        copy_row(row, bytes, low_);
+        count_read(span, span);
+        return true;
+    }
+
+    // Reads a long region in groups along the dimension whose neighbours are furthest apart.
+    bool read_groups(i64 region, const Range& range) {
+        Box box = box_of(region);
+        int widest = 0;
+        for (int i = 1; i < box.rank; i++)
+            if (std::llabs(box.dimension[i].src) > std::llabs(box.dimension[widest].src)) widest = i;
+        const Dimension along = box.dimension[widest];
+        const i64 step = std::llabs(along.src);
+        box.dimension[widest].count = 1;
+        i64 low, high;  // of one position along it
+        box.reach(&Dimension::src, array_.itemsize, low, high);
+        // Gaps that are longer than what is wanted are not read.
+        const i64 group = 2 * (high - low) < step ? 1 : std::max<i64>(1, GROUP_NBYTES / step);
+        const Target& out = job_.out[target(region)];
+        const i64 src = array_.offset + job_.src_start[region];
+        u8* dst = out.memory + out.offset + job_.dst_start[region];
+        i64 fetched = 0;
+        for (i64 first = 0; first < along.count; first += group) {
+            const i64 count = std::min(group, along.count - first);
+            const i64 here = src + first * along.src;
+            const i64 begin = here + low - (along.src < 0 ? step * (count - 1) : 0);
+            const i64 span = high - low + step * (count - 1);
+            u8* bytes = scratch_.take(Scratch::ENCODED, span);
+            if (!bytes || !file_.read(bytes, span, range.start + begin) || !is_legal(bytes, span))
+                return false;
+            box.dimension[widest].count = count;
+            copy_box(dst + first * along.dst, bytes + (here - begin), box, array_.itemsize, array_.word);
+            fetched += span;
+        }
+        count_read(fetched, fetched);
+        return true;
+    }
+
+    // Writes the fill value to all regions of a row.
+    u8 fill(i64 row) {
+        if (!array_.fill_missing || !array_.fill || !is_covered(row)) return NOT_DONE;
+        for (i64 region = first_region(row); region < first_region(row + 1); region++) {
+            Box box = box_of(region);
+            for (int i = 0; i < box.rank; i++) box.dimension[i].src = 0;
+            const Target& out = job_.out[target(region)];
+            fill_points(0, region, out.memory + out.offset + job_.dst_start[region], box);
+        }
+        return MISSING;
+    }
+
+    void fill_points(i64 set, i64 region, u8* dst, const Box& box) {
+        if (set == job_.point_sets) return copy_box(dst, array_.fill, box, array_.itemsize, 0);
+        const Points& points = job_.points[set];
+        for (i64 i = points.begin[region]; i < points.end[region]; i++)
+            fill_points(set + 1, region, dst + points.dst[i], box);
+    }
+
+    Job& job_;
+    const Array& array_;
+    Scratch& scratch_;
+    const Decoder decoder_;
+    File file_;
+    Range index_[MAX_LEVELS];   // shards whose index is in scratch memory
+    i64 low_ = 0, high_ = 0;    // bytes of the decoded chunk that the regions of a row need
+    i64 finished_ = 0, reads_ = 0, fetched_ = 0, decoded_ = 0, missing_ = 0, left_ = 0;
+    char key_[KEY_NBYTES];
+};
+
+}  // namespace
+}  // namespace gpustore
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Sizes of the structs, to be compared with those of the Python side.
+EXPORT std::int64_t gpustore_core_abi() {
+    using namespace gpustore;
+    static_assert(sizeof(std::atomic<i64>) == sizeof(i64) && sizeof(void*) == sizeof(i64));
+    return sizeof(Job) + 1000 * (sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * sizeof(Functions)));
+}
+
+// Takes part in a job. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
+// units are taken. 0 nanoseconds are no limit.
+EXPORT std::int64_t gpustore_core_read(gpustore::Job* job, std::int64_t nanoseconds) {
+    static thread_local gpustore::Scratch scratch;
+    return gpustore::Worker(*job, scratch).work(nanoseconds);
 }

@@ -76,9 +76,17 @@ def addresses(*codecs: str) -> dict[str, int]:
     return found
 
 
+def decodes(*codecs: str) -> bool:
+    """Return whether the core has all functions of some codecs; ``"raw"`` needs none."""
+    return all(
+        codec == "raw" or (codec in _LIBRARIES and all(_find(_LIBRARIES[codec]).values()))
+        for codec in codecs
+    )
+
+
 def decodable() -> tuple[str, ...]:
     """Return the codecs whose functions are all found, with ``"raw"`` for values without one."""
-    return ("raw", *(name for name in _LIBRARIES if all(_find(_LIBRARIES[name]).values())))
+    return ("raw", *filter(decodes, _LIBRARIES))
 
 
 @cache

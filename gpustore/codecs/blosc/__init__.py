@@ -109,6 +109,10 @@ class _Blosc(BytesCodec):
     typesize: int
     blocksize: int
 
+    @property
+    def native_codec(self) -> str:
+        return "blosc"
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the length of stored blocks in bytes, with room for other encoders."""
         return decoded_nbytes + (decoded_nbytes >> 8) + 4096

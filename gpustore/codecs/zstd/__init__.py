@@ -161,6 +161,10 @@ class _Zstd(BytesCodec):
     level: int
     checksum: bool
 
+    @property
+    def native_codec(self) -> str:
+        return "zstd"
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the length of stored blocks, even of small ones, with headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 6) + 4096

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores.base import KvStoreDriver, prefix_end, take_references
+from gpustore.kvstores.base import KeyDirectory, KvStoreDriver, prefix_end, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -273,6 +273,11 @@ class FileKvStore(KvStoreDriver):
             except GpustoreError as error:
                 result.error[i] = error
         return result
+
+    def key_directory(self, prefix: str) -> KeyDirectory | None:
+        if self._in_place or self._options.mode == "direct":
+            return None
+        return self._root.key_directory(prefix)
 
     # ------------------------------------------------------------------ writing
 

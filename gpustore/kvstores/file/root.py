@@ -21,6 +21,7 @@ import struct
 from typing import Final
 
 from gpustore.errors import StoreIOError
+from gpustore.kvstores.base import KeyDirectory
 from gpustore.strict_json.parsing import quote
 
 # O_NONBLOCK: opening a FIFO returns at once instead of waiting for a writer.
@@ -171,6 +172,25 @@ class Root:
             absolute = os.path.abspath(directory)  # noqa: PTH100  resolve() would follow links
             self._root_has_link = os.path.realpath(directory) != absolute
         return fd
+
+    def key_directory(self, prefix: str) -> KeyDirectory | None:
+        """Return the directory of keys with a prefix; None if the kernel does not check links.
+
+        Files are opened there without following links, as in step 1 of :meth:`open`.
+        """
+        if not self._openat2:
+            return None
+        if not self._root_has_link:
+            name = prefix.encode("utf-8", "surrogateescape")
+            return KeyDirectory(_AT_FDCWD, _RESOLVE_NO_SYMLINKS, name)
+        directory = self.directory_of(f"{prefix}0")
+        if directory is None:
+            return None
+        descriptor = _open(directory, DIRECTORY_FLAGS)
+        if descriptor < 0:
+            return None
+        name = prefix[len(directory) :].encode("utf-8", "surrogateescape")
+        return KeyDirectory(descriptor, _RESOLVE_NO_SYMLINKS, name)
 
     def _open_resolved(self, key: str, flags: int) -> int:
         directory = self.directory_of(key)

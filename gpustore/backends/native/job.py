@@ -1,0 +1,159 @@
+"""Reads of the rows of one window by the native core."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from array import array as numbers
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.library import library
+from gpustore.kvstores.base import KeyDirectory
+from gpustore.planning.row_table import RowTable
+
+SLICE_NS: Final = 20_000_000
+"""Nanoseconds after which a thread looks whether its work is still wanted, and hears Ctrl-C."""
+
+_NOT_DONE: Final = 3
+_NO_COUNTS: Final = (0,) * 7  # next, finished, and those of Counts
+_FINISHED: Final = 6
+
+
+class Counts(NamedTuple):
+    """Work of the core on one job: reads of keys, encoded and decoded bytes, and rows."""
+
+    reads: int
+    fetched: int
+    decoded: int
+    missing: int
+    left: int
+
+
+def _address(column: NDArray[Any]) -> int:
+    address: int = column.__array_interface__["data"][0]
+    return address
+
+
+@cache
+def _core() -> Any:
+    core = library()
+    assert core is not None
+    core.gpustore_core_read.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    core.gpustore_core_read.restype = ctypes.c_int64
+    return core
+
+
+@dataclass(slots=True)
+class Job:
+    """Struct ``Job`` of ``kernels/host/job.h``, and the memory it refers to.
+
+    Attributes
+    ----------
+    table : RowTable
+        Rows that are read.
+    """
+
+    table: RowTable
+    _struct: numbers[int]
+    _address: int
+    _small: numbers[int]
+    _status: int
+    _kept: tuple[Any, ...]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        array: NativeArray,
+        table: RowTable,
+        src_strides: Sequence[Sequence[int]],
+        dst_strides: Sequence[Sequence[int]],
+        out: Sequence[HostMemory],
+        directory: KeyDirectory,
+        threads: int,
+    ) -> Job:
+        """Make the job for the rows of `table`.
+
+        Parameters
+        ----------
+        src_strides, dst_strides : sequence of sequence of int
+            For each array that is filled, the bytes between neighbours in a decoded chunk and in
+            the array, along each input dimension.
+        out : sequence of HostMemory
+            Arrays that are filled.
+        directory : KeyDirectory
+            Open until the job is over.
+        threads : int
+            Number of threads that will take part.
+        """
+        words = table.words
+        at = _address(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
+        cells, first, src, dst, count, target = [at + 8 * offset for offset in table.offsets()]
+        small = numbers("q", itertools.chain(*src_strides, *dst_strides))
+        rank = table.input_rank
+        dst_stride = 8 * rank * len(src_strides)
+        targets = 8 * len(small)
+        for memory in out:
+            flat = memory.flat
+            small.extend((_address(flat), memory.offset, flat.size))
+        points = 8 * len(small)
+        for one in table.points:
+            columns = (one.begin, one.end, one.src, one.dst)
+            small.extend(_address(column) for column in columns)
+        prefix = 8 * len(small)
+        small.frombytes(directory.prefix + bytes(8 - len(directory.prefix) % 8))
+        status = 8 * len(small)
+        small.frombytes(bytes(table.rows + -table.rows % 8))
+        here = small.buffer_info()[0]
+        struct = numbers(
+            "q",
+            (
+                *(array.address, directory.descriptor, directory.resolve, here + prefix),
+                *(table.units, at, table.rows, cells, first if table.has_first else 0),
+                *(table.regions, rank, src, dst, count, target if table.has_target else 0),
+                *(here, here + dst_stride, here + targets),
+                *(len(table.points), here + points, threads, here + status),
+                *_NO_COUNTS,
+            ),
+        )
+        return cls(
+            table,
+            struct,
+            struct.buffer_info()[0],
+            small,
+            status // 8,
+            (array, table, out, directory),
+        )
+
+    def read(self) -> bool:
+        """Read rows until none is left or a slice of time is over; return whether rows are left.
+
+        Any number of threads may call this at once.
+        """
+        return bool(_core().gpustore_core_read(self._address, SLICE_NS))
+
+    def ends(self) -> bool:
+        """Return True to one caller, once no thread reads rows any more."""
+        with self._lock:
+            ends = not self._ended and self._struct[-_FINISHED] == self.table.units
+            self._ended = self._ended or ends
+        return ends
+
+    def counts(self) -> Counts:
+        """Return what was done, once the job is over."""
+        return Counts(*self._struct[-len(Counts._fields) :])
+
+    def left(self) -> list[int]:
+        """Return the rows that Python must read, once the job is over."""
+        status = memoryview(self._small)[self._status :].cast("B")[: self.table.rows]
+        return [row for row, one in enumerate(status) if one == _NOT_DONE]

@@ -1,0 +1,100 @@
+"""Reads by the native core, shared by any number of threads.
+
+The rows of a plan are written down table by table; each thread works on the current table until its
+rows are taken, and one of them makes the next. The thread that is last with a table counts what was
+done, and reads in Python what the core has left alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.job import Job
+from gpustore.kvstores.base import KeyDirectory
+from gpustore.planning.row_table import RowTable
+from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.statistics import STATISTICS
+
+Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
+
+
+class NativeRead:
+    """Read of all rows of some tables.
+
+    Parameters
+    ----------
+    array : NativeArray
+    tables : iterator of RowTable
+    strides : (src_strides, dst_strides)
+        Bytes between neighbours, as in :meth:`~gpustore.backends.native.job.Job.of`.
+    out : sequence of HostMemory
+        Arrays that are filled.
+    directory : KeyDirectory
+        Directory of the keys.
+    threads : int
+        Number of threads that will call :meth:`work`.
+    read_left : callable
+        Reads rows of a table that the core has left alone, and raises their errors.
+    """
+
+    def __init__(
+        self,
+        array: NativeArray,
+        tables: Iterator[RowTable],
+        strides: Strides,
+        out: Sequence[HostMemory],
+        directory: KeyDirectory,
+        threads: int,
+        read_left: Callable[[RowTable, Sequence[int]], None],
+    ) -> None:
+        self._array = array
+        self._tables = tables
+        self._strides = strides
+        self._out = out
+        self._directory = directory
+        self._threads = threads
+        self._read_left = read_left
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+
+    def work(self) -> None:
+        """Read rows until all are taken."""
+        wanted = CancelToken.current()
+        job = self._after(None)
+        while job is not None:
+            while job.read():
+                wanted.check()
+            if job.ends():
+                self._finish(job)
+            wanted.check()
+            job = self._after(job)
+
+    def _after(self, job: Job | None) -> Job | None:
+        """Return the job after `job`, which has no rows left to take; None after the last one."""
+        with self._lock:
+            if self._job is job:
+                table = next(self._tables, None)
+                self._job = None if table is None else self._made(table)
+                if table is None:
+                    self._tables = iter(())
+            return self._job
+
+    def _made(self, table: RowTable) -> Job:
+        return Job.of(self._array, table, *self._strides, self._out, self._directory, self._threads)
+
+    def _finish(self, job: Job) -> None:
+        """Count what was done, and read what was left."""
+        counts = job.counts()
+        amounts = {
+            "key_reads": counts.reads,
+            "bytes_fetched": counts.fetched,
+            "bytes_decoded": counts.decoded,
+        }
+        if counts.missing:
+            amounts["chunks_missing"] = counts.missing
+        STATISTICS.add(**amounts)
+        if counts.left:
+            self._read_left(job.table, job.left())

@@ -1,0 +1,81 @@
+"""Row tables: rows of a plan as columns of 64-bit integers in one block of memory.
+
+The native core reads a window from such a table. Rows that share a key follow one another and make
+a *unit*, so that a file is opened once. A row is one chunk, of which one region or several are
+copied to arrays.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.planning.chunk_grid import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class TablePoints:
+    """Byte offsets that an index array adds to the elements of each row.
+
+    Attributes
+    ----------
+    begin, end : int64 array, one entry a row
+        Entries of `src` and `dst` that belong to the row.
+    src, dst : int64 array
+        Offsets in the decoded chunk and in the array.
+    """
+
+    begin: Integers
+    end: Integers
+    src: Integers
+    dst: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """Rows of a window, in units of rows that share a key.
+
+    Attributes
+    ----------
+    words : array of int64 in one block
+        ``units + 1`` edges of the units in the rows; a column of grid indices for each array
+        dimension; with `has_first`, ``rows + 1`` edges of the rows in the regions; then columns of
+        the regions: first byte in the decoded chunk, first byte in the array, elements along each
+        input dimension, and with `has_target` the number of the array.
+    units, rows, regions : int
+        Without `has_first`, each row is one region.
+    rank, input_rank : int
+        Number of array dimensions and of input dimensions.
+    index : sequence of columns
+        What the plan needs to write a row down again.
+    points : sequence of TablePoints
+        One for each connected set with an index array.
+    """
+
+    words: array[int] | NDArray[np.int64]
+    units: int
+    rows: int
+    regions: int
+    rank: int
+    input_rank: int
+    index: Sequence[Any] = ()
+    points: Sequence[TablePoints] = ()
+    has_first: bool = False
+    has_target: bool = False
+
+    def offsets(self) -> tuple[int, int, int, int, int, int]:
+        """Return where cells, `first`, src_start, dst_start, counts and targets begin in `words`.
+
+        Those of `first` and targets mean nothing if the table has none.
+        """
+        cells = self.units + 1
+        first = cells + self.rank * self.rows
+        src = first + (self.rows + 1 if self.has_first else 0)
+        dst = src + self.regions
+        count = dst + self.regions
+        return cells, first, src, dst, count, count + self.input_rank * self.regions

@@ -1,0 +1,68 @@
+// Opening and reading of files: links are never followed, nothing blocks, short reads are failures.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "job.h"
+
+namespace gpustore {
+
+class File {
+public:
+    File() = default;
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    ~File() { close(); }
+
+    // Opens a regular file; an errno otherwise, and EINVAL for anything else.
+    int open(i64 directory, const char* key, i64 resolve) {
+        close();
+        // O_NONBLOCK: opening a FIFO returns at once instead of waiting for a writer.
+        const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
+#ifdef __linux__
+        struct { std::uint64_t flags, mode, resolve; } how = {
+            static_cast<std::uint64_t>(flags), 0, static_cast<std::uint64_t>(resolve)};
+        const long number = 437;  // openat2: the same on every architecture
+        fd_ = static_cast<int>(
+            syscall(number, static_cast<int>(directory), key, &how, sizeof how));
+#else
+        (void)resolve;
+        fd_ = openat(static_cast<int>(directory), key, flags | O_NOFOLLOW);
+#endif
+        if (fd_ < 0) return errno;
+        struct stat status;
+        if (fstat(fd_, &status) || !S_ISREG(status.st_mode)) return close(), EINVAL;
+        size_ = status.st_size;
+        return 0;
+    }
+
+    i64 size() const { return size_; }
+
+    // Reads exactly `n` bytes at `offset`, which must lie inside the file.
+    bool read(u8* to, i64 n, i64 offset) const {
+        if (offset < 0 || n < 0 || offset > size_ || n > size_ - offset) return false;
+        while (n > 0) {
+            const ssize_t got = pread(fd_, to, static_cast<std::size_t>(n), offset);
+            if (got < 0 && errno == EINTR) continue;
+            if (got <= 0) return false;
+            to += got, offset += got, n -= got;
+        }
+        return true;
+    }
+
+    void close() {
+        if (fd_ >= 0) ::close(fd_);
+        fd_ = -1;
+    }
+
+private:
+    int fd_ = -1;
+    i64 size_ = 0;
+};
+
+}  // namespace gpustore

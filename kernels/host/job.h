@@ -1,0 +1,88 @@
+// What Python hands to the native core: the constants of an array, and the columns of one window.
+//
+// All numbers are 64-bit signed integers in the host's byte order, so that both sides agree without
+// padding; gpustore/backends/native/job.py writes the same members in the same order, and
+// gpustore_core_abi() is compared with its sizes when the library is loaded.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "functions.h"
+
+namespace gpustore {
+
+using i64 = std::int64_t;
+using u8 = unsigned char;
+
+// The bytes->bytes codec of a chunk; crc32c may follow it.
+enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
+
+// What became of a row. The core finishes rows that are plainly right; Python does the others again
+// and words their errors.
+enum Status : u8 { UNTOUCHED, DONE, MISSING, NOT_DONE };
+
+// One level of sharding, seen from the cells of the innermost chunks.
+struct ShardLevel {
+    i64 chunks;               // inner chunks of a shard
+    i64 at_end, crc;          // whether the index stands at the end, and ends with a crc32c
+    const i64* order;         // array dimension of each encoded dimension
+    const i64* count;         // inner chunks along each encoded dimension
+    const i64* divisor;       // innermost chunks in one inner chunk, along each array dimension
+};
+
+// What does not change from one read of an array to the next.
+struct Array {
+    const Functions* functions;
+    i64 rank, key_rank;       // dimensions of the cells, and of those in a key
+    i64 itemsize;             // bytes of an element in memory
+    i64 word;                 // bytes that are reversed together; 0 if the byte order is the host's
+    i64 offset;               // of the first element in a decoded chunk, in bytes
+    i64 nbytes, bound;        // bytes of a decoded chunk; most bytes of an encoded one
+    i64 codec, crc;
+    i64 parts;                // whether some blocks of a Blosc frame may be decoded alone
+    i64 levels;
+    const ShardLevel* level;  // outermost first
+    const i64* ratio;         // cells along each key dimension that share a key
+    const char* separator;    // between the indices of a key
+    const u8* fill;           // an element of a missing chunk
+    i64 fill_missing;         // whether missing chunks are the fill value, not an error
+    i64 bools;                // whether bytes other than 0 and 1 are illegal
+};
+
+struct Target {
+    u8* memory;
+    i64 offset, nbytes;       // where dst_start counts from, and the bytes of the memory
+};
+
+// Offsets that an index array adds to the elements of region r: entries [begin[r], end[r]).
+struct Points {
+    const i64 *begin, *end, *src, *dst;
+};
+
+struct Job {
+    const Array* array;
+    i64 directory, resolve;   // descriptor that keys are relative to; flags of openat2
+    const char* prefix;       // of all keys
+    i64 units;                // groups of rows that share a key
+    const i64* unit;          // units + 1 edges in the rows
+    i64 rows;
+    const i64* cells;         // a column of grid indices for each dimension of the array
+    const i64* first;         // rows + 1 edges in the regions; null if each row is one region
+    i64 regions, rank;        // and dimensions of the arrays that are filled
+    const i64 *src_start, *dst_start;
+    const i64* count;         // a column for each of these dimensions
+    const i64* target;        // number of the array of each region; null if there is one
+    const i64 *src_stride, *dst_stride;  // `rank` numbers for each target
+    const Target* out;
+    i64 point_sets;
+    const Points* points;
+    i64 threads;              // that take part, to choose how many units one takes at a time
+    u8* status;               // of each row
+    std::atomic<i64> next;    // unit that is taken next
+    std::atomic<i64> finished;  // units that are over
+    std::atomic<i64> reads, fetched, decoded, missing, left;
+};
+
+}  // namespace gpustore

@@ -1,0 +1,169 @@
+// Copies of boxes of elements between strided memories, in any order of dimensions.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "job.h"
+
+namespace gpustore {
+
+constexpr int MAX_RANK = 36;  // 32 input dimensions, and those that elements are split into
+
+// One dimension of a box: elements, and the bytes between neighbours in destination and source.
+struct Dimension {
+    i64 count, dst, src;
+};
+
+struct Box {
+    int rank = 0;
+    Dimension dimension[MAX_RANK];
+
+    void add(i64 count, i64 dst, i64 src) {
+        if (count != 1) dimension[rank++] = {count, dst, src};
+    }
+
+    bool empty() const {
+        for (int i = 0; i < rank; i++)
+            if (dimension[i].count <= 0) return true;
+        return false;
+    }
+
+    i64 elements() const {
+        i64 product = 1;
+        for (int i = 0; i < rank; i++) product *= dimension[i].count;
+        return product;
+    }
+
+    // Sorts the dimensions by their step in the destination, and merges those that continue one
+    // another in both memories.
+    void simplify() {
+        // Insertion sort: few dimensions, nearly always sorted already.
+        for (int i = 1; i < rank; i++)
+            for (int k = i; k > 0 && std::llabs(dimension[k].dst) > std::llabs(dimension[k - 1].dst); k--)
+                std::swap(dimension[k], dimension[k - 1]);
+        for (int i = rank - 2; i >= 0; i--) {
+            Dimension &outer = dimension[i], &inner = dimension[i + 1];
+            if (outer.dst != inner.dst * inner.count || outer.src != inner.src * inner.count) continue;
+            outer = {outer.count * inner.count, inner.dst, inner.src};
+            std::copy(dimension + i + 2, dimension + rank, dimension + i + 1);
+            rank--;
+        }
+    }
+
+    // Lowest and highest byte of the elements in one of the memories, from the first element on.
+    void reach(i64 Dimension::*step, i64 itemsize, i64& low, i64& high) const {
+        low = high = 0;
+        for (int i = 0; i < rank; i++) {
+            const i64 end = dimension[i].*step * (dimension[i].count - 1);
+            (end < 0 ? low : high) += end;
+        }
+        high += itemsize;
+    }
+};
+
+template <class T> T reversed(T value) {
+    if constexpr (sizeof(T) == 2) return __builtin_bswap16(value);
+    if constexpr (sizeof(T) == 4) return __builtin_bswap32(value);
+    if constexpr (sizeof(T) == 8) return __builtin_bswap64(value);
+    return value;
+}
+
+template <class T, bool SWAP> T load(const u8* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);  // elements need not be aligned
+    return SWAP ? reversed(value) : value;
+}
+
+template <class T> void store(u8* to, T value) { std::memcpy(to, &value, sizeof value); }
+
+template <class T, bool SWAP> void copy_line(u8* dst, const u8* src, const Dimension& along) {
+    const i64 size = sizeof(T), n = along.count;
+    if (along.src == 0) {
+        const T value = load<T, SWAP>(src);
+        if (along.dst == size)
+            for (i64 i = 0; i < n; i++) store<T>(dst + i * size, value);
+        else
+            for (i64 i = 0; i < n; i++) store<T>(dst + i * along.dst, value);
+    } else if (along.dst == size && along.src == size) {
+        if constexpr (SWAP)
+            for (i64 i = 0; i < n; i++) store<T>(dst + i * size, load<T, SWAP>(src + i * size));
+        else
+            std::memcpy(dst, src, static_cast<std::size_t>(n * size));
+    } else if (along.dst == size) {
+        for (i64 i = 0; i < n; i++) store<T>(dst + i * size, load<T, SWAP>(src + i * along.src));
+    } else {
+        for (i64 i = 0; i < n; i++) store<T>(dst + i * along.dst, load<T, SWAP>(src + i * along.src));
+    }
+}
+
+// A transpose: `across` follows the source, `along` the destination. Tiles of whole cache lines pass
+// through a buffer, because neighbours at a multiple of a large power of two share few lines of the
+// cache and would push each other out.
+template <class T, bool SWAP>
+void copy_tiles(u8* dst, const u8* src, const Dimension& across, const Dimension& along) {
+    constexpr i64 size = sizeof(T), edge = 64 / sizeof(T);
+    T tile[edge][edge];
+    for (i64 a = 0; a < along.count; a += edge) {
+        const i64 rows = std::min(edge, along.count - a);
+        for (i64 c = 0; c < across.count; c += edge) {
+            const i64 columns = std::min(edge, across.count - c);
+            const u8* from = src + a * along.src + c * size;
+            for (i64 i = 0; i < rows; i++)
+                std::memcpy(tile[i], from + i * along.src, static_cast<std::size_t>(columns * size));
+            u8* to = dst + a * size + c * across.dst;
+            for (i64 k = 0; k < columns; k++)
+                for (i64 i = 0; i < rows; i++)
+                    store<T>(to + k * across.dst + i * size, SWAP ? reversed(tile[i][k]) : tile[i][k]);
+        }
+    }
+}
+
+template <class T, bool SWAP>
+void copy_typed(u8* dst, const u8* src, const Dimension* dimension, int rank) {
+    const i64 size = sizeof(T);
+    if (rank == 0) return store<T>(dst, load<T, SWAP>(src));
+    if (rank == 1) return copy_line<T, SWAP>(dst, src, dimension[0]);
+    if (rank == 2 && dimension[1].dst == size && dimension[0].src == size && dimension[1].src != 0)
+        return copy_tiles<T, SWAP>(dst, src, dimension[0], dimension[1]);
+    for (i64 i = 0; i < dimension->count; i++)
+        copy_typed<T, SWAP>(dst + i * dimension->dst, src + i * dimension->src, dimension + 1, rank - 1);
+}
+
+inline void copy_bytes(u8* dst, const u8* src, const Dimension* dimension, int rank, i64 itemsize) {
+    if (rank == 0) return void(std::memcpy(dst, src, static_cast<std::size_t>(itemsize)));
+    if (rank == 1 && dimension->dst == itemsize && dimension->src == itemsize)
+        return void(std::memcpy(dst, src, static_cast<std::size_t>(dimension->count * itemsize)));
+    for (i64 i = 0; i < dimension->count; i++)
+        copy_bytes(dst + i * dimension->dst, src + i * dimension->src, dimension + 1, rank - 1, itemsize);
+}
+
+// Copies a box of elements of `itemsize` bytes. `word` bytes of each are reversed together, 0: none.
+inline void copy_box(u8* dst, const u8* src, Box box, i64 itemsize, i64 word) {
+    box.simplify();
+    // The dimension along which the source is contiguous comes next to the innermost.
+    for (int i = 0; i + 2 < box.rank; i++)
+        if (box.dimension[i].src == itemsize && box.dimension[box.rank - 1].dst == itemsize) {
+            std::rotate(box.dimension + i, box.dimension + i + 1, box.dimension + box.rank - 1);
+            break;
+        }
+    if (word && word < itemsize) {
+        box.dimension[box.rank++] = {itemsize / word, word, word};
+        itemsize = word;
+    }
+    const Dimension* d = box.dimension;
+    const int rank = box.rank;
+    switch (itemsize) {
+        case 1: return copy_typed<std::uint8_t, false>(dst, src, d, rank);
+        case 2: return word ? copy_typed<std::uint16_t, true>(dst, src, d, rank)
+                            : copy_typed<std::uint16_t, false>(dst, src, d, rank);
+        case 4: return word ? copy_typed<std::uint32_t, true>(dst, src, d, rank)
+                            : copy_typed<std::uint32_t, false>(dst, src, d, rank);
+        case 8: return word ? copy_typed<std::uint64_t, true>(dst, src, d, rank)
+                            : copy_typed<std::uint64_t, false>(dst, src, d, rank);
+        default: return copy_bytes(dst, src, d, rank, itemsize);
+    }
+}
+
+}  // namespace gpustore
