@@ -30,6 +30,9 @@ from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.sharding.refiner import RawBytesRefiner
 
+GROUP_NBYTES = 256 << 10
+"""Bytes that the native core reads at once of an uncompressed chunk."""
+
 Plans = Sequence[tuple[ChunkedArray, ChunkPlan]] | Sequence[tuple[ChunkedArray, CopyPlan]]
 
 _NONE = Bounds(0, 0)
@@ -129,7 +132,9 @@ def _needed(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Needed:
         # The index of a shard is read once, or once for each part of a plan of few shards; those
         # of shards in shards at most once for each chunk. Ranges close together are one read.
         parts = array.parts(plan) if isinstance(plan, ChunkPlan) else 1
-        indices = values * parts if parts > values else values
+        if stored.native is not None:
+            parts = -(-2 * array.executor.limit // max(1, values))
+        indices = values * parts if parts > values or stored.native is not None else values
         if is_cached:
             indices = chunks
         fewest_reads, reads = values, indices + chunks * len(levels)
@@ -142,7 +147,9 @@ def _needed(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Needed:
     if is_cached or array.fill_missing:
         decoded = Bounds(0, decoded.most)
         least = 0
-    fetched = Bounds(0 if levels else least, most)
+    # The native core leaves out gaps in long spans.
+    gaps = stored.native is not None and longest > GROUP_NBYTES
+    fetched = Bounds(0 if levels or gaps else least, most)
     return _Needed(chunks, values, Bounds(fewest_reads, reads), fetched, decoded, longest)
 
 
@@ -157,10 +164,13 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
     least = most = longest = 0
     for (span, is_whole), count in spans.items():
         # At the array's edge whole chunks may be narrowed too, beside others that are not whole.
-        part = nbytes if all_whole else refiner.part_nbytes(span)
-        longest = max(longest, nbytes if is_whole else part)
+        # The native core narrows each of them by itself.
+        narrows = array.native is not None
+        part = nbytes if all_whole and not narrows else refiner.part_nbytes(span)
+        largest = nbytes if is_whole and not narrows else part
+        longest = max(longest, largest)
         least += count * part
-        most += count * (nbytes if is_whole else part)
+        most += count * largest
     return Bounds(least, most), longest
 
 

@@ -108,7 +108,8 @@ class ChunkedArray:
         return self._native[0]
 
     def _made_native(self) -> NativeArray | None:
-        if self.stored is not None or not isinstance(self.backend, HostBackend):
+        backend: Any = self.backend
+        if self.stored is not None or not isinstance(backend, HostBackend):
             return None
         return native_array(
             self.chain,

@@ -138,7 +138,7 @@ def read(
 
 
 def _tasks(
-    array: ChunkedArray, plan: ChunkPlan, memory: Memory, threads: int | None = None
+    array: ChunkedArray, plan: ChunkPlan, memory: Any, threads: int | None = None
 ) -> list[Callable[[], None]]:
     """Make the tasks that read a plan, for up to `threads` threads."""
     if array.native is not None:

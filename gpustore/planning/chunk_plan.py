@@ -455,7 +455,7 @@ def _split(edges: list[int], parts: int) -> list[int]:
     units = len(edges) - 1
     if parts == 1 or units >= parts:
         return edges
-    pieces = -(-2 * parts // units)
+    pieces = -(-parts // units)
     found = [0]
     for begin, end in itertools.pairwise(edges):
         cuts = [begin + (end - begin) * i // pieces for i in range(1, pieces + 1)]

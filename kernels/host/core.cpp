@@ -314,7 +314,7 @@ private:
             copy_box(dst + first * along.dst, bytes + (here - begin), box, array_.itemsize, array_.word);
             fetched += span;
         }
-        count_read(fetched, fetched);
+        count_read(fetched, high_ - low_);
         return true;
     }
 

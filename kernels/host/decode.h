@@ -33,8 +33,8 @@ public:
     Scratch& operator=(const Scratch&) = delete;
     ~Scratch() {
         shrink(0);
-        if (zstd_) functions_->ZSTD_freeDCtx(zstd_);
-        if (deflate_) functions_->libdeflate_free_decompressor(deflate_);
+        if (zstd_) free_zstd_(zstd_);
+        if (deflate_) free_deflate_(deflate_);
     }
 
     // Uninitialised memory of at least `nbytes` bytes, null if there is none.
@@ -60,12 +60,15 @@ public:
     }
 
     void* zstd(const Functions& functions) {
-        if (!zstd_) functions_ = &functions, zstd_ = functions.ZSTD_createDCtx();
+        if (!zstd_) free_zstd_ = functions.ZSTD_freeDCtx, zstd_ = functions.ZSTD_createDCtx();
         return zstd_;
     }
 
     void* deflate(const Functions& functions) {
-        if (!deflate_) functions_ = &functions, deflate_ = functions.libdeflate_alloc_decompressor();
+        if (!deflate_) {
+            free_deflate_ = functions.libdeflate_free_decompressor;
+            deflate_ = functions.libdeflate_alloc_decompressor();
+        }
         return deflate_;
     }
 
@@ -74,7 +77,8 @@ private:
     u8* memory_[USES] = {};
     i64 nbytes_[USES] = {};
     void *zstd_ = nullptr, *deflate_ = nullptr;
-    const Functions* functions_ = nullptr;  // of the process: the same for all arrays
+    std::size_t (*free_zstd_)(void*) = nullptr;
+    void (*free_deflate_)(void*) = nullptr;
 };
 
 // Header of a Blosc 1 frame. Source: c-blosc 1.21, README_CHUNK_FORMAT.rst and blosc.c.

@@ -518,6 +518,10 @@ def test_a_pickled_store_keeps_its_pools(tmp_path):
     assert {name: resources[name].value.total_bytes_limit for name in pools} == limits
 
 
+# The native core does not have this codec.
+IN_PYTHON = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.crc32"}]
+
+
 @pytest.mark.parametrize(
     ("data_copy", "file_io"), [(1, 4), (4, 1), (2, 4), (4, 2), (3, 3)], ids=str
 )
@@ -529,6 +533,7 @@ def test_the_smaller_limit_bounds_the_threads(data_copy, file_io, tmp_path, monk
         dtype="uint8",
         shape=[64, 1 << 18],
         chunk_layout=gpustore.ChunkLayout(chunk_shape=[1, 1 << 18]),
+        codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": IN_PYTHON}),
         context=gpustore.Context({name: {"limit": limit} for name, limit in limits.items()}),
     ).result()
     at_once, most = [0], [0]

@@ -110,12 +110,12 @@ def native_array(
 
 def _codec(chain: CodecChain) -> tuple[str, bool] | None:
     """Return the compressor of a chain, and whether crc32c follows it; None for other chains."""
-    names = [stage.native_codec for stage in chain.stages]
+    names = [stage.native_codec or "" for stage in chain.stages]
     has_checksum = names[-1:] == ["crc32c"]
     names = names[: len(names) - has_checksum] or ["raw"]
     name = names[0]
-    known = decodes(name or "", *names[1:], "crc32c" if has_checksum else "raw")
-    return (name, has_checksum) if len(names) == 1 and known and name in CODECS else None
+    known = name in CODECS and decodes(name, "crc32c" if has_checksum else "raw")
+    return (name, has_checksum) if len(names) == 1 and known else None
 
 
 def _word(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:
@@ -134,7 +134,7 @@ def _level(level: ShardLevel, rank: int) -> tuple[Sequence[int], ...] | None:
     """Return numbers and columns of a level of sharding; None for another form of the index."""
     index = level.index
     layout = index.chain.layout
-    names = [stage.native_codec for stage in index.chain.stages]
+    names = [stage.native_codec or "" for stage in index.chain.stages]
     is_plain = layout.dtype == np.dtype("<u8") and layout.strides == _c_strides(layout.shape)
     if not is_plain or names not in ([], ["crc32c"]) or not decodes(*names):
         return None
