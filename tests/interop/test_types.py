@@ -180,7 +180,7 @@ class Cell:
         return self.type.numpy.newbyteorder(self.order)
 
     @property
-    def status_error(self) -> str:
+    def refusal(self) -> str:
         """What zarr-python says; empty if it takes part."""
         if self.peer != "zarr-python":
             return ""
