@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,6 +10,7 @@ from gpustore.backends import selection
 from gpustore.backends.selection import select_backend
 from gpustore.resources.device import DEVICES, parse_device
 from tests.emulator.device import EmulatedDevice
+from tests.waiting import wait_until
 
 _numbers = itertools.count()
 _devices = {}
@@ -39,15 +39,16 @@ def emulated(order="lazy", **settings):
 def _settle(device):
     """Let cancelled reads end, and everything go that nobody needs."""
     backend = select_backend(parse_device(device.name))
-    end = time.monotonic() + 60
-    while True:
+
+    def is_empty():
         backend.release()
         device.memory()  # Any operation frees dropped arrays.
         left = device._memory.live() or device._pinned or device.files
-        if not left or time.monotonic() > end:
-            return
-        gc.collect()  # Errors and their frames hold arrays.
-        time.sleep(0.01)
+        if left:
+            gc.collect()  # Errors and their frames hold arrays.
+        return not left
+
+    wait_until(is_empty)
 
 
 def on_host(device, array):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import tensorstore
 import gpustore
 from gpustore.cli.copy_plan import Plan
 from gpustore.cli.copy_transfer import first_interrupt, transfer
+from tests.waiting import wait_until
 
 # A shell may have told its background jobs to ignore Ctrl-C.
 COMMAND = """
@@ -74,11 +74,11 @@ def stored(path):
 
 def wait_for(copy, target, nchunks):
     """Return once that much of the copy is there."""
-    deadline = time.monotonic() + 60
-    while copy.poll() is None and time.monotonic() < deadline:
-        if (nchunks == 0 and (target / "zarr.json").exists()) or stored(target)[0] >= nchunks > 0:
-            return
-        time.sleep(0.001)
+
+    def is_there():
+        return (target / "zarr.json").exists() and stored(target)[0] >= nchunks
+
+    wait_until(lambda: copy.poll() is not None or is_there())
 
 
 def check_usable(target):

@@ -546,7 +546,7 @@ def test_the_smaller_limit_bounds_the_threads(data_copy, file_io, tmp_path, monk
                 most[0] = max(most[0], at_once[0])
                 changed.notify_all()
                 changed.wait_for(lambda: most[0] >= min(data_copy, file_io), timeout=30)
-            time.sleep(0.001)
+            time.sleep(0.001)  # Time for a thread too many, which nothing would announce.
             with changed:
                 at_once[0] -= 1
             return call(*arguments, **keywords)

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +32,7 @@ from gpustore.sharding.refiner import Probe
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.matrix import each
 from tests.pipelines.arrays import BYTES, GZIP, make_array, memory, put, stored, whole
+from tests.waiting import wait_until
 
 CHAINS = {"raw": (BYTES,), "gzip": (BYTES, GZIP)}
 
@@ -219,9 +219,8 @@ def test_up_to_ten_corrupt_chunks_of_a_batch_are_named():
 
 def test_out_is_not_touched_once_the_future_has_failed():
     def until_another_failed(keys):
-        token, end = CancelToken.current(), time.monotonic() + 30
-        while "c/0" not in keys and not token.cancelled and time.monotonic() < end:
-            time.sleep(0.001)
+        token = CancelToken.current()
+        wait_until(lambda: "c/0" in keys or token.cancelled)
 
     store = WatchedStore(memory(), before=until_another_failed)
     store.is_local = False

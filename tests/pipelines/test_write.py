@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -139,17 +138,17 @@ def test_bad_requests_are_refused_before_any_io():
 # ---- futures
 
 
-class SlowStore(FaultyKvStore):
-    """Takes its time for writes."""
+class GatedStore(FaultyKvStore):
+    """Begins to write when `gate` is set, and counts."""
 
-    def __init__(self, base, rules=(), *, delay=0.0):
+    def __init__(self, base, rules=()):
         super().__init__(base, rules)
-        self.delay = delay
-        self.written = []
+        self.gate = threading.Event()
         self.landed = threading.Semaphore(0)
+        self.written = []
 
     def write_many(self, request):
-        time.sleep(self.delay)
+        assert self.gate.wait(30)
         self.written.extend(request.keys)
         written = super().write_many(request)
         self.landed.release(len(request.keys))
@@ -158,18 +157,20 @@ class SlowStore(FaultyKvStore):
 
 @pytest.mark.parametrize("index", [np.s_[:], np.s_[1:119_999]], ids=["whole", "part"])
 def test_copy_is_ready_no_later_than_commit(index):
-    array = make_array((120_000,), (20_000,), store=SlowStore(memory(), delay=0.01))
+    store = GatedStore(memory())
+    array = make_array((120_000,), (20_000,), store=store)
     futures = write(array, whole(array)[index], 1)
     order = []
     futures.commit.add_done_callback(lambda _: order.append(("commit", futures.copy.done())))
     futures.copy.add_done_callback(lambda _: order.append("copy"))
+    store.gate.set()
     futures.result()
     futures.copy.result()
     assert sorted(map(str, order)) == ["('commit', True)", "copy"]
 
 
 def test_the_source_may_change_once_copy_is_ready():
-    array = make_array((120_000,), (20_000,), store=SlowStore(memory(), delay=0.01))
+    array = make_array((120_000,), (20_000,))
     source = np.ones(120_000, "u2")
     futures = write(array, whole(array), source)
     futures.copy.result()
@@ -179,10 +180,11 @@ def test_the_source_may_change_once_copy_is_ready():
 
 
 def test_writes_nobody_waits_for_are_done_all_the_same():
-    store = SlowStore(memory(), delay=0.01)
+    store = GatedStore(memory())
     array = make_array((120_000,), (20_000,), store=store)
     write(array, whole(array), np.ones(120_000, "u2"))
     gc.collect()
+    store.gate.set()
     assert all(store.landed.acquire(timeout=30) for _ in range(6))
     assert len(stored(array)) == 6
 
@@ -222,9 +224,11 @@ def test_a_corrupt_chunk_is_not_overwritten_in_part(codecs):
 
 
 def test_no_task_is_begun_after_a_failure():
-    store = SlowStore(memory(), [Rule(Fault.ERROR, "write", key="c/0")], delay=0.005)
+    store = GatedStore(memory(), [Rule(Fault.ERROR, "write", key="c/0")])
+    store.gate.set()
     array = make_array((40 * 20_000,), (20_000,), store=store, executor=Executor(1))
     assert isinstance(write(array, whole(array), 1).exception(), StoreIOError)
+    array.executor.submit(lambda: None).result()
     assert len(store.written) < 40
 
 

@@ -1,7 +1,5 @@
 """Ctrl-C during a long read or write."""
 
-import os
-import signal
 import time
 
 import pytest
@@ -33,9 +31,8 @@ def interrupt(action, path, delay_s):
     """Press Ctrl-C after a while; return what the worker says of the time after."""
     with start("interrupted", action, path) as worker:
         assert worker.stdout.readline() == "ready\n", worker.stderr.read()
-        time.sleep(delay_s)
-        os.kill(worker.pid, signal.SIGINT)
-        out, err = worker.communicate(timeout=30)
+        time.sleep(delay_s)  # Any moment will do.
+        out, err = worker.communicate("now\n", timeout=60)
     assert worker.returncode == 0, err
     name, *rest = out.rstrip().split(",")
     assert name == "KeyboardInterrupt"
@@ -45,7 +42,7 @@ def interrupt(action, path, delay_s):
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.05, 0.3])
 def test_write(path, delay_s):
-    changed, changed_late, temporary, idle, works = interrupt("write", path, delay_s)
+    changed, changed_late, temporary, _, idle, works = interrupt("write", path, delay_s)
     # Chunks that were being renamed at that moment may still change: one a thread.
     assert int(changed) <= 16
     assert int(changed_late) == 0
@@ -73,7 +70,7 @@ def test_write_of_shards(tmp_path):
         context=gpustore.Context(QUICK),
     ).result()
     store[...] = 1
-    changed, changed_late, temporary, idle, works = interrupt("write", path, 0.3)
+    changed, changed_late, temporary, _, idle, works = interrupt("write", path, 0.3)
     assert int(changed) <= 16
     assert (changed_late, temporary, idle, works) == ("0", "0", "True", "True")
     # Each shard is of one version: the old one or the new one, whole.
@@ -84,12 +81,12 @@ def test_write_of_shards(tmp_path):
 
 @pytest.mark.slow
 def test_read_many(path):
-    assert interrupt("read-many", path, 0.3) == ["0", "0", "0", "True", "True"]
+    assert interrupt("read-many", path, 0.1) == ["0", "0", "0", "0", "True", "True"]
 
 
 @pytest.mark.slow
 def test_read(path):
-    assert interrupt("read", path, 0.2) == ["0", "0", "0", "True", "True"]
+    assert interrupt("read", path, 0.1) == ["0", "0", "0", "0", "True", "True"]
 
 
 @pytest.mark.slow
@@ -98,5 +95,6 @@ def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk):
     """Small chunks are read by one thread, in one task of half a million."""
     shape = LONG_SHAPE if chunk == (8, 8) else (LONG_SHAPE[0] * 16, LONG_SHAPE[1] * 4)
     create("zarr3 zstd crc32c", f"file://{tmp_path}/a/", shape=shape, chunk=chunk)
-    changed, changed_late, temporary, idle, _ = interrupt("read", tmp_path / "a", 0.2)
+    changed, changed_late, temporary, missing, idle, _ = interrupt("read", tmp_path / "a", 0.1)
     assert (changed, changed_late, temporary, idle) == ("0", "0", "0", "True")
+    assert int(missing) <= 8 * 4096  # Of half a million: a batch a thread.

@@ -55,7 +55,7 @@ def test_killed_writer_leaves_old_or_new_chunks(tmp_path, name, kills):
     with start("overwrite", name, path, kills) as worker:
         for i in range(kills):
             pid = int(worker.stdout.readline())
-            time.sleep(generator.uniform(0.005, 0.12))
+            time.sleep(generator.uniform(0.005, 0.12))  # Any moment will do.
             os.kill(pid, signal.SIGKILL)
             assert worker.stdout.readline() == "dead\n", worker.stderr.read()
             numbers = versions(store)

@@ -122,7 +122,7 @@ def test_killed_writer_leaves_the_old_or_the_new_shard(tmp_path, kills):
     with start("overwrite", "zarr3", path, kills) as worker:
         for i in range(kills):
             pid = int(worker.stdout.readline())
-            time.sleep(generator.uniform(0.005, 0.1))
+            time.sleep(generator.uniform(0.005, 0.1))  # Any moment will do.
             os.kill(pid, signal.SIGKILL)
             assert worker.stdout.readline() == "dead\n", worker.stderr.read()
             found = store.read().result()

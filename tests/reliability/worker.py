@@ -29,6 +29,7 @@ import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.runtime.statistics import STATISTICS
 from tests.reliability.array_on_disk import create
+from tests.waiting import wait_until
 
 QUICK = {"file_io_sync": False}
 
@@ -128,7 +129,6 @@ def forked_busy(name, url, count):
         thread.start()
     statuses = []
     for i in range(int(count)):
-        time.sleep(0.003)
         statuses.append(in_child(lambda i=i: use(stores[0], i)))
     stop.set()
     for thread in threads:
@@ -153,34 +153,65 @@ def files(path):
     return chunks, temporary
 
 
+def fetches():
+    return STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"]
+
+
+def meet(store):
+    """Return once all threads that work for an array were idle at the same time."""
+    executor = store._driver.array.executor
+    barrier = threading.Barrier(executor.limit + 1)
+    for _ in range(executor.limit):
+        executor.submit(barrier.wait)
+    barrier.wait(60)
+
+
 def interrupted(action, path):
-    """Start something long; print how it ended and what happened afterwards."""
+    """Start something long; print how it ended and what happened afterwards.
+
+    Ctrl-C comes after a line on standard input, once the program waits for a result: work that is
+    interrupted while it is being submitted has no future yet that could cancel it.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     store = gpustore.open(str(path)).result()
     starts = np.random.default_rng(4).integers(0, np.array(store.shape) - 63, (4000, 2))
-    print("ready", flush=True)
+    waited = None
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def press():
+        sys.stdin.readline()
+        is_asked.set()
+        wait_until(lambda: is_over.is_set() or (waited is not None and waited._waiters))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
     name = "nothing"
     try:
+        print("ready", flush=True)
         for version in itertools.count(2):
+            if is_asked.is_set():
+                is_over.set()
+                signal.pause()
             if action == "write":
-                store.write(version).result()
+                waited = store.write(version).commit
             elif action == "read-many":
-                store.read_many(starts, [64, 64]).result()
+                waited = store.read_many(starts, [64, 64])
             else:
-                store.read().result()
+                waited = store.read()
+            waited.result()
     except KeyboardInterrupt:
         name = "KeyboardInterrupt"
-    chunks, _ = files(path)
-    time.sleep(0.3)
-    soon = STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"]
-    later, temporary = files(path)
-    time.sleep(0.5)
+    (chunks, _), fetched = files(path), fetches()
+    meet(store)  # What ran has ended.
+    (later, temporary), late = files(path), fetches()
+    meet(store)  # What was still queued has ended.
     latest, _ = files(path)
-    idle = soon == (STATISTICS["chunks_missing"], STATISTICS["bytes_fetched"])
+    idle = late == fetches()
     changed = sum(later[file] != chunks.get(file) for file in later)
     changed_late = sum(latest[file] != later.get(file) for file in latest)
     works = bool(store[0, 0].read().result())
-    print(name, changed, changed_late, len(temporary), idle, works, sep=",", flush=True)
+    counts = changed, changed_late, len(temporary), late[0] - fetched[0]
+    print(name, *counts, idle, works, sep=",", flush=True)
 
 
 # --------------------------------------------------------------------------- the end

@@ -492,7 +492,7 @@ def test_reset_after_fork_refers_weakly():
 
 def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
     code = """
-        import sys, threading, time
+        import sys, threading
         from pathlib import Path
         from gpustore.runtime.executor import Executor
 
@@ -501,7 +501,7 @@ def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
         executor = Executor(4)
 
         def write(name):
-            time.sleep(0.05)
+            threading.main_thread().join()  # It is written when the program has ended.
             (folder / name).write_text(name)
 
         executor.submit(for_ever.wait)

@@ -40,7 +40,7 @@ def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
     )
     for _ in range(30):
         pid = int(worker.stdout.readline())
-        time.sleep(pause.uniform(0, 0.02))
+        time.sleep(pause.uniform(0, 0.02))  # Any moment will do.
         os.kill(pid, signal.SIGKILL)
         assert worker.stdout.readline() == b"dead\n"
         traces += sum(name.endswith("__lock") for name in os.listdir(tmp_path))

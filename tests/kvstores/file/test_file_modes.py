@@ -205,7 +205,7 @@ def test_killed_writer_in_place_leaves_the_beginning_of_a_value(tmp_path):
     )
     for _ in range(kills):
         pid = int(worker.stdout.readline())
-        time.sleep(generator.uniform(0.01, 0.05))
+        time.sleep(generator.uniform(0.01, 0.05))  # Any moment will do.
         os.kill(pid, signal.SIGKILL)
         assert worker.stdout.readline() == b"dead\n"
         value = store["v"]

@@ -28,7 +28,7 @@ class GcsServer(S3Server):
         super().serve(connection, request, **different)
 
     def _change(self, connection, request, path, **different):
-        with self._lock:
+        with self._changed:
             number = self.generations.get(path, 0) if path in self.values else 0
             wanted = request.headers.get("x-goog-if-generation-match")
             right = wanted is None or int(wanted) == number

@@ -76,7 +76,7 @@ class HttpServer:
         self.connections = 0
         self.most = self._now = 0
         self.stopped = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._open = set()
         self._threads = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -103,6 +103,15 @@ class HttpServer:
         self.values.clear()
         self.faults.clear()
         self.requests.clear()
+
+    def wait_for_request(self):
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.requests, 60)
+
+    def wait_for_the_last(self):
+        """Return once no request is under way."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._now, 60)
 
     def drop_connections(self):
         """Close those that wait for a request, as servers do after a while."""
@@ -145,10 +154,11 @@ class HttpServer:
             self._open.discard(connection)
 
     def _answer(self, connection, request):
-        with self._lock:
+        with self._changed:
             self.requests.append(request)
             self._now += 1
             self.most = max(self.most, self._now)
+            self._changed.notify_all()
             fault = next(
                 (f for f in self.faults if request.path.endswith(f.path) and f.done < f.times), None
             )
@@ -162,9 +172,10 @@ class HttpServer:
 
     def _leave(self, request):
         """It is no longer under way, at the latest when its client can know the answer."""
-        with self._lock:
+        with self._changed:
             self._now -= request.under_way
             request.under_way = False
+            self._changed.notify_all()
 
     def serve(self, connection, request, *, status=None, fields=(), body=None):
         """Answer as a server should; `status`, `fields` and `body` say what is different."""

@@ -5,7 +5,6 @@ import os
 import select
 import socket
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -307,12 +306,10 @@ def test_read_can_be_cancelled_while_bytes_keep_coming(server):
     server.faults.append(Fault(endless))
     # What precedes the range is passed over: more than anybody can wait for.
     future = open_store(server.url).read("k", byte_range=slice(1 << 60, (1 << 60) + 1))
-    while not server.requests:
-        time.sleep(0.001)
+    server.wait_for_request()
     future.cancel()
     POOL.close()
-    while server._now:  # The server sends until nobody receives; pytest's own limit ends it else.
-        time.sleep(0.001)
+    server.wait_for_the_last()  # It sends until nobody receives.
 
 
 # ------------------------------------------------------------------------- requests
@@ -384,21 +381,21 @@ def test_address_that_does_not_answer_is_not_tried_again_first(server, silent, m
 def test_resolver_that_hangs_is_given_up(server, monkeypatch):
     release = threading.Event()
     asked = itertools.count()
+    answered = []
     real = socket.getaddrinfo
 
     def hang(host, *args, **options):
         if host == "slow.test" and not options.get("flags"):
             next(asked)
-            release.wait(30)
+            answered.append(release.wait(60))
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return real(host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     timeouts = {"connect": "50ms", "total": "1s"}
     store = open_store("http://slow.test:80", http_request_timeouts=timeouts)
-    before = time.monotonic()
     error = read(store)
-    assert time.monotonic() - before < 20
+    assert not answered
     assert str(error).startswith("DEADLINE_EXCEEDED: ")
     assert "no connection within 0.05 s" in str(error)
     release.set()

@@ -692,8 +692,7 @@ def test_program_ends_at_once_and_without_warnings(server):
 def test_cancelled_read_ends(server):
     server.faults = [Fault(lambda s, c, r: s.stopped.wait(60) and False)]
     future = open_store(server).read("a")
-    while not server.requests:
-        time.sleep(0.001)
+    server.wait_for_request()
     assert future.cancel()
     POOL.close()
 

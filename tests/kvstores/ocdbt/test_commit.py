@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 
 import pytest
 import tensorstore as ts
@@ -28,19 +27,13 @@ from tests.kvstores.ocdbt.tensorstore_ocdbt import (
     configs,
     histories,
 )
+from tests.waiting import wait_until
 
 
 def put(store, key, value, if_equal=b""):
     columns = store.write_many(WriteRequest([key], [value], [if_equal]))
     columns.raise_first()
     return columns.generation[0]
-
-
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def generation(store):

@@ -80,7 +80,7 @@ def check_killed(path, kind, count):
         worker.stdin.write(b"go\n")
         worker.stdin.flush()
         pid = int(worker.stdout.readline())
-        time.sleep(pause.uniform(0, 0.05))
+        time.sleep(pause.uniform(0, 0.05))  # Any moment will do.
         os.kill(pid, signal.SIGKILL)
         assert worker.stdout.readline() == b"dead\n"
         ours, theirs = open_both(path)
@@ -114,7 +114,7 @@ def test_writers_continue_after_a_killed_tensorstore(tmp_path, kind):
         command = [sys.executable, WORKER, "overwrite_tensorstore", f"{tmp_path}/", config]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
             assert worker.stdout.readline() == b"ready\n"
-            time.sleep(pause.uniform(0.02, 0.1))
+            time.sleep(pause.uniform(0.02, 0.1))  # Any moment will do.
             worker.kill()
         ours, theirs = open_both(tmp_path)
         found = items(ours)

@@ -76,7 +76,7 @@ class S3Server(HttpServer):
             super().serve(connection, request, fields=fields, **different)
 
     def _change(self, connection, request, path, **different):
-        with self._lock:
+        with self._changed:
             stored = self.values.get(path)
             tag = None if stored is None else f'"{hashlib.md5(stored).hexdigest()}"'
             wanted = request.headers.get("if-match")
@@ -105,7 +105,7 @@ class S3Server(HttpServer):
         """Begin a value in parts, take one, put them together, or forget them."""
         query = {name: values[0] for name, values in parse_qs(request.query, True).items()}
         fields, body = [], b""
-        with self._lock:
+        with self._changed:
             if "uploads" in query:
                 name = f"upload{len(self.parts)}"
                 self.parts[name] = {}

@@ -9,7 +9,6 @@ import pickle
 import re
 import struct
 import threading
-import time
 import zipfile
 import zlib
 
@@ -38,6 +37,7 @@ from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.kvstores.http.http_server import HttpServer
 from tests.kvstores.zip.archive import central, local, made, opened, patched
 from tests.matrix import each
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -530,9 +530,7 @@ def test_threads_share_rewrites():
     assert began.wait(30)
     for thread in threads[1:]:
         thread.start()
-    deadline = time.monotonic() + 30
-    while len(store.driver._writer._waiting) < 7 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: len(store.driver._writer._waiting) == 7)
     go.set()
     for thread in threads:
         thread.join()

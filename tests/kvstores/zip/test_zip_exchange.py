@@ -231,7 +231,7 @@ def test_killed_writers_leave_the_old_archive_or_the_new_one(tmp_path):
     worker = start("overwrite", path, kills)
     for _ in range(kills):
         pid = int(worker.stdout.readline())
-        time.sleep(draw.uniform(0.005, 0.1))
+        time.sleep(draw.uniform(0.005, 0.1))  # Any moment will do.
         os.kill(pid, signal.SIGKILL)
         assert worker.stdout.readline() == b"dead\n"
         # A lock, and one new archive that was not finished: the next writer removes it.
@@ -262,7 +262,7 @@ def test_killed_writers_of_both_libraries_lose_nothing_of_others(tmp_path):
         for worker in workers:
             assert worker.stdout.readline() == b"ready\n"
         for i in range(3):
-            time.sleep(draw.uniform(0.005, 0.05))
+            time.sleep(draw.uniform(0.005, 0.05))  # Any moment will do.
             store[f"{step}/{i}"] = model[f"{step}/{i}"] = draw.randbytes(100)
         for worker in workers:
             worker.kill()

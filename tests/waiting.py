@@ -1,0 +1,11 @@
+"""Waits for states that no event announces: private ones of a thread, files of a process."""
+
+import time
+
+
+def wait_until(condition):
+    """Return once the condition holds; an error if it does not within a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
