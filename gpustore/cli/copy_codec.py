@@ -70,7 +70,7 @@ def codecs_of(
     if compressor is None:
         return [], []
     name = str(compressor["id"])
-    if name in ("zstd", "gzip", "zlib"):  # The last two differ in the header only.
+    if name in ("zstd", "gzip", "zlib"):  # gzip and zlib differ in the header only.
         name = "zstd" if name == "zstd" else "gzip"
         return [{"name": name, "configuration": {"level": compressor.get("level", 1)}}], []
     if name == "blosc":

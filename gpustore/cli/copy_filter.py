@@ -97,11 +97,11 @@ def parts_of_codecs(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -
             decoded, encoded = _TYPES.get(id, (_TYPE, _STORED))
             options = {option: _little(option, value) for option, value in options.items()}
             if id not in _UNTYPED:
-                options.setdefault(decoded, stored)  # Zarr v3 leaves it to the array.
+                options.setdefault(decoded, stored)  # In Zarr v3 it is that of the array.
                 stored = options.get(encoded, stored)
             parts.filters.append({"id": id, **options})
         elif name != id:
-            if parts.compressors:  # Not the last ones after all.
+            if parts.compressors:  # A filter follows, so the stages above are not the last ones.
                 parts.filters += [compressor_of([one])[0] or {} for one in parts.compressors]
                 parts.compressors.clear()
             parts.filters.append({"id": id, **options})

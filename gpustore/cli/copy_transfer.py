@@ -114,7 +114,7 @@ def transfer(
         for _, write in writes:
             if stopped():
                 write.cancel()
-            elif not write.cancelled():  # As the second Ctrl-C does.
+            elif not write.cancelled():  # A second Ctrl-C ends it the same way.
                 write.exception()
 
 

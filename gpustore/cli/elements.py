@@ -103,7 +103,7 @@ def open_whole(
         drivers = ["zarr2", "zarr3"] if spec["driver"] == "auto" else [spec["driver"]]
     else:
         opened = store.spec().to_json()
-        if field is None and "field" not in opened:  # It is there where records have but one.
+        if field is None and "field" not in opened:  # The only field of records.
             return store
         drivers = [str(opened["driver"])]
         if drivers[0] not in ("zarr", "zarr2", "zarr3"):

@@ -31,7 +31,7 @@ def find_group(
         `failure`; or, if `failure` reports a group, the error of opening the group.
     """
     if isinstance(failure, gpustore.StoreIOError) and failure.status == "ABORTED":
-        raise failure  # It was tried as often and as long as is allowed.
+        raise failure  # All retries have failed.
     try:
         return gpustore.open_group(place, context=context).result()
     except gpustore.GpustoreError as error:

@@ -271,7 +271,7 @@ def resolve_v2(
             assert isinstance(one.codec, VlenCodec)
             with in_member("filters"), at_position(index):
                 _check_elements(one, component)
-                one.codec.layout(tuple(chunk_shape))  # Raises.
+                one.codec.layout(tuple(chunk_shape))  # Raises MetadataError.
             objects, given = one.codec, _Given(None, None)
             continue
         with in_member("filters"), at_position(index):
@@ -313,7 +313,7 @@ def _add_v2(stages: list[BytesCodec], choice: StageChoice | ValueChoice, given: 
         if given.elements is None or not stage.is_exact:
             return _Given(None, None)
         nbytes = given.elements.count * given.elements.dtype.itemsize
-        nbytes = stage.encoded_bound(nbytes)  # Raises.
+        nbytes = stage.encoded_bound(nbytes)  # Raises MetadataError.
         return _Given(Elements(np.dtype(np.uint8), (nbytes,)), None)
     with of_codec(choice.name):
         if given.elements is None:

@@ -164,7 +164,7 @@ class Zfp(BytesCodec):
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the largest length of the blocks, in bytes."""
-        del decoded_nbytes  # It is that of the shape.
+        del decoded_nbytes  # The bound follows from the shape.
         header = _HEADER_BITS + 52 if self.has_header else 0
         return self._nbytes(header + self._blocks * self._most_bits())
 

@@ -163,7 +163,7 @@ class _CastValue(ValueStage):
             scaled = np.ldexp(np.where(special, 0.0, values), -quantum)
             values = np.where(special, values, np.ldexp(_ROUND[self.rounding](scaled), quantum))
         if source.dtype in (np.int64, np.uint64):
-            # float64 has too few bits for these: they are rounded once, as what they are.
+            # float64 has too few bits for large integers, which are rounded once, as integers.
             for at in np.flatnonzero(_magnitude(source) > _EXACT).tolist():
                 values[at] = _round_integer(int(source[at]), int(info.nmant) + 1, self.rounding)
         largest, infinite = float(info.max), np.isinf(values)

@@ -79,7 +79,7 @@ class _FixedScaleOffset(ValueStage):
         )
         if isinstance(before, str) or isinstance(behind, str):
             return f"the host scales {self.encoded.name} to {self.decoded.name}"
-        # What NumPy makes of them in that type.
+        # Scale and offset as NumPy rounds them to that type.
         with np.errstate(over="ignore"):
             scale, offset = (float(dtype.type(float(x))) for x in (self.scale, self.offset))
         exact = abs(self.offset) <= _EXACT or isinstance(self.offset, float)

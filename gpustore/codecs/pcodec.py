@@ -84,7 +84,7 @@ class _Pcodec(BytesCodec):
         """Decode one file with the number of elements of a chunk."""
         del decoded_max, exact  # Nothing else than a whole chunk is encoded so.
         nbytes = self.count * self.dtype.itemsize
-        # One more than there must be, to see that there are no others.
+        # Room for one more element than expected shows whether there are more.
         found = np.empty(self.count + 1, self.dtype)
         try:
             progress = _files.simple_decompress_into(bytes(encoded), found)
@@ -117,7 +117,7 @@ def _delta(options: Options) -> Any:
     if order is not None:
         return known.try_consecutive(order)
     if spec == "none":
-        # Its name until version 1.0, and from there on.
+        # Its name before pcodec 1.0, and since.
         return known.none() if hasattr(known, "none") else known.no_op()
     return getattr(known, spec)()
 

@@ -274,7 +274,7 @@ def _read_ends(store: KvStore) -> tuple[bytes, bytes] | None:
     if errors[1] is None:
         begin, end = columns.value
     else:
-        # It is shorter than that.
+        # The file is shorter than the bytes asked for.
         whole = store.driver.read_many(ReadRequest([path], max_nbytes=_SUFFIX_NBYTES))
         whole.raise_first()
         begin = end = whole.value[0]
@@ -305,14 +305,14 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
     for error in columns.error.values():
         if not _is_no_file(error) and not isinstance(error, LimitError):
             raise error
-    # What is too long is there, and for those who open it to complain about.
+    # A document that is too long exists; opening it raises the error.
     there = [
         row
         for row, state in enumerate(columns.state)
         if state is ReadState.VALUE or isinstance(columns.error.get(row), LimitError)
     ]
     for row, name in enumerate(names):
-        # Something else than a file in the place of an array's metadata is why nothing is found.
+        # An error of a metadata key, such as a directory in its place, explains why.
         if not there and name in _METADATA and row in columns.error:
             raise columns.error[row]
     listed = ", ".join(quote(name) for name in names)

@@ -183,7 +183,7 @@ class MetadataFile:
 
     def _decoded(self, data: bytes, where: str | None) -> Any:
         if len(data) <= _REMEMBERED_NBYTES:
-            # What is wrong is raised by decoding once more, which names this file.
+            # Decoding once more raises the error, with the name of this file.
             with contextlib.suppress(GpustoreError):
                 return _remembered(self.format.decode, data, self.limits)
         return self.format.decode(data, where=where or self.name, limits=self.limits)

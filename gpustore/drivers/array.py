@@ -96,7 +96,7 @@ class ArrayDriver(Unexplained, Unresizable):
 
     def _view(self, transform: IndexTransform) -> NDArray[Any] | None:
         """The elements `transform` selects, as a view; None if an index array selects them."""
-        # Nothing else keeps the strides below inside the array.
+        # Only this check keeps the strides below inside the array.
         check_bounds(transform, self.array.shape)
         domain = transform.domain
         if 0 in domain.shape:
@@ -118,7 +118,7 @@ class ArrayDriver(Unexplained, Unresizable):
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Copy the elements of the domain of `transform`."""
-        del batch  # There is nothing to share.
+        del batch  # Reads of arrays in memory share no chunks.
         view = self._view(transform)
         memory = output.memory(self.backend, tuple(transform.domain.shape), self.array.dtype)
 

@@ -179,7 +179,7 @@ class CastDriver(Unexplained):
             source = object_array(source, self.dtype, max_rank=domain.rank)
         elements = self.backend.source(source, domain, self.dtype.array_dtype).array
         if any(step == 0 and size > 1 for step, size in zip(elements.strides, elements.shape)):
-            # Elements that stand for many are converted once.
+            # Broadcast elements are converted once.
             first = tuple(slice(None if step else 1) for step in elements.strides)
             converted = np.broadcast_to(encode(elements[first]), elements.shape)
         else:
@@ -206,7 +206,7 @@ def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor
     promise, result = Promise.new()
 
     def run(done: Future[Any]) -> None:
-        # A batch has given it those of all reads that it merged.
+        # A batch replaces the statistics by those of all reads that it merged.
         result._statistics = done._statistics
         try:
             promise.set_result(attributed(done._statistics, lambda: convert(done.result())))

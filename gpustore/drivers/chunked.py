@@ -177,7 +177,7 @@ class ChunkedDriver:
             return self.respec(None)
         metadata = self.metadata
         if self.file.format.zarr_format == 3 and "attributes" in vars(self):
-            # Those that were changed through it: the old ones would not be found.
+            # As changed through the array: a spec with the old attributes would not match.
             metadata = replace(metadata, attributes=self.attributes.asdict())
         return self.respec(metadata)
 
@@ -441,7 +441,7 @@ class ChunkedDriver:
 def _cells_outside(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Cells of the old grid that the new one lacks, each of them once."""
     for d in range(len(before)):
-        # Outside in dimension d, and in no earlier one.
+        # Chunks outside the bounds of dimension d and inside those of all earlier ones.
         axes = [range(min(a, b)) for a, b in zip(after[:d], before[:d])]
         axes += [range(after[d], before[d])]
         axes += [range(b) for b in before[d + 1 :]]

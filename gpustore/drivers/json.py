@@ -102,7 +102,7 @@ class JsonDriver(Unexplained, Unresizable):
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
-        del batch  # There is nothing to share.
+        del batch  # Reads of a single value share no chunks.
         out = output.array
         if out is not None and (
             not isinstance(out, np.ndarray)
@@ -112,7 +112,7 @@ class JsonDriver(Unexplained, Unresizable):
             raise TypeError(
                 f"out must be an ndarray of objects of shape {tuple(transform.domain.shape)}"
             )
-        # Of the result, so that a list becomes one element and not an axis.
+        # An array of the result's shape, so that a list becomes one element and not an axis.
         array = out
         if array is None:
             array = np.empty(

@@ -90,14 +90,14 @@ class Zarr2Format:
         """Parse the ``metadata`` member of a spec."""
         constraints = Zarr2Constraints.from_json(value)
         if not isinstance(constraints.compressor, Unset):
-            parse_v2(constraints.compressor, stored=False)  # Raises.
+            parse_v2(constraints.compressor, stored=False)  # Raises MetadataError.
         if not isinstance(constraints.filters, Unset):
-            parse_filters(constraints.filters, stored=False)  # Raises.
+            parse_filters(constraints.filters, stored=False)  # Raises MetadataError.
         return constraints
 
     def constraints_of(self, metadata: Zarr2Metadata) -> Zarr2Constraints:
         """Return constraints that only these metadata fulfil; unknown members are left out."""
-        compressor = parse_v2(metadata.compressor, stored=True)  # What a spec may say.
+        compressor = parse_v2(metadata.compressor, stored=True)  # Its options in a spec.
         filters = tuple(parse_filters(metadata.filters, stored=True)) or None
         known = dataclasses.replace(metadata, compressor=compressor, filters=filters, extra={})
         return self.constraints(known.to_json())

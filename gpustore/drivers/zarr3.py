@@ -245,7 +245,7 @@ class Zarr3Format:
         read, write = _chunk_shapes(constraints, layout, domain)
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
-            codec = codec.merged(_ANY_CODEC)  # Raises.
+            codec = codec.merged(_ANY_CODEC)  # Raises MetadataError.
         codecs = shard_v3(_codecs_of(codec.to_json()), read[:rank], write[:rank])
         inner_order = layout.inner_order or layout.inner_order_soft_constraint
         if inner_order is not None:
@@ -262,7 +262,7 @@ class Zarr3Format:
             shape=tuple(domain.shape[:rank]),
             data_type=data_type,
             chunk_shape=write[:rank],
-            # Of bits zero: not every type has a number zero.
+            # Default: all bits zero, as not every type has a number zero.
             fill_value=_native_fill_value(fill, element),
             codecs=complete_v3(codecs, data_type, rank, inner_order=inner_order),
             chunk_key_encoding=constraints.chunk_key_encoding or ChunkKeyEncoding(),
@@ -276,10 +276,10 @@ class Zarr3Format:
             self.describe(metadata, limits=limits).check(merged, self.words)
         read_shape = read_chunk_shape_v3(metadata.codecs, rank)
         if read_shape is not None:
-            # Shards whose own chunk shape was not known before.
+            # The shape of shards is only known from the codecs.
             merged.merged(chunk_layout=ChunkLayout(read_chunk_shape=read_shape + component.shape))
         if constraints.codecs is not None:
-            # A transpose that the inner order needs is one that these do not have.
+            # Raises if the inner order needs a transpose that the given codecs do not have.
             self.validate(Zarr3Constraints(codecs=constraints.codecs), metadata)
         return metadata
 
@@ -300,7 +300,7 @@ def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.d
     for codec in codecs:
         if codec.name == "bytes":
             endian = codec.configuration.get("endian")
-            # What is no text may have no hash; it is refused where the codec is parsed.
+            # A value that is no text may be unhashable; parsing the codec rejects it.
             if isinstance(endian, str):
                 return native.newbyteorder(_ORDERS.get(endian, "="))
             return native

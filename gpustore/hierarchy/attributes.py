@@ -83,7 +83,7 @@ class Attributes(Mapping[str, JsonValue]):
         return self._values
 
     def __getitem__(self, name: str) -> JsonValue:
-        # A copy: what is changed in it would be stored nowhere.
+        # A copy, since a change in the cached value would not be stored.
         return copy.deepcopy(self._known()[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -214,5 +214,5 @@ def json_attributes(values: Mapping[str, Any]) -> dict[str, JsonValue]:
         If a value cannot be written as JSON.
     """
     given = expect_object(from_python(dict(values)))
-    dump(given)  # Raises, also for NaN: other readers may refuse it.
+    dump(given)  # Raises MetadataError, also for NaN, which other readers may reject.
     return given

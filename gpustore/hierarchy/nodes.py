@@ -220,7 +220,7 @@ class Hierarchy:
         names = NODE_DOCUMENTS[self.zarr_format]
         for first in range(0, len(paths), _BATCH):
             part = paths[first : first + _BATCH]
-            # Many documents of members, or one as long as consolidated metadata may be.
+            # One document may be as long as consolidated metadata, many only as metadata.
             one = len(part) == 1
             most = self.limits.hierarchy_nbytes if one else self.limits.metadata_nbytes
             for path, *found in zip(part, *self._documents(part, names, most)):

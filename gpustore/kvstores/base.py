@@ -211,7 +211,7 @@ class KvStoreDriver(abc.ABC):
         """Return the result of :meth:`list` as bytes, for kvstores that store keys as bytes."""
         names = self.list(inclusive_min, exclusive_max)
         try:
-            # A third of the time that the exact conversion takes.
+            # Takes a third of the time of the exact conversion below.
             return [name.encode() for name in names]
         except UnicodeEncodeError:
             return [name.encode("utf-8", "surrogateescape") for name in names]
@@ -244,7 +244,7 @@ class KvStoreDriver(abc.ABC):
         """
         keys = self.list(inclusive_min, exclusive_max)
         nbytes, errors = self._nbytes(keys)
-        # Those that were deleted meanwhile have none.
+        # Keys that were deleted meanwhile have no length.
         return {key: n for key, n in zip(keys, nbytes, strict=True) if n >= 0}, {
             keys[row]: error for row, error in errors.items()
         }

@@ -363,7 +363,7 @@ def _validate_attributes(constraints: Zarr3Constraints, metadata: Zarr3Metadata)
     units = constraints.dimension_units
     if units is not None:
         stored = metadata.dimension_units
-        # Null is no constraint.
+        # Null in a spec is no constraint.
         same = len(units) == len(stored) and all(
             a is None or a == b for a, b in zip(units, stored, strict=True)
         )

@@ -257,7 +257,7 @@ def _storage_transformers(value: JsonValue) -> list[JsonValue]:
                 f"No storage transformers supported, but received at position {index}: {text(one)}"
                 f', which is not marked {{"must_understand": false}}'
             )
-    NamedConfiguration.list_from_json(transformers)  # Raises.
+    NamedConfiguration.list_from_json(transformers)  # Raises MetadataError.
     return transformers
 
 

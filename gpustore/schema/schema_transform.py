@@ -158,7 +158,7 @@ def _fill_to_input(
         indices.append(_indices(m, size, origin, transform, value))
     array = value.array.reshape((1,) * missing + value.shape)[tuple(indices)]
     if not array.size:
-        # Nothing is left to fill.
+        # There is no element to fill.
         return None
     shape = (1,) * (transform.input_rank - array.ndim) + array.shape
     return FillValue.from_array(array.reshape(shape), value.dtype)

@@ -48,7 +48,7 @@ def _on_device(operation: _Operation) -> _Operation:
     @wraps(operation)
     def guarded(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
         if self.failure is not None:
-            # A new one each time: its frames hold what the caller held.
+            # A new exception each time: the frames of an old one keep arrays of its caller.
             raise DeviceError(self.failure)
         if os.getpid() != self.pid:
             raise ForkError(f"{self.name} was used before this process was forked; start it anew")
@@ -167,7 +167,7 @@ class CudaDevice:
         nbytes = math.prod(shape) * dtype.itemsize
         with stream:
             memory = cupy.cuda.alloc(max(1, nbytes))
-        # Without memory of its own CuPy refuses types that it cannot compute with.
+        # CuPy takes types that it cannot compute with only together with their memory.
         array = cupy.ndarray(shape, dtype, memptr=memory, order=order)
         return ForeignArray(array, array.data.ptr, array.strides, array.shape, array.dtype)
 

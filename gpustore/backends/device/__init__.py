@@ -338,7 +338,7 @@ class DeviceBackend:
                 f"{self.device}; read fewer elements at once"
             ) from error
         except DeviceError:
-            # What was asked before may still run.
+            # Work queued before the error may still run.
             device.synchronize(device.record(buffer.stream))
             raise
         finally:

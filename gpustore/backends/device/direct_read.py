@@ -115,7 +115,7 @@ class _Read:
             return
         self.is_done = failed = True
         try:
-            with suppress(OSError):  # The host reads it again, and says what is wrong.
+            with suppress(OSError):  # The host reads the range again, and raises what is wrong.
                 enough = self._read.result() >= self._wanted
                 failed = False
                 self.succeeded = enough and self._handle.is_unchanged()
@@ -206,7 +206,7 @@ class DirectReads:
 
     def expect(self, value: memoryview, crc32: int, error: Callable[[int], GpustoreError]) -> None:
         start = self._buffer.start_of(value)
-        if start is not None:  # All are there that a device has read.
+        if start is not None:  # Values that a device has read lie in the buffer.
             self.expected.append(Expected(start, len(value), crc32, error))
 
     def fetch(self) -> list[tuple[Expected, int]]:

@@ -114,7 +114,7 @@ def tensor_of(array: Any, stream: int) -> tuple[Tensor, Any]:
     stream = stream or _DEFAULT_STREAM
     try:
         capsule = array.__dlpack__(stream=stream, max_version=(1, 1))
-    except TypeError:  # From before there were versions.
+    except TypeError:  # Before DLPack 1.0 there was no `max_version`.
         capsule = array.__dlpack__(stream=stream)
     is_read_only = False
     if _is_valid(capsule, b"dltensor_versioned"):

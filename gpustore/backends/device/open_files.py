@@ -160,7 +160,7 @@ class OpenFiles:
             STATISTICS.add(direct_unavailable=1)
             return None
         if not handle.file.is_direct:
-            # Reads would pass host memory all the same: our own way there is as good.
+            # The device would read through host memory; the pinned path does that as well.
             self._indirect.add(identity[0])
             handle.close(self._device)
             STATISTICS.add(direct_unavailable=1)

@@ -188,7 +188,7 @@ class Submission:
             if buffer.has_end
             else [buffer.view(start, len(value)) for start, value in zip(starts, present)],
         )
-        # What goes wrong from here on ends in `give_up`.
+        # After an error from here on, `give_up` frees the memory of the commands.
         if self._direct is not None and self._direct.expected:
             self._check_checksums(commands, starts, self._direct.expected)
         if on_device and self._narrowed:
@@ -213,7 +213,7 @@ class Submission:
     ) -> None:
         """Record the comparison of checksums of values; values of the list begin at `starts`."""
         buffer = self._buffer
-        # Of values that were read together the first stands for all.
+        # A checksum is that of values that were read together; the first of them stands for all.
         row_at = dict(zip(starts, commands.rows.tolist()))
         wanted = [one for one in expected if one.start in row_at]
         commands.checksum(
@@ -344,7 +344,7 @@ class Submission:
         """Decode some rows on the host and place them, as many at a time as fit in a buffer."""
         nbytes = max(1, self._chain.layout.nbytes)
         most = max(1, self._buffer.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
-        # The buffer that these lie in is used again.
+        # The staging buffer of the values is used again below.
         self._fetch_direct()
         left = [i for i in left if i not in self._errors]
         encoded = {i: bytes(self.values[i] or b"") for i in left}
@@ -367,7 +367,7 @@ class Submission:
         """Wait until none of its work runs any more, and free its memory. May be called again."""
         if self._commands is None:
             return
-        with suppress(DeviceError):  # Lost with all its memory; the cause is on its way already.
+        with suppress(DeviceError):  # Of a lost device, whose first error is raised.
             self._commands.release()
             self._device.synchronize(self._device.record(self._buffer.stream))
             self._free_own()

@@ -301,7 +301,7 @@ def _prepare_v3(options: Options, itemsize: int | None) -> _Blosc:
 def _prepare_v2(options: Options, itemsize: int | None) -> _Blosc:
     typesize = options.get("typesize") or itemsize or 1
     if typesize > _MAX_TYPESIZE:
-        typesize = 1  # What Blosc itself makes of it.
+        typesize = 1  # As in Blosc.
     shuffle = options["shuffle"]
     if shuffle < 0:
         shuffle = 2 if typesize == 1 else 1

@@ -95,7 +95,7 @@ def _decode_elements(encoded: memoryview, position: int, nbytes: int) -> bytearr
             if offset >= length:
                 decoded += decoded[found - offset : found - offset + length]
             else:
-                # It copies what it writes: the last `offset` bytes over and over.
+                # The copy overlaps its own output: the last `offset` bytes repeat.
                 decoded += (decoded[found - offset :] * (length // offset + 1))[:length]
         if len(decoded) > nbytes:
             raise ValueError(f"snappy: more than {nbytes} bytes")

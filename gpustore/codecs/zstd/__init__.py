@@ -182,7 +182,7 @@ class _Zstd(BytesCodec):
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
         """Decode one frame of known size at once, other values frame by frame."""
-        # What stops it, several frames or damage, the walk tells.
+        # On an error, of several frames or damage, the walk over frames below decodes or raises.
         with contextlib.suppress(zstandard.ZstdError, RuntimeError, ValueError):
             if exact and zstandard.frame_content_size(encoded) == decoded_max:
                 return _decode_known(encoded, decoded_max, out)

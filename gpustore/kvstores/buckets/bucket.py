@@ -296,7 +296,7 @@ class Bucket:
         if high is not None and low >= high:
             return {}
         prefix = _listable(low if high == prefix_end(low) else _common(low, high or ""))
-        # What is asked for comes behind; the last key before the first one has no name.
+        # Lists begin behind `after`, and the greatest key below `low` cannot be written down.
         after = "" if prefix == low else _listable(low[:-1] + chr(max(ord(low[-1]), 1) - 1))
         found: dict[str, int] = {}
         try:

@@ -77,7 +77,7 @@ class Listing:
         asked |= {name: value for name, value in given.items() if value}
         last, empty = "", 0
         while True:
-            # In the order and the form that signatures want.
+            # Signatures require this order and encoding.
             query = "&".join(f"{name}={quote(asked[name], safe='')}" for name in sorted(asked))
             [request] = self.requests([("GET", self.path, query)])
             request.plan = _page

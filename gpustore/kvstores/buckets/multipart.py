@@ -94,7 +94,7 @@ class MultipartUpload:
                     )
                 response.headers["etag"] = tag
         except CancelledError:
-            # In a thread of its own, which is not cancelled and for which nobody waits.
+            # Requests of this thread are cancelled; another thread deletes the parts.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._abort, args=(path, query), daemon=True).start()
             raise
@@ -125,7 +125,7 @@ class MultipartUpload:
         tags: list[str] = []
         while len(tags) < len(starts):
             numbers = range(len(tags), min(len(tags) + _AT_ONCE, len(starts)))
-            # The order of names is that of a signed query.
+            # Signatures require names in this order.
             asked = [("PUT", path, f"partNumber={number + 1}&{query}") for number in numbers]
             parts = (value[starts[number] : starts[number] + nbytes] for number in numbers)
             for response in self.client.send(map(_with_body, self.requests(asked), parts)):

@@ -128,7 +128,7 @@ def _acquire(directory: int, lock_name: str, key: str) -> int:
         except OSError as error:
             os.close(fd)
             if error.errno != errno.ESTALE:
-                # Nobody knows whose the name is now: it goes if nobody holds it.
+                # The owner of the name is unknown; it is removed if nobody holds the lock.
                 with contextlib.suppress(OSError):
                     remove_abandoned(directory, lock_name)
                 raise

@@ -168,7 +168,7 @@ class Root:
         if fd == -errno.EXDEV:
             return self._open_resolved(key, flags)
         if fd >= 0 and not self._root_has_link:
-            # From now on step 1 is known to be in vain.
+            # With a link in the root step 1 always fails; it is skipped from now on.
             absolute = os.path.abspath(directory)  # noqa: PTH100  resolve() would follow links
             self._root_has_link = os.path.realpath(directory) != absolute
         return fd

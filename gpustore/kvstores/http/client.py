@@ -363,7 +363,7 @@ class _Round:
         now = time.monotonic()
         job.lost |= error.sent
         if error.stale:
-            # Nobody is to blame, and another such connection is not there for ever.
+            # A connection that was closed while idle is no failed attempt.
             job.stale += 1
             STATISTICS.add(retries=1)
             self._ready.appendleft(job)

@@ -205,7 +205,7 @@ def parse_head(data: bytes) -> HttpResponse:
     """
     text = data.decode("latin-1")
     first, *lines = text.split("\r\n")
-    # Ends of lines that other readers might not take for some, and the other way round.
+    # Other readers might split lines at a bare CR or LF.
     if "\0" in text or not text.count("\r") == text.count("\n") == len(lines):
         raise _malformed("NUL or half of an end of line in it")
     status = _STATUS_LINE.fullmatch(first)
@@ -243,7 +243,7 @@ _USUAL_NBYTES: Final = 200
 
 
 def _malformed(what: str) -> StoreIOError:
-    # Values of other fields than those that say how long a body is are not shown.
+    # Only fields that frame the body are shown; others may hold secrets.
     return StoreIOError(f"the head of the HTTP response is malformed: {what}", status="UNKNOWN")
 
 

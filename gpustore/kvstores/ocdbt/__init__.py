@@ -190,7 +190,7 @@ class OcdbtKvStore(AdapterKvStore):
                 continue
             if part is not None:
                 parts[i] = part
-        # What has no generation cannot have changed: its data file does not exist.
+        # A value without a generation cannot have changed: its data file does not exist.
         for i in self.read_parts(list(parts.values()), request, result):
             result.error[i] = self._database.damaged(found[i], None)  # type: ignore[arg-type]
         for i, failure in result.error.items():
@@ -300,7 +300,7 @@ class OcdbtKvStore(AdapterKvStore):
                 row += 1
                 if slash:
                     names.add(name.decode("utf-8", "surrogateescape"))
-                    # On to what is behind the directory: "0" follows the slash.
+                    # Continue behind the directory: "0" is the character after the slash.
                     row = max(row, rows.row_of(begin + name + b"0"))
         return sorted(names)
 

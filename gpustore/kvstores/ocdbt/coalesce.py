@@ -182,7 +182,7 @@ class Coalescer:
         for group, span, data in zip(groups, joined, self._read(joined), strict=True):
             for i in group:
                 if len(group) > 1 and isinstance(data, GpustoreError):
-                    alone.append(i)  # What is wrong with one does not make the others fail.
+                    alone.append(i)  # An error of one range does not make the others fail.
                 elif data is None or isinstance(data, GpustoreError):
                     found[i] = data
                 else:

@@ -158,7 +158,7 @@ class Committer:
                 for group in _groups(waiting):
                     self._commit_group(group)
             except BaseException:
-                # This thread was interrupted, which is nothing to the others.
+                # Only this thread was interrupted; another commits for those that wait.
                 rest = [one for one in waiting if not one.is_done and one is not operation]
                 with self._queue_lock:
                     self._queue = rest + self._queue
@@ -169,7 +169,7 @@ class Committer:
             self._commit(group)
         except GpustoreError as error:
             if len(group) > 1:
-                # What is wrong with one does not make the others fail.
+                # An error of one change does not make the others fail.
                 for one in group:
                     self._commit_group([one])
                 return
@@ -374,7 +374,7 @@ class Committer:
         if not columns.error:
             return columns.generation[0]
         failure = columns.error[0]
-        # It may have been written all the same: then the database says so.
+        # The manifest may have been written all the same; the database tells.
         try:
             snapshot = self._database.snapshot()
         except GpustoreError:
@@ -406,7 +406,7 @@ class Committer:
             if numbered_of(key[len(manifests.path) :]) is not None
         ]
         if keys:
-            # They are in nobody's way: whoever comes next removes what is left.
+            # Old manifests do no harm; the next commit removes those that are left.
             manifests.driver.write_many(WriteRequest(keys, [None] * len(keys)))
 
 

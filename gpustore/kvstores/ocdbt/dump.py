@@ -87,7 +87,7 @@ def _parse(reference: str) -> tuple[str, Location]:
 
 def _reference(kind: str, location: Location) -> str:
     paths = ":".join(
-        # Always left as it is by Python.
+        # `percent_encode` leaves "~" as it is.
         percent_encode(path, safe="/").replace("~", "%7E")
         for path in location.file
     )

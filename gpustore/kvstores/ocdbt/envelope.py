@@ -108,7 +108,7 @@ def open_body(data: Buffer, magic: int, *, max_nbytes: int) -> Reader:
         raise reader.error(f"Unsupported compression format: {compression}")
     encoded = data[reader.position : reader.stop]
     try:
-        # What the frame says is what would be allocated for it.
+        # The library allocates the size that the frame states.
         if zstandard.frame_content_size(encoded) > max_nbytes:
             raise _too_long(magic, max_nbytes)
         return Reader(bytes(_zstd(0).decode(encoded, max_nbytes, exact=False)))

@@ -83,7 +83,7 @@ class S3Address:
             raise UnsupportedError(
                 f"{origin}: an address in another form than the usual one is not supported"
             )
-        # Programs on the way might change it, and the signature would be wrong.
+        # Proxies might change such a path, and the signature would be wrong.
         components = parts.path.strip("/").split("/")
         strange = not {".", "..", ""}.isdisjoint(components) and components != [""]
         if strange or not _PATH.fullmatch(parts.path):

@@ -124,7 +124,7 @@ class ZipKvStore(AdapterKvStore):
                 try:
                     if self._read(directory, request, result) or is_recent:
                         return result
-                    # Nothing was read of the archive, so nothing has shown that it is this one.
+                    # No byte of the archive was read, so its generation has not been compared.
                     if self._archive.current() is directory:
                         return result
                 except Changed:
@@ -529,7 +529,7 @@ class _Kind:
 
     def check_path(self, path: str) -> None:
         if path:
-            # It may end anywhere: with a slash, or in the middle of a name.
+            # A path may end anywhere: with a slash, or in the middle of a name.
             check_name(path.removesuffix("/"))
 
 

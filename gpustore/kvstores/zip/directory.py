@@ -299,7 +299,7 @@ class Directory:
     def _check_places(self) -> NDArray[np.int64]:
         """Mark members that lie outside or overlap; return the beginning of the next after each."""
         limit = self.end.start
-        # No sum may overflow before it is compared.
+        # Sizes are cut to `limit` before they are added, so that no sum overflows.
         header = self.record["name_nbytes"].astype(np.int64) + _LOCAL_NBYTES
         outside = (self.offset > limit) | (self.encoded_nbytes > limit)
         outside |= self.offset + np.minimum(self.encoded_nbytes, limit) + header > limit

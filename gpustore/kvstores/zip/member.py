@@ -152,7 +152,7 @@ def decode(method: int, encoded: Buffer, decoded_nbytes: int, wanted: int) -> by
             stream = _DECOMPRESSORS[method]()
             decoded = stream.decompress(encoded, wanted + is_whole)
             if is_whole and len(decoded) == wanted and not stream.eof:
-                # What is left makes no more bytes, but must be an end.
+                # All bytes are decoded; the rest of the stream must be its end.
                 decoded += stream.decompress(getattr(stream, "unconsumed_tail", b""), 1)
             if is_whole and len(decoded) <= wanted and not stream.eof:
                 raise corrupt(
@@ -212,7 +212,7 @@ def _decode_zstd(encoded: Buffer, wanted: int, *, is_whole: bool) -> bytes:
     if size not in (-1, wanted):
         raise corrupt(f"zstd frame holds {size} bytes, the directory says {wanted}")
     if not wanted:
-        # No limit can be given for nothing.
+        # `decompress` takes a limit of 0 for none.
         with decompressor.stream_reader(encoded) as reader:
             return reader.read(1)
     return decompressor.decompress(encoded, max_output_size=wanted, allow_extra_data=False)

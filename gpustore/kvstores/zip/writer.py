@@ -156,7 +156,7 @@ class Writer:
                 for one in together:
                     one.error = error
             except BaseException:
-                # This thread was stopped, the others were not: one of them goes on.
+                # Only this thread was stopped; another one goes on.
                 with self._waiting_lock:
                     self._waiting[:0] = [one for one in together if one is not change]
                 raise
