@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_folder(name: str | None, nbytes: int) -> Path:
-    """The folder to work in; nothing that lies there is overwritten."""
+    """Return the folder to work in; nothing that lies there is overwritten."""
     if name is None:
         folder = Path(tempfile.mkdtemp(prefix="gpustore-demo-"))
     else:
@@ -221,7 +221,7 @@ def _save_picture(path: Path, plane: npt.NDArray[np.uint16]) -> None:
 def _report(
     screen: Screen, folder: Path, volume: npt.NDArray[np.uint16], measured: Sequence[Measured]
 ) -> None:
-    """The table, what lies where, and the next command."""
+    """Return the table, what lies where, and the next command."""
     rows = [
         (
             format_.title,

@@ -92,7 +92,7 @@ def _chunk(node: gpustore.Node) -> list[int] | None:
 
 
 def _for_people(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """The facts as pairs of short texts."""
+    """Return the facts as pairs of short texts."""
     members = facts["members"].values()
     counts = [(kind, sum(m["type"] == kind for m in members)) for kind in ("array", "group")]
     unread = sum("error" in member for member in members)

@@ -168,7 +168,7 @@ def edges_of(store: gpustore.TensorStore) -> list[Any] | None:
 
 
 def _largest(edges: Any) -> int:
-    """The largest chunk of an entry of ``chunk_shapes``."""
+    """Return the largest chunk of an entry of ``chunk_shapes``."""
     if isinstance(edges, int):
         return edges
     return max((edge[0] if isinstance(edge, list) else edge for edge in edges), default=1)
@@ -225,7 +225,7 @@ def _plain(value: Any) -> Any:
 
 
 def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The facts as pairs of short texts."""
+    """Return the facts as pairs of short texts."""
     labels = [label or str(n) for n, label in enumerate(facts["labels"])]
     named = f"  ({', '.join(labels)})" if any(facts["labels"]) else ""
     ratio = ""

@@ -119,7 +119,7 @@ def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _value(url: str) -> gpustore.KvStore:
-    """The kvstore at a URL or path, also of an array there."""
+    """Return the kvstore at a URL or path, also of an array there."""
     kvstore = gpustore.Spec(url).kvstore
     if kvstore is None:
         raise CommandError(f"{url} has no keys")
@@ -168,7 +168,7 @@ def _printable(name: str) -> str:
 
 
 def _parts(store: gpustore.KvStore) -> Iterator[bytes]:
-    """The value at a path, in parts that fit in memory."""
+    """Yield the value at a path, in parts that fit in memory."""
     nbytes = 0
     with contextlib.suppress(gpustore.UnsupportedError):
         located = store.locate_many([""])

@@ -349,6 +349,6 @@ def _is_group(store: KvStore) -> bool:
 
 
 def _directory(store: KvStore) -> str:
-    """The path, with a slash behind it unless it is empty."""
+    """Return the path, with a slash behind it unless it is empty."""
     path = store.path
     return path if not path or path.endswith("/") else path + "/"

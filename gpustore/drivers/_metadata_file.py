@@ -34,7 +34,7 @@ _REMEMBERED_NBYTES = 16 << 10
 
 @lru_cache(maxsize=64)
 def _remembered(decode: Decode, data: bytes, limits: Limits) -> Any:
-    """The metadata in `data`."""
+    """Return the metadata in `data`."""
     value = parse(
         data,
         where="",
@@ -73,7 +73,7 @@ class _Family:
 
 @lru_cache(maxsize=64)
 def _first(decode: Decode, family: _Family, limits: Limits) -> Any:
-    """The metadata in the first document of `family`."""
+    """Return the metadata in the first document of `family`."""
     return decode(family.data, where="", limits=limits)
 
 

@@ -95,7 +95,7 @@ class ArrayDriver(Unexplained, Unresizable):
         return ArraySpec(self.array.copy(), schema)
 
     def _view(self, transform: IndexTransform) -> NDArray[Any] | None:
-        """The elements `transform` selects, as a view; None if an index array selects them."""
+        """Return a view of the elements of `transform`; None if an index array selects them."""
         # Only this check keeps the strides below inside the array.
         check_bounds(transform, self.array.shape)
         domain = transform.domain
@@ -165,7 +165,7 @@ class ArrayDriver(Unexplained, Unresizable):
 
 
 def _numpy_index(transform: IndexTransform) -> tuple[NDArray[np.int64], ...]:
-    """The index arrays that select the same elements in NumPy, each of the domain's rank."""
+    """Return the index arrays that select the same elements in NumPy, each of the domain's rank."""
     domain = transform.domain
     index = []
     for map_ in transform.output:

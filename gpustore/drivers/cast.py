@@ -363,7 +363,7 @@ def _without_elements(schema: Schema) -> Schema:
 
 
 def _converted_fill(schema: Schema, dtype: dtype_) -> Any:
-    """The fill value of a schema as an element of another type; None if it cannot be."""
+    """Return the fill value of a schema as an element of another type; None if it cannot be."""
     fill = schema.fill_value
     if fill is None or schema.dtype is None:
         return fill

@@ -230,7 +230,7 @@ class ChunkedDriver:
         return estimate(array, plans, [shape], together=len(checked))
 
     def _as_read(self, transform: IndexTransform) -> tuple[ChunkedArray, IndexTransform]:
-        """The array that reads use, with bounds as they are stored now if that is asked for."""
+        """Return the array that reads use, with the bounds stored now if that is asked for."""
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
             return driver.reader, IndexTransform(driver.domain)[transform]

@@ -279,7 +279,7 @@ def _constrain_shape(constraints: Zarr2Constraints, schema: Schema, inner: tuple
 
 
 def _codec_json(compressor: Any, filters: Any) -> dict[str, JsonValue]:
-    """The JSON of a codec spec; null among TensorStore's filters is no constraint."""
+    """Return the JSON of a codec spec; null among TensorStore's filters is no constraint."""
     value: dict[str, JsonValue] = {"driver": "zarr", "filters": None}
     if not isinstance(filters, Unset):
         value["filters"] = [dict(one) for one in filters]

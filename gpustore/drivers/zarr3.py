@@ -295,7 +295,7 @@ class Zarr3Format:
 
 
 def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.dtype[Any]:
-    """The type of stored elements; in native byte order if the codecs do not say which."""
+    """Return the type of stored elements; in native byte order if the codecs do not say which."""
     native = native_dtype(data_type)
     for codec in codecs:
         if codec.name == "bytes":
@@ -376,7 +376,7 @@ def _chunk_shapes(
 
 
 def _units_attribute(schema: Schema, rank: int) -> dict[str, JsonValue]:
-    """The attribute that says the units of the first `rank` dimensions, if any has one."""
+    """Return the attribute that says the units of the first `rank` dimensions, if any has one."""
     units = schema.dimension_units
     if units is None or all(unit is None for unit in units):
         return {}

@@ -63,7 +63,7 @@ def array(
 def _converted(
     array: ArrayLike, data_type: dtype_ | None, copy: bool | None
 ) -> tuple[dtype_, NDArray[Any]]:
-    """The array to be wrapped, in native byte order, and its data type."""
+    """Return the array to be wrapped, in native byte order, and its data type."""
     if data_type is None:
         found = np.asarray(array)
         data_type = dtype_("json") if found.dtype == object else dtype_(found.dtype)

@@ -214,7 +214,7 @@ class Group:
         return tree_text(self.name, self._walk(max_depth))
 
     def __getitem__(self, path: str) -> Any:
-        """The member at a path, a :class:`TensorStore` or a Group; waits, see :meth:`open`."""
+        """Open the member at a path, a :class:`TensorStore` or Group; waits, see :meth:`open`."""
         return self.open(path).result()
 
     def __contains__(self, path: object) -> bool:

@@ -177,7 +177,7 @@ def _place(spec: Any) -> tuple[KvStore.Spec, int | None, str]:
 
 
 def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
-    """The format of what is at a path; 0 if there is nothing and it may be created.
+    """Return the format of what is at a path; 0 if there is nothing and it may be created.
 
     Raises
     ------

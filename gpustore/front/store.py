@@ -61,7 +61,7 @@ class TensorStore(OpenedArray):
     # ---- parts of it
 
     def __getitem__(self, index: Any) -> TensorStore:
-        """The part an index expression selects; no I/O.
+        """Return the part an index expression selects; no I/O.
 
         Raises
         ------

@@ -184,7 +184,7 @@ class Attributes(Mapping[str, JsonValue]):
         return self._executor.submit(run, drain=True)
 
     def _part(self, document: dict[str, JsonValue] | None) -> Mapping[str, JsonValue]:
-        """The attributes in a document."""
+        """Return the attributes in a document."""
         if self._member is None:
             return document or {}
         where = self._file.where

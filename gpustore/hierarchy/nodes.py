@@ -216,7 +216,7 @@ class Hierarchy:
         return node
 
     def _read(self, paths: Sequence[str]) -> Iterator[Node]:
-        """The nodes at normalised paths; those where there is none are left out."""
+        """Yield the nodes at normalised paths; those where there is none are left out."""
         names = NODE_DOCUMENTS[self.zarr_format]
         for first in range(0, len(paths), _BATCH):
             part = paths[first : first + _BATCH]
@@ -233,7 +233,7 @@ class Hierarchy:
     def _documents(
         self, paths: Sequence[str], names: Sequence[str], max_nbytes: int | None = None
     ) -> tuple[list[dict[str, JsonValue]], list[dict[str, GpustoreError]]]:
-        """The parsed documents of some nodes by name, and what went wrong with others."""
+        """Return the parsed documents of some nodes by name, and what went wrong with others."""
         prefixes = [self.prefix(path) for path in paths]
         keys = [prefix + name for prefix in prefixes for name in names]
         most = max_nbytes or self.limits.hierarchy_nbytes

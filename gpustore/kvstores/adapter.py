@@ -269,7 +269,7 @@ class _Opened:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], AdapterKvStore]) -> AdapterKvStore:
-        """The driver of `key`, which `make` makes if there is none; `make` does no I/O."""
+        """Return the driver of `key`, which `make` makes if there is none; `make` does no I/O."""
         with self._lock:
             driver = self._drivers.get(key)
             if driver is None:

@@ -186,7 +186,7 @@ class KvStore:
         return self.copy()
 
     def _unbound_json(self) -> dict[str, JsonValue]:
-        """The spec as JSON, with the definitions of all context resources."""
+        """Return the spec as JSON, with the definitions of all context resources."""
         defined: dict[str, Context.Resource] = {}
         below: KvStoreDriver | None = self._driver
         while below is not None:
@@ -295,7 +295,7 @@ class KvStore:
         return self._executor.submit(write, drain=True)
 
     def __getitem__(self, key: str | bytes) -> bytes:
-        """The value of `key`; NotFoundError (a KeyError) if there is none."""
+        """Return the value of `key`; NotFoundError (a KeyError) if there is none."""
         whole = self._path + as_text(key)
         columns = self._driver.read_many(ReadRequest([whole]))
         columns.raise_first()
@@ -423,7 +423,7 @@ class KvStore:
         return self._executor.submit(copy, drain=True)
 
     def _batches(self, keys: Sequence[str]) -> Iterator[builtins.list[str]]:
-        """The keys in order, as many together as fit in memory."""
+        """Yield the keys in order, as many together as fit in memory."""
         for first in range(0, len(keys), _COPY_KEYS):
             batch: builtins.list[str] = []
             total = 0
@@ -437,7 +437,7 @@ class KvStore:
             yield batch
 
     def _bounds(self, range: result.KeyRange) -> tuple[str, str | None] | None:
-        """The range in the driver's namespace, None if it is not a range of text there."""
+        """Return the range in the driver's namespace, None if it is not a range of text there."""
         try:
             low = self._path + range.inclusive_min.decode()
             high = range.exclusive_max.decode()
@@ -522,7 +522,7 @@ class KvStore:
 
 
 def _by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
-    """The context resources of a driver that its spec refers to, by ``<id>`` or ``<id>#<name>``."""
+    """Return the context resources that a spec refers to, by ``<id>`` or ``<id>#<name>``."""
     found = {}
     for id, resource in driver.resources.items():
         reference = driver.spec.references.get(id, id)

@@ -138,7 +138,7 @@ class MemoryKvStore(KvStoreDriver):
 
 
 def _part(value: bytes, i: int, request: ReadRequest) -> bytes | memoryview:
-    """The bytes of `value` that entry `i` of the request asks for."""
+    """Return the bytes of `value` that entry `i` of the request asks for."""
     key = request.keys[i]
     start = 0 if request.start is None else request.start[i]
     stop = None if request.stop is None else request.stop[i]

@@ -101,7 +101,7 @@ class ShardRefiner:
         return Probe(probed, start, stop) if probed else None
 
     def _first_rows(self, rows: PlanWindow) -> list[int]:
-        """The first row of each shard that is there."""
+        """Return the first row of each shard that is there."""
         seen: dict[tuple[str, int], int] = {}
         starts = rows.byte_start
         for row, key in enumerate(rows.keys):

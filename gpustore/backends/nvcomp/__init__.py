@@ -196,7 +196,7 @@ def _batch_array(spans: Spans, stream: int) -> Any:
 
 
 def engine() -> Library | Bindings | None:
-    """The C library if its version is known, else the Python package; None without nvcomp."""
+    """Load the C library if its version is known, else the package; None without nvcomp."""
     if nvcomp is None:
         return None
     try:

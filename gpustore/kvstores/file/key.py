@@ -103,7 +103,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """The directory part, with its slash; ``""`` for a name in the current directory.
+    """Return the directory part, with its slash; ``""`` for a name in the current directory.
 
     >>> parent_of("/a/b/"), parent_of("/a"), parent_of("a")
     ('/a/', '/', '')

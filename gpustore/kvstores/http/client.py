@@ -389,7 +389,7 @@ class _Round:
 
 
 def _retry_after(response: HttpResponse) -> float | None:
-    """The pause that a response asks for, in seconds."""
+    """Return the pause that a response asks for, in seconds."""
     field = response.headers.get("retry-after", "")
     if field.isascii() and field.isdigit():
         return float(field)
