@@ -6,8 +6,13 @@ value is the identifier of the project or None.
 
 from __future__ import annotations
 
+import re
+
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members
+
+_PROJECT = re.compile("[!-~]*")
+"""Identifiers that a header field can hold."""
 
 
 class _GcsUserProjectType(ResourceType[str | None, str | None]):
@@ -16,6 +21,8 @@ class _GcsUserProjectType(ResourceType[str | None, str | None]):
     def parse(self, json: JsonValue) -> str | None:
         members = Members(json)
         project = members.take_str("project_id", None)
+        if project is not None and not _PROJECT.fullmatch(project):
+            raise members.error("expected the identifier of a project", "project_id")
         members.finish()
         return project
 

@@ -218,8 +218,11 @@ class _Answer:
 
 
 def _checked(fields: dict[str, str]) -> dict[str, str]:
-    """Return `fields`; StoreIOError unless their token is visible ASCII."""
+    """Return `fields`; StoreIOError unless they and their token are visible ASCII."""
     token = fields.get("Authorization", fields.get("authorization", "")).removeprefix("Bearer ")
+    others = "".join(value for name, value in fields.items() if name.lower() != "authorization")
+    if not others.isascii() or not others.isprintable():
+        raise StoreIOError("a field is not visible ASCII", status="FAILED_PRECONDITION")
     if not _TOKEN.fullmatch(token):
         raise StoreIOError("the token is empty or not visible ASCII", status="FAILED_PRECONDITION")
     return fields

@@ -38,6 +38,7 @@ from gpustore.kvstores.http.message import HttpResponse
 from gpustore.kvstores.s3.address import (
     USUAL_REGION,
     S3Address,
+    check_region,
     environment_endpoint,
     region_of_bucket,
 )
@@ -83,8 +84,9 @@ class S3KvStore(BucketKvStore["S3Spec"]):
             "aws_credentials of the type anonymous",
         )
         said = os.environ.get("AWS_REGION", "") or os.environ.get("AWS_DEFAULT_REGION", "")
-        region = spec.aws_region or said
+        region = check_region(spec.aws_region or said)
         self._credentials = AwsCredentials(source, services, region)
+        check_region(self._credentials.region)  # That of a profile.
         self._endpoint = spec.endpoint or environment_endpoint()
         if self._endpoint is not None:
             S3Address.at_endpoint(self._endpoint, spec.bucket)  # Checks it.

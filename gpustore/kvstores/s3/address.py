@@ -27,7 +27,9 @@ AMAZON: Final = Origin("https", "s3.amazonaws.com", 443)
 
 _NUMBER: Final = re.compile("[0-9]+|0[xX][0-9a-fA-F]*")
 _PATH: Final = re.compile("[!-~]*")
-_REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
+_REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Names of regions, of servers other than Amazon too; they are part of hosts and header fields."""
+
 _RETRIES: Final = Retries(1, 0.1, 1.0)
 _TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0)
 
@@ -108,6 +110,13 @@ def _is_canonical(host: str) -> bool:
         return str(ipaddress.ip_address(host)) == host
     except ValueError:
         return False
+
+
+def check_region(region: str) -> str:
+    """Return `region`; MetadataError unless it is the name of a region or empty."""
+    if region and not _REGION.fullmatch(region):
+        raise MetadataError(f"Invalid AWS region: {quote(region)}")
+    return region
 
 
 def environment_endpoint() -> str | None:

@@ -435,6 +435,13 @@ def test_requests_are_anonymous_where_there_are_no_credentials(
 # ------------------------------------------------------------------------- processes
 
 
+def test_quota_project_that_would_break_a_header_is_an_error(server, signed_in, monkeypatch):
+    monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "a\r\nEvil: 1")
+    with pytest.raises(StoreIOError, match="not visible ASCII"):
+        open_gcs().read("a").result()
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("home", ["/" + "x" * 300, None])
 def test_home_that_cannot_be_looked_into_has_no_file(server, no_credentials, monkeypatch, home):
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN", raising=False)

@@ -78,6 +78,12 @@ def test_wrong_spec_is_refused_in_tensorstores_words(spec):
     check_wrong_spec(spec, (MetadataError, InvalidKeyError))
 
 
+@pytest.mark.parametrize("project", ["a\r\nEvil: 1", "a b", "\u00e9", "\u65e5"])
+def test_project_that_would_break_a_header_is_refused(project):
+    with pytest.raises(MetadataError, match="project_id"):
+        open_gcs(gcs_user_project={"project_id": project})
+
+
 def test_project_that_pays_is_named(server):
     store = open_gcs(gcs_user_project={"project_id": "my-project"})
     store["a"] = b"1"

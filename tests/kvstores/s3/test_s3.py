@@ -127,6 +127,18 @@ def test_wrong_spec_is_refused_in_tensorstores_words(spec):
     check_wrong_spec(spec)
 
 
+@pytest.mark.parametrize("said", ["spec", "environment"])
+@pytest.mark.parametrize("region", ["a\r\nEvil: 1", "a b", "a/b", "\u00e9", "\u65e5", "x" * 65])
+def test_region_that_would_break_a_header_is_refused(server, monkeypatch, region, said):
+    members = {}
+    if said == "spec":
+        members["aws_region"] = region
+    else:
+        monkeypatch.setenv("AWS_REGION", region)
+    with pytest.raises(MetadataError, match="Invalid AWS region"):
+        open_s3(server, **members)
+
+
 @pytest.mark.parametrize(
     "endpoint",
     [
