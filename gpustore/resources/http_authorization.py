@@ -56,7 +56,7 @@ class AuthorizationSource:
             try:
                 with Path(self.file).open("rb") as stream:
                     value = stream.read(_MAX_NBYTES).decode("ascii", "replace")
-            except OSError:
+            except (OSError, ValueError):  # ValueError: a path with NUL.
                 value = ""
         else:
             return ""

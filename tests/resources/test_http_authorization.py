@@ -25,6 +25,11 @@ def test_it_is_read_anew_each_time(tmp_path, monkeypatch):
     assert source.read() == "Basic c"
 
 
+def test_path_that_no_file_can_have_is_a_missing_file():
+    with pytest.raises(NotFoundError, match="holds no authorization"):
+        Context({ID: {"file": "a\0b"}})[ID].value.read()
+
+
 @pytest.mark.parametrize("data", [b"", b"\n", b"two\nlines", b"\xff", b"nul\0"])
 def test_what_is_no_header_field_is_refused_without_showing_it(data, tmp_path):
     path = tmp_path / "token"
