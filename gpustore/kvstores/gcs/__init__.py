@@ -78,9 +78,7 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
         origin, credentials = GOOGLE, None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator:
-            url = emulator if "://" in emulator else f"http://{emulator}"
-            parts = urlsplit(url)
-            origin = Origin.parse(parts.scheme, parts.netloc)
+            origin = _emulator_origin(emulator)
         else:
             services = CredentialServices(retries, timeouts, "GOOGLE_SKIP_SIGNATURE=true")
             credentials = GoogleCredentials(services)
@@ -115,6 +113,18 @@ class GcsKvStore(BucketKvStore["GcsSpec"]):
 
     def describe(self, key: str) -> str:
         return quote(f"gs://{self._spec.bucket}/{key}")
+
+
+def _emulator_origin(emulator: str) -> Origin:
+    """Parse ``STORAGE_EMULATOR_HOST``: a URL, or a host and perhaps a port."""
+    try:
+        parts = urlsplit(emulator if "://" in emulator else f"http://{emulator}")
+        return Origin.parse(parts.scheme, parts.netloc)
+    except ValueError as error:
+        text = error.text if isinstance(error, MetadataError) else str(error)
+        raise MetadataError(
+            f"Invalid environment variable STORAGE_EMULATOR_HOST: {text}"
+        ) from error
 
 
 def _explain(anonymous: bool, response: HttpResponse) -> str:

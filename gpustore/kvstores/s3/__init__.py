@@ -22,7 +22,6 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
-from urllib.parse import urlsplit
 
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.base import (
@@ -249,7 +248,7 @@ class _Kind:
             raise MetadataError('"bucket" must be specified when "endpoint" is not set')
         if bucket:
             _check_bucket(bucket)
-        if endpoint is not None and "@" in urlsplit(endpoint).netloc:
+        if endpoint is not None and re.match(r"[^/?#]*//[^/?#]*@", endpoint):
             raise members.error("a user name and password are not allowed in it", "endpoint")
         host_header = members.take_str("host_header", "")
         if host_header and endpoint is None:

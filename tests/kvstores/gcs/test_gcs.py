@@ -84,6 +84,13 @@ def test_project_that_would_break_a_header_is_refused(project):
         open_gcs(gcs_user_project={"project_id": project})
 
 
+@pytest.mark.parametrize("host", ["[::1", "ftp://h", "h:x"])
+def test_wrong_address_of_an_emulator_is_refused(monkeypatch, host):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+    with pytest.raises(MetadataError, match="STORAGE_EMULATOR_HOST"):
+        open_gcs()
+
+
 def test_project_that_pays_is_named(server):
     store = open_gcs(gcs_user_project={"project_id": "my-project"})
     store["a"] = b"1"

@@ -144,6 +144,7 @@ def test_region_that_would_break_a_header_is_refused(server, monkeypatch, region
     [
         *("localhost", "ftp://h/", "http://h/?x", "http://h/#x", "http://a b", "http://h:0"),
         *("http://h/a/../b", "http://h/./b", "http://h/a//b", "http://h/a b", "http://h/\u00e9"),
+        "http://[::1/",
     ],
 )
 def test_wrong_endpoint_is_refused_when_it_is_opened(endpoint):
