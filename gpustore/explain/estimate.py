@@ -159,13 +159,16 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
     refiner = array.refiners[-1] if array.refiners else None
     if not isinstance(refiner, RawBytesRefiner):
         return Bounds(len(plan) * nbytes, len(plan) * nbytes), nbytes
-    spans = plan.spans(refiner.itemsize)
+    narrows = array.native is not None
+    if narrows and isinstance(plan, CopyPlan):
+        spans = plan.region_spans(refiner.itemsize)
+    else:
+        spans = plan.spans(refiner.itemsize)
     all_whole = all(is_whole for _, is_whole in spans)
     least = most = longest = 0
     for (span, is_whole), count in spans.items():
         # At the array's edge whole chunks may be narrowed too, beside others that are not whole.
         # The native core narrows each of them by itself.
-        narrows = array.native is not None
         part = nbytes if all_whole and not narrows else refiner.part_nbytes(span)
         largest = nbytes if is_whole and not narrows else part
         longest = max(longest, largest)

@@ -81,7 +81,7 @@ class KeyDirectory:
     Parameters
     ----------
     descriptor : int
-        Descriptor of the directory, owned by this object, or ``AT_FDCWD``.
+        Descriptor of the directory, owned by this object; ``AT_FDCWD``, or -1 for none.
     resolve : int
         Flag ``resolve`` of ``openat2(2)`` with which files must be opened there.
     prefix : bytes

@@ -14,7 +14,7 @@ from gpustore.backends.host import HostBackend
 from gpustore.backends.native.array import NativeArray, native_array
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, check_bounds, plan_chunks
@@ -107,9 +107,17 @@ class ChunkedArray:
             self._native.append(self._made_native())
         return self._native[0]
 
+    def key_directory(self) -> KeyDirectory:
+        """Open the directory of the chunks' files, for the native core."""
+        directory = self.store.key_directory(self.key_prefix)
+        assert directory is not None
+        return directory
+
     def _made_native(self) -> NativeArray | None:
         backend: Any = self.backend
         if self.stored is not None or not isinstance(backend, HostBackend):
+            return None
+        if self.store.key_directory(self.key_prefix) is None:
             return None
         return native_array(
             self.chain,

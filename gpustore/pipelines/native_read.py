@@ -32,8 +32,8 @@ class NativeRead:
         Bytes between neighbours, as in :meth:`~gpustore.backends.native.job.Job.of`.
     out : sequence of HostMemory
         Arrays that are filled.
-    directory : KeyDirectory
-        Directory of the keys.
+    directory : callable
+        Opens the directory of the keys.
     threads : int
         Number of threads that will call :meth:`work`.
     read_left : callable
@@ -46,7 +46,7 @@ class NativeRead:
         tables: Iterator[RowTable],
         strides: Strides,
         out: Sequence[HostMemory],
-        directory: KeyDirectory,
+        directory: Callable[[], KeyDirectory],
         threads: int,
         read_left: Callable[[RowTable, Sequence[int]], None],
     ) -> None:
@@ -54,7 +54,8 @@ class NativeRead:
         self._tables = tables
         self._strides = strides
         self._out = out
-        self._directory = directory
+        self._open_directory = directory
+        self._directory: KeyDirectory | None = None
         self._threads = threads
         self._read_left = read_left
         self._lock = threading.Lock()
@@ -83,6 +84,8 @@ class NativeRead:
             return self._job
 
     def _made(self, table: RowTable) -> Job:
+        if self._directory is None:
+            self._directory = self._open_directory()
         return Job.of(self._array, table, *self._strides, self._out, self._directory, self._threads)
 
     def _finish(self, job: Job) -> None:

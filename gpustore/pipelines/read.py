@@ -142,16 +142,15 @@ def _tasks(
 ) -> list[Callable[[], None]]:
     """Make the tasks that read a plan, for up to `threads` threads."""
     if array.native is not None:
-        directory = array.store.key_directory(array.key_prefix)
-        if directory is not None:
-            if threads is None:
-                seconds = plan.rows * (array.chain.decode_s + NATIVE_ROW_S)
-                threads = max(1, min(array.executor.limit, plan.rows, int(seconds / SPLIT_S)))
-            tables = plan.tables(2 * threads if threads > 1 else 1)
-            strides = [plan.src_stride], [plan.dst_stride]
-            left = partial(_read_left, array, plan, memory)
-            reading = NativeRead(array.native, tables, strides, [memory], directory, threads, left)
-            return [reading.work] * threads
+        if threads is None:
+            seconds = plan.rows * (array.chain.decode_s + NATIVE_ROW_S)
+            threads = max(1, min(array.executor.limit, plan.rows, int(seconds / SPLIT_S)))
+        tables = plan.tables(2 * threads if threads > 1 else 1)
+        strides = [plan.src_stride], [plan.dst_stride]
+        left = partial(_read_left, array, plan, memory)
+        directory = array.key_directory
+        reading = NativeRead(array.native, tables, strides, [memory], directory, threads, left)
+        return [reading.work] * threads
     parts = threads or array.fewer_parts(array.parts(plan), len(plan))
     return [partial(_read_part, array, plan, memory, part, parts) for part in range(parts)]
 
@@ -161,9 +160,7 @@ def _read_left(
 ) -> None:
     """Read the rows of a table that the native core has left alone."""
     pieces = [rows[at : at + PLANNED_ROWS] for at in range(0, len(rows), PLANNED_ROWS)]
-    _read_windows(
-        array, lambda _: [plan.rows_of(table, some) for some in pieces], memory, len(rows)
-    )
+    read_windows(array, (plan.rows_of(table, some) for some in pieces), memory, len(rows))
 
 
 class _LastRead(threading.local):
@@ -198,35 +195,34 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
 
 def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
-
-    def windows(nbytes: int | None) -> Iterator[PlanWindow]:
+    with _sink(array, out, plan.rows // parts + 1) as sink:
         most_rows = PLANNED_ROWS
-        if nbytes is not None:  # Windows of whole batches.
-            batch = max(1, nbytes // max(1, array.chain.layout.nbytes))
+        if sink.nbytes is not None:  # Windows of whole batches.
+            batch = max(1, sink.nbytes // max(1, array.chain.layout.nbytes))
             most_rows -= PLANNED_ROWS % min(PLANNED_ROWS, batch)
-        return plan.windows(part, parts, most_rows, most_keys=most_keys(array))
-
-    _read_windows(array, windows, out, plan.rows // parts + 1)
-
-
-def _read_windows(
-    array: ChunkedArray,
-    windows: Callable[[int | None], Iterable[PlanWindow]],
-    out: Memory,
-    rows: int,
-) -> None:
-    """Fetch, decode and scatter windows of about `rows` rows together.
-
-    `windows` makes them from the decoded bytes that the sink takes together.
-    """
-    check = partial(check_rows, array)
-    with array.backend.sink(
-        array.chain, array.fill_value, (out,), array.limits, check, rows=rows
-    ) as sink:
-        for planned in windows(sink.nbytes):
-            for _, some, values in batches(array, planned, sink):
-                sink.scatter(some, values)
+        for planned in plan.windows(part, parts, most_rows, most_keys=most_keys(array)):
+            _scatter(array, planned, sink)
         sink.finish()
+
+
+def read_windows(
+    array: ChunkedArray, windows: Iterable[PlanWindow], out: Memory, rows: int
+) -> None:
+    """Fetch, decode and scatter windows that have about `rows` rows together."""
+    with _sink(array, out, rows) as sink:
+        for planned in windows:
+            _scatter(array, planned, sink)
+        sink.finish()
+
+
+def _sink(array: ChunkedArray, out: Memory, rows: int) -> Sink:
+    check = partial(check_rows, array)
+    return array.backend.sink(array.chain, array.fill_value, (out,), array.limits, check, rows=rows)
+
+
+def _scatter(array: ChunkedArray, planned: PlanWindow, sink: Sink) -> None:
+    for _, some, values in batches(array, planned, sink):
+        sink.scatter(some, values)
 
 
 def batches(

@@ -17,7 +17,7 @@ Crops of a few elements are not copied one by one: their elements are gathered t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,23 @@ from gpustore.backends.base import NEW, Memory, Output
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES
-from gpustore.pipelines.read import SMALL_ROWS, SMALL_S, batches, check_rows, contiguous, most_keys
+from gpustore.pipelines.native_read import NativeRead
+from gpustore.pipelines.read import (
+    NATIVE_ROW_S,
+    SMALL_ROWS,
+    SMALL_S,
+    batches,
+    check_rows,
+    contiguous,
+    most_keys,
+    read_windows,
+)
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count
 from gpustore.planning.copy_plan import CopyPlan, merge_plans
 from gpustore.planning.crop_plan import check_starts, plan_crops
+from gpustore.planning.row_table import RowTable
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
@@ -197,7 +208,7 @@ def single_chunks(array: ChunkedArray, views: Sequence[IndexTransform]) -> Block
         array.format(),
         array.dtype.itemsize,
         reads_parts and not any(map(_is_crossed, views)),
-        buffered=array.backend.buffers_blocks,
+        buffered=array.backend.buffers_blocks and array.native is None,
     )
 
 
@@ -235,16 +246,39 @@ def read_regions(
 
         def read_now() -> Any:
             for one, plan in plans:
-                _read_copy_part(one, plan, out, 0, 1, by_element=by_element)
+                for task in _tasks(one, plan, out, 1, by_element=by_element):
+                    task()
             return result
 
         return Future.deferred(read_now, array.executor)
     tasks = [
-        partial(_read_copy_part, one, plan, out, part, count, by_element=by_element)
+        task
         for (one, plan), count in zip(plans, parts)
-        for part in range(count)
+        for task in _tasks(one, plan, out, count, by_element=by_element)
     ]
     return array.executor.run_all(tasks, lambda: result)
+
+
+def _tasks(
+    array: ChunkedArray, plan: CopyPlan, out: Sequence[Any], parts: int, *, by_element: bool
+) -> list[Callable[[], None]]:
+    """Make the tasks that read the regions of a plan, for `parts` threads."""
+    if array.native is None:
+        read_part = partial(_read_copy_part, array, plan, out, by_element=by_element)
+        return [partial(read_part, part, parts) for part in range(parts)]
+    strides = plan.source.src_stride, plan.source.dst_stride
+    tables = plan.tables(2 * parts if parts > 1 else 1)
+    left = partial(_read_left, array, plan, out)
+    reading = NativeRead(array.native, tables, strides, out, array.key_directory, parts, left)
+    return [reading.work] * parts
+
+
+def _read_left(
+    array: ChunkedArray, plan: CopyPlan, out: Sequence[Any], table: RowTable, rows: Sequence[int]
+) -> None:
+    """Read the regions of chunks that the native core has left alone."""
+    for target, window in plan.rows_of(table, rows):
+        read_windows(array, [window], out[target], len(window))
 
 
 def _copy_parts(
@@ -261,6 +295,8 @@ def _copy_parts(
     copied = elements * array.dtype.itemsize * BYTE_S / max(1, chunks)
 
     def seconds_of(one: ChunkedArray, plan: CopyPlan) -> float:
+        if one.native is not None:
+            return len(plan) * (one.chain.decode_s + NATIVE_ROW_S + copied)
         decoding: float = len(plan) * one.chain.decode_s
         copying: float = len(plan.order) * REGION_S + copied * len(plan)
         return decoding + copying
@@ -271,6 +307,10 @@ def _copy_parts(
         return None
     found = []
     for one, plan in plans:
+        if one.native is not None:
+            wanted = int(seconds_of(one, plan) / SPLIT_S)
+            found.append(max(1, min(len(plan), array.executor.limit, wanted)))
+            continue
         parts = _parts(plan, seconds_of(one, plan), array.executor.limit) if len(plan) else 1
         found.append(one.fewer_parts(parts, len(plan)))
     return found

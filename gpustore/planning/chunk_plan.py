@@ -39,7 +39,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.planning import connected_set
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.connected_set import ConnectedSet, connected_sets
-from gpustore.planning.row_table import RowTable, TablePoints
+from gpustore.planning.row_table import RowTable, TablePoints, split_units
 from gpustore.planning.window import Column, PlanWindow, Points
 
 WINDOW_ROWS = 65_536
@@ -206,7 +206,7 @@ class ChunkPlan:
                 rows = list(itertools.product(*map(range, self.sizes)))
                 edges = list(range(self.rows + 1))
             index: list[Any] = list(zip(*rows)) or [()] * len(self.sets)
-            yield self._listed_table(index, _split(edges, parts))
+            yield self._listed_table(index, split_units(edges, parts))
             return
         if not sharded:
             for lo in range(0, self.rows, WINDOW_ROWS):
@@ -218,7 +218,7 @@ class ChunkPlan:
         step = max(1, WINDOW_ROWS // most)
         for lo in range(0, self.objects, step):
             index, rows_of = self._rows_of_objects(lo, min(lo + step, self.objects))
-            yield self._table(index, np.array(_split(rows_of.tolist(), parts)))
+            yield self._table(index, np.array(split_units(rows_of.tolist(), parts)))
 
     def _rows_of_objects(self, lo: int, hi: int) -> tuple[list[Any], NDArray[np.int64]]:
         """Return the row of each set for all rows of keys `lo` to `hi`, and where keys begin."""
@@ -448,19 +448,6 @@ class ChunkPlan:
         if not columns:
             return [self.format.key_prefix] * n
         return list(map("".join, zip(itertools.repeat(self.format.key_prefix), *columns)))
-
-
-def _split(edges: list[int], parts: int) -> list[int]:
-    """Split units into smaller ones if there are too few for `parts` threads."""
-    units = len(edges) - 1
-    if parts == 1 or units >= parts:
-        return edges
-    pieces = -(-parts // units)
-    found = [0]
-    for begin, end in itertools.pairwise(edges):
-        cuts = [begin + (end - begin) * i // pieces for i in range(1, pieces + 1)]
-        found += [cut for i, cut in enumerate(cuts) if cut > (begin if i == 0 else cuts[i - 1])]
-    return found
 
 
 def check_bounds(transform: IndexTransform, shape: Sequence[int]) -> None:

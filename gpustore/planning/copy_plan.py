@@ -27,6 +27,7 @@ import numpy as np
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkPlan
+from gpustore.planning.row_table import RowTable, split_units
 from gpustore.planning.window import PlanWindow
 
 WINDOW_CHUNKS = 4096
@@ -199,6 +200,88 @@ class CopyPlan:
                 found[high - low, bool(whole)] += 1
         return found
 
+    def region_spans(self, itemsize: int) -> Counter[tuple[int, bool]]:
+        """Count chunks by the bytes from the first element of their regions to the last."""
+        found: Counter[tuple[int, bool]] = Counter()
+        for lo, hi in self._unit_windows(0, self.units, self.units):
+            taken, first = self._taken(lo, hi)
+            low, high = self._reach(taken)
+            span = np.maximum.reduceat(high, first[:-1]) - np.minimum.reduceat(low, first[:-1])
+            found.update((int(one) + itemsize, False) for one in span)
+        return found
+
+    def tables(self, parts: int) -> Iterator[RowTable]:
+        """Write down all chunks and regions as row tables; blocks are single chunks.
+
+        Parameters
+        ----------
+        parts : int
+            Number of threads that will share a table; rows of one key are several units if there
+            are fewer keys.
+        """
+        for lo, hi in self._unit_windows(0, self.units, self.units):
+            taken, first = self._taken(lo, hi)
+            begin, end = np.searchsorted(self.first_block, (lo, hi))
+            edges = split_units((self.first_block[begin : end + 1] - lo).tolist(), parts)
+            columns = [np.array(edges), *[cell[first[:-1]] for cell in taken.cells], first]
+            columns += [taken.src_start, taken.dst_start, taken.count.ravel()]
+            columns += [] if taken.target is None else [taken.target]
+            yield RowTable(
+                np.concatenate(columns),
+                units=len(edges) - 1,
+                rows=hi - lo,
+                regions=len(taken.src_start),
+                rank=len(taken.cells),
+                input_rank=len(taken.count),
+                index=(lo,),
+                has_first=True,
+                has_target=taken.target is not None,
+            )
+
+    def rows_of(self, table: RowTable, rows: Sequence[int]) -> Iterator[tuple[int, PlanWindow]]:
+        """Write down the regions of some rows of a table, with the number of their array."""
+        for row in rows:
+            lo = table.index[0] + row
+            taken, first = self._taken(lo, lo + 1)
+            n = int(first[-1])
+            target = np.zeros(n, np.int64) if taken.target is None else taken.target
+            key = self.block.format.keys([cell[:1] for cell in taken.cells], 1)
+            for number in np.unique(target).tolist():
+                some = np.flatnonzero(target == number)
+                yield (
+                    number,
+                    PlanWindow(
+                        cells=tuple([cell[some].tolist() for cell in taken.cells]),
+                        src_start=taken.src_start[some].tolist(),
+                        dst_start=taken.dst_start[some].tolist(),
+                        count=tuple(taken.count[:, some].tolist()),
+                        whole=[False] * len(some),
+                        src_stride=self.source.src_stride[number],
+                        dst_stride=self.source.dst_stride[number],
+                        keys=key * len(some),
+                    ),
+                )
+
+    def _unit_windows(
+        self, lo: int, hi: int, most_units: int, most_chunks: int = WINDOW_ROWS
+    ) -> Iterator[tuple[int, int]]:
+        """Split units `lo` to `hi` into windows; yield the blocks of each."""
+        first_chunk = self.first_chunk[self.first_block]
+        first_region = self.first[self.first_block]
+        while lo < hi:
+            most = min(
+                int(np.searchsorted(first_chunk, first_chunk[lo] + most_chunks, "right")),
+                int(np.searchsorted(first_region, first_region[lo] + WINDOW_REGIONS, "right")),
+            )
+            end = min(max(most - 1, lo + 1), hi, lo + most_units)
+            yield int(self.first_block[lo]), int(self.first_block[end])
+            lo = end
+
+    def _taken(self, lo: int, hi: int) -> tuple[CopyColumns, Integers]:
+        """Write down the regions of blocks `lo` to `hi`, and where those of each block begin."""
+        regions = self.order[self.first[lo] : self.first[hi]]
+        return self.source.columns(regions), self.first[lo : hi + 1] - self.first[lo]
+
     def windows(
         self, part: int, parts: int, slots: int, *, most_units: int | None = None
     ) -> Iterator[CopyWindow]:
@@ -208,22 +291,13 @@ class CopyPlan:
         A window has at most `most_units` units.
         """
         lo, hi = (self.units * i // parts for i in (part, part + 1))
-        first_chunk = self.first_chunk[self.first_block]
-        first_region = self.first[self.first_block]
-        while lo < hi:
-            most = min(
-                int(np.searchsorted(first_chunk, first_chunk[lo] + WINDOW_CHUNKS, "right")),
-                int(np.searchsorted(first_region, first_region[lo] + WINDOW_REGIONS, "right")),
-            )
-            end = min(max(most - 1, lo + 1), hi, lo + (most_units or hi))
-            yield self._window(int(self.first_block[lo]), int(self.first_block[end]), slots)
-            lo = end
+        for begin, end in self._unit_windows(lo, hi, most_units or self.units, WINDOW_CHUNKS):
+            yield self._window(begin, end, slots)
 
     def _window(self, lo: int, hi: int, slots: int) -> CopyWindow:
         """Write down blocks `lo` to `hi`."""
         source = self.source
-        first = self.first[lo : hi + 1] - self.first[lo]
-        taken = source.columns(self.order[self.first[lo] : self.first[hi]])
+        taken, first = self._taken(lo, hi)
         first_chunk = self.first_chunk[lo : hi + 1] - self.first_chunk[lo]
         rows = slice(self.first_chunk[lo], self.first_chunk[hi])
         chunks = self._chunks(taken, first[:-1], rows)
@@ -260,11 +334,8 @@ class CopyPlan:
 
     def _box(self, taken: CopyColumns, first: Integers) -> tuple[list[Integers], list[Integers]]:
         """Find the smallest box of each single chunk that holds all its regions."""
-        strides = np.array(self.source.src_stride, np.int64)
-        reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
         # Strides are those of some order: the first byte of a region is that of the lowest corner.
-        low = taken.src_start + np.minimum(reach, 0).sum(axis=0)
-        high = taken.src_start + np.maximum(reach, 0).sum(axis=0)
+        low, high = self._reach(taken)
         stride, shape = self.block.stride, self.block.block_shape
         lows, highs = [first] * len(stride), [first] * len(stride)
         for o in sorted(range(len(stride)), key=lambda o: (stride[o], shape[o]), reverse=True):
@@ -273,6 +344,14 @@ class CopyPlan:
             lows[o] = np.minimum.reduceat(at, first)
             highs[o] = np.maximum.reduceat(end, first) + 1
         return lows, highs
+
+    def _reach(self, taken: CopyColumns) -> tuple[Integers, Integers]:
+        """Return the first byte of each region in its block, and that of its last element."""
+        strides = np.array(self.source.src_stride, np.int64)
+        reach = strides[[0] if taken.target is None else taken.target].T * (taken.count - 1)
+        low: Integers = taken.src_start + np.minimum(reach, 0).sum(axis=0)
+        high: Integers = taken.src_start + np.maximum(reach, 0).sum(axis=0)
+        return low, high
 
 
 def plan_copies(

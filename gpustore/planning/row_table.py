@@ -7,6 +7,7 @@ copied to arrays.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,3 +80,16 @@ class RowTable:
         dst = src + self.regions
         count = dst + self.regions
         return cells, first, src, dst, count, count + self.input_rank * self.regions
+
+
+def split_units(edges: list[int], parts: int) -> list[int]:
+    """Split units into smaller ones if there are too few for `parts` threads."""
+    units = len(edges) - 1
+    if parts == 1 or units >= parts:
+        return edges
+    pieces = -(-parts // units)
+    found = [0]
+    for begin, end in itertools.pairwise(edges):
+        cuts = [begin + (end - begin) * i // pieces for i in range(1, pieces + 1)]
+        found += [cut for i, cut in enumerate(cuts) if cut > (begin if i == 0 else cuts[i - 1])]
+    return found

@@ -176,7 +176,8 @@ class Root:
     def key_directory(self, prefix: str) -> KeyDirectory | None:
         """Return the directory of keys with a prefix; None if the kernel does not check links.
 
-        Files are opened there without following links, as in step 1 of :meth:`open`.
+        Files are opened there without following links, as in step 1 of :meth:`open`. If the
+        directory cannot be opened, neither can they.
         """
         if not self._openat2:
             return None
@@ -186,9 +187,7 @@ class Root:
         directory = self.directory_of(f"{prefix}0")
         if directory is None:
             return None
-        descriptor = _open(directory, DIRECTORY_FLAGS)
-        if descriptor < 0:
-            return None
+        descriptor = max(_open(directory, DIRECTORY_FLAGS), -1)
         name = prefix[len(directory) :].encode("utf-8", "surrogateescape")
         return KeyDirectory(descriptor, _RESOLVE_NO_SYMLINKS, name)
 
