@@ -16,7 +16,8 @@ from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
-from gpustore.drivers._metadata_file import MetadataFile, described
+from gpustore.drivers._metadata_file import MetadataFile
+from gpustore.drivers._remembered import described
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription
 from gpustore.errors import (

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.selection import for_objects, select_backend
-from gpustore.drivers._metadata_file import MetadataFile, described
+from gpustore.drivers._metadata_file import MetadataFile
+from gpustore.drivers._remembered import created, described, merged
 from gpustore.drivers.base import (
     METADATA_POOL,
     Driver,
@@ -121,9 +122,9 @@ class ChunkedSpec:
             If the constraints contradict each other.
         """
         if self._constrained is None:
-            merged = self.format.constrained(self.metadata, self.constraints)
-            object.__setattr__(self, "_constrained", merged)
-            return merged
+            schema = merged(self.format, self.metadata, self.constraints)
+            object.__setattr__(self, "_constrained", schema)
+            return schema
         return self._constrained
 
     @property
@@ -175,9 +176,9 @@ class ChunkedSpec:
                 raise MetadataError('"kvstore" is already specified')
             spec = replace(spec, kvstore=_directory(kvstore))
         if schema is not None and not schema.is_empty:
-            merged = spec.constraints.copy()
-            merged.merge(schema)
-            spec = replace(spec, constraints=merged)
+            constraints = spec.constraints.copy()
+            constraints.merge(schema)
+            spec = replace(spec, constraints=constraints)
             spec.constrained()  # Raises on contradictions.
         if options.pop("minimal", False):
             spec = replace(spec, metadata=self.format.no_constraints)
@@ -317,10 +318,9 @@ class _Steps:
 
     def _new_metadata(self, attempt: str) -> tuple[Any, ArrayDescription]:
         with prefixing(attempt):
-            metadata = self.format.create(
-                self.spec.metadata, self.spec.constrained(), limits=self.limits
-            )
-            return metadata, self.format.describe(metadata, limits=self.limits)
+            spec = self.spec
+            metadata = created(self.format, spec.metadata, spec.constrained(), self.limits)
+            return metadata, described(self.format, metadata, self.limits)
 
     def _checked(self, metadata: Any) -> ArrayDescription:
         """Describe stored metadata, and compare them with what the caller asked for."""

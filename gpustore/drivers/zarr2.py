@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from gpustore.codec_chain.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.codec_chain.filter import merge_filters, parse_filters
 from gpustore.codec_chain.resolve import resolve_v2, v2_inner_order
+from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
@@ -109,7 +111,9 @@ class Zarr2Format:
 
     def take_constraints(self, members: Members) -> Zarr2Constraints:
         """Take ``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
-        constraints = members.take_with("metadata", self.constraints, self.no_constraints)
+        constraints = members.take_with(
+            "metadata", partial(_remembered.constraints, self), self.no_constraints
+        )
         separator = members.take_str("key_encoding", None, choices=(".", "/"))
         if separator is not None:
             constraints = constraints.merge(self.constraints({"dimension_separator": separator}))

@@ -25,6 +25,7 @@ from gpustore.codec_chain.merge import (
     shard_v3,
 )
 from gpustore.data_types.dtype import MORE_NUMBERS
+from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     NO_SELECTION,
@@ -127,7 +128,9 @@ class Zarr3Format:
 
     def take_constraints(self, members: Members) -> Zarr3Constraints:
         """Take ``metadata``."""
-        return members.take_with("metadata", self.constraints, self.no_constraints)
+        return members.take_with(
+            "metadata", partial(_remembered.constraints, self), self.no_constraints
+        )
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Return no options: the format has none."""

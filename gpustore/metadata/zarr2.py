@@ -160,7 +160,7 @@ class Zarr2Metadata(ArrayMetadata):
         return hash((self.shape, self.chunks, self.dtype, self.order))
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr2Constraints:
     """Constraints in the ``metadata`` of a zarr2 spec: :class:`Zarr2Metadata`, or UNSET members."""
 

@@ -176,7 +176,7 @@ class Zarr3Metadata(ArrayMetadata):
         return hash((self.shape, self.chunk_shape, self.data_type))
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
 class Zarr3Constraints:
     """Constraints in the ``metadata`` of a zarr3 spec: :class:`Zarr3Metadata`, or None members.
 

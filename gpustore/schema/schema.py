@@ -106,6 +106,7 @@ class Schema(IndexAccessors):
     """
 
     __slots__ = (
+        "__weakref__",
         "_chunk_layout",
         "_codec",
         "_domain",

@@ -10,6 +10,7 @@ import pytest
 
 import gpustore
 from gpustore import registry
+from gpustore.drivers import _remembered
 from tests.drivers import parity
 from tests.drivers.parity import (
     LIBRARIES,
@@ -629,6 +630,7 @@ def test_creating_anew_syncs_the_metadata_and_their_directory_once(tmp_path, mon
 
 @pytest.mark.parametrize("driver", KEYS)
 def test_constraints_of_schema_and_metadata_are_merged_once(tmp_path, monkeypatch, driver):
+    _remembered._merged.cache_clear()
     format_ = registry.find("drivers", driver).format
     calls = []
     merge = type(format_).constrained

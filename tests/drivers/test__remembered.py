@@ -1,12 +1,16 @@
-"""Metadata documents that are read and remembered."""
+"""What is remembered of metadata documents and constraints."""
 
 import itertools
 import json
 
-from gpustore import registry
-from gpustore.drivers import _metadata_file
-from gpustore.drivers._metadata_file import MetadataFile, described
-from gpustore.errors import GpustoreError
+import pytest
+
+import gpustore
+from gpustore import Spec, registry
+from gpustore.drivers import _remembered
+from gpustore.drivers._metadata_file import MetadataFile
+from gpustore.drivers._remembered import described
+from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.limits import DEFAULT_LIMITS
 from tests.matrix import each
@@ -70,8 +74,14 @@ def outcome(document):
     return metadata.to_json(), *parts, found.units, found.codec_json, found.grid is None
 
 
+CACHES = (
+    *(_remembered.decoded, _remembered._first, _remembered._described),
+    *(_remembered._constraints, _remembered._merged, _remembered._created),
+)
+
+
 def forget():
-    for cache in (_metadata_file._remembered, _metadata_file._first, _metadata_file._described):
+    for cache in CACHES:
         cache.cache_clear()
 
 
@@ -100,9 +110,52 @@ def test_documents_that_differ_in_shape_are_decoded_and_described_once(monkeypat
     assert len(calls) == 1
 
 
+def create(root, format_, name, **metadata):
+    spec = {"driver": f"zarr{format_}", "kvstore": f"file://{root}/{name}/", "metadata": metadata}
+    return gpustore.open(spec, create=True).result()
+
+
+def test_arrays_that_are_alike_are_created_alike(tmp_path):
+    metadata = {
+        "shape": [4, 6],
+        "data_type": "uint8",
+        "attributes": {"a": {"b": [1]}},
+        "codecs": ["bytes", {"name": "zstd", "configuration": {"level": 1}}],
+    }
+    first = create(tmp_path, 3, "first", **metadata)
+    # Neither the caller's objects nor those of another array are shared.
+    metadata["attributes"]["a"]["b"].append(2)
+    first.spec().to_json()["metadata"]["attributes"]["a"]["b"].append(3)
+    first.schema.update(dimension_units=["nm", "nm"])
+    second = create(tmp_path, 3, "second", **{**metadata, "attributes": {"a": {"b": [1]}}})
+    assert first.schema == second.schema
+    documents = [(tmp_path / name / "zarr.json").read_bytes() for name in ("first", "second")]
+    assert documents[0] == documents[1]
+    first.resize(exclusive_max=[9, 6]).result()
+    assert create(tmp_path, 3, "third", **json.loads(documents[1])).shape == (4, 6)
+
+
+@each("value", [1, 1.0, True, "1", [1], None])
+def test_constraints_are_told_from_others_by_their_text(value, tmp_path):
+    for number, attribute in enumerate([1, 1.0, True, "1", [1], None]):
+        create(tmp_path, 3, number, shape=[1], data_type="bool", attributes={"a": attribute})
+    last = create(tmp_path, 3, "last", shape=[1], data_type="bool", attributes={"a": value})
+    assert repr(last.spec().to_json()["metadata"]["attributes"]) == repr({"a": value})
+
+
+def test_wrong_constraints_are_refused_each_time(tmp_path):
+    for _ in range(3):
+        with pytest.raises(MetadataError, match="Expected one of"):
+            create(tmp_path, 2, "a", shape=[4], dtype="|u1", order="X")
+        with pytest.raises(MetadataError, match='"dtype" must be specified'):
+            create(tmp_path, 2, "a", shape=[4])
+        assert [*tmp_path.iterdir()] == []
+
+
 def test_caches_are_bounded():
     for extent, level in itertools.product(range(1, 20), range(9)):
         outcome({**V2, "shape": [extent, 6], "compressor": {"id": "zlib", "level": level}})
-    for cache in (_metadata_file._remembered, _metadata_file._first, _metadata_file._described):
+        Spec({"driver": "zarr2", "kvstore": "memory://", "metadata": {"shape": [extent, level]}})
+    for cache in CACHES:
         info = cache.cache_info()
         assert info.currsize <= info.maxsize <= 64

@@ -1,0 +1,149 @@
+"""What recent metadata documents and constraints mean, remembered.
+
+Programs open the same arrays again, and create arrays that are alike; checking takes longer than
+reading. All results are immutable, and depend on the arguments alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.metadata.document import parse_shape
+from gpustore.runtime.limits import Limits
+from gpustore.schema import Schema
+from gpustore.strict_json.parsing import JsonValue, parse
+
+Decode: TypeAlias = Callable[..., Any]
+"""The function ``decode`` of a :class:`~gpustore.drivers.format.Format`."""
+
+REMEMBERED_NBYTES = 16 << 10
+"""Longest document, and text of constraints, whose parsed form is remembered."""
+
+_NO_SCHEMA = Schema()
+
+
+class _Spelled:
+    """Something that is told by its text from others; ``1``, ``1.0`` and ``true`` differ."""
+
+    __slots__ = ("_text", "value")
+
+    def __init__(self, text: str, value: Any) -> None:
+        self._text = text
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Spelled) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+class _Same:
+    """One object, which is not kept alive: it may be large, and slow to compare."""
+
+    __slots__ = ("_hash", "_ref")
+
+    def __init__(self, metadata: Any) -> None:
+        self._ref = weakref.ref(metadata)
+        self._hash = id(metadata)
+
+    def __call__(self) -> Any:
+        return self._ref()
+
+    def __eq__(self, other: object) -> bool:
+        metadata = self._ref()
+        return isinstance(other, _Same) and metadata is not None and metadata is other()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+# --------------------------------------------------------------------------- stored metadata
+
+
+@lru_cache(maxsize=64)
+def decoded(decode: Decode, data: bytes, limits: Limits) -> Any:
+    """Return the metadata in a document of at most :data:`REMEMBERED_NBYTES`.
+
+    Documents that differ in shape alone are decoded once, because arrays of one data set often do.
+
+    Raises
+    ------
+    GpustoreError
+        If the document is wrong; `decode` knows why.
+    """
+    value = parse(
+        data,
+        where="",
+        max_nbytes=limits.metadata_nbytes,
+        max_depth=limits.metadata_depth,
+        non_finite=True,
+    )
+    shape = value.pop("shape", None) if isinstance(value, dict) else None
+    # A zarr-python chunk may have size 0 along a dimension of extent 0, and only there.
+    if not isinstance(shape, list) or 0 in shape:
+        return decode(data, where="", limits=limits)
+    first = _first(decode, _Spelled(repr(value), data), limits)
+    shape = parse_shape(shape, 0, rank=first.rank, max_rank=limits.rank)
+    return first if shape == first.shape else first.with_shape(shape)
+
+
+@lru_cache(maxsize=64)
+def _first(decode: Decode, data: _Spelled, limits: Limits) -> Any:
+    """Return the metadata in the first of the documents that differ in shape alone."""
+    return decode(data.value, where="", limits=limits)
+
+
+def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
+    """Return the array that `metadata` describe."""
+    if metadata.original is not None:
+        return described(format_, metadata.original, limits).with_shape(metadata.shape)
+    return _described(format_, _Same(metadata), limits)
+
+
+@lru_cache(maxsize=64)
+def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescription:
+    description: ArrayDescription = format_.describe(metadata(), limits=limits)
+    return description
+
+
+# --------------------------------------------------------------------------- constraints
+
+
+def constraints(format_: Format, value: JsonValue) -> Any:
+    """Return the constraints in the member ``metadata`` of a spec, the same for the same text."""
+    text = repr(value)
+    if len(text) > REMEMBERED_NBYTES:
+        return format_.constraints(value)
+    return _constraints(format_, _Spelled(text, value))
+
+
+@lru_cache(maxsize=64)
+def _constraints(format_: Format, json: _Spelled) -> Any:
+    return format_.constraints(json.value)
+
+
+def merged(format_: Format, constraints: Any, schema: Schema) -> Schema:
+    """Return what `constraints` on metadata and those of `schema` come to; not to be changed."""
+    if schema.is_empty:
+        return _merged(format_, _Same(constraints))
+    return format_.constrained(constraints, schema)
+
+
+@lru_cache(maxsize=64)
+def _merged(format_: Format, constraints: _Same) -> Schema:
+    return format_.constrained(constraints(), _NO_SCHEMA)
+
+
+def created(format_: Format, constraints: Any, merged: Schema, limits: Limits) -> Any:
+    """Return new metadata that fulfil `constraints`; `merged` is the result of :func:`merged`."""
+    return _created(format_, _Same(constraints), _Same(merged), limits)
+
+
+@lru_cache(maxsize=64)
+def _created(format_: Format, constraints: _Same, merged: _Same, limits: Limits) -> Any:
+    return format_.create(constraints(), merged(), limits=limits)
