@@ -44,7 +44,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.hierarchy.nodes import Hierarchy
-from gpustore.index_space import IndexTransform
+from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import prefix_end
 from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.kvstore import KvStore
@@ -246,20 +246,22 @@ class _Steps:
         with prefixing(self.name):
             driver = self._driver(*self._metadata())
             transform = IndexTransform(driver.domain)
-            wanted = self._wanted()
+            wanted = self._wanted(driver.domain)
             if wanted is not None:
                 transform = transform[wanted]
             return driver, transform
 
-    def _wanted(self) -> IndexTransform | None:
-        """The part of the array the spec asks for; labels of its domain replace stored ones."""
+    def _wanted(self, found: IndexDomain) -> IndexTransform | None:
+        """The part of the array the spec asks for, None for all of the domain `found`; labels of
+        the spec's domain replace stored ones.
+        """
         spec = self.spec
         if self.request.transform is not None:
             return self.request.transform
         if spec.metadata is self.format.no_constraints and spec.constraints.domain is None:
             return None
         domain = spec.constrained().domain
-        return None if domain is None else IndexTransform(domain)
+        return None if domain is None or domain == found else IndexTransform(domain)
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
         if self.request.node is not None:
