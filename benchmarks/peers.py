@@ -1,12 +1,12 @@
 """The libraries that are compared, behind one face.
 
 Each is limited to the same number of threads in its own terms; the processor affinity that
-conftest.py sets holds them to it. None calls fsync: zarr-python and zarrs cannot, so TensorStore
-and gpustore are told not to.
+conftest.py sets holds them to it. None calls fsync unless a row says so: zarr-python and zarrs
+cannot, so TensorStore and gpustore are told not to.
 """
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +29,18 @@ class Peer(abc.ABC):
         """Create an empty array and return the handle."""
 
     @abc.abstractmethod
+    def create_anew(
+        self, path: Path, array_format: ArrayFormat, shape: tuple[int, ...], *, sync: bool
+    ) -> Any:
+        """Create an empty array in place of what is there; `sync` waits for the disk."""
+
+    @abc.abstractmethod
     def open(self, path: Path, array_format: ArrayFormat) -> Any:
         """Open an array and return the handle."""
+
+    def open_many(self, paths: Sequence[Path], array_format: ArrayFormat) -> list[Any]:
+        """Open arrays and return their handles."""
+        return [self.open(path, array_format) for path in paths]
 
     @abc.abstractmethod
     def read(self, handle: Any, index: Any) -> np.ndarray:
@@ -54,14 +64,13 @@ class TensorStorePeer(Peer):
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
         self.module = self._import()
-        self.context = self.module.Context(
-            {
-                "data_copy_concurrency": {"limit": threads},
-                "file_io_concurrency": {"limit": threads},
-                "file_io_sync": False,
-                **self.resources,
-            }
-        )
+        resources = {
+            "data_copy_concurrency": {"limit": threads},
+            "file_io_concurrency": {"limit": threads},
+            **self.resources,
+        }
+        self.context = self.module.Context({**resources, "file_io_sync": False})
+        self.synced = self.module.Context({**resources, "file_io_sync": True})
 
     def _import(self) -> Any:
         import tensorstore
@@ -72,10 +81,24 @@ class TensorStorePeer(Peer):
         spec = array_format.tensorstore_spec(str(path), shape)
         return self.module.open(spec, create=True, context=self.context).result()
 
+    def create_anew(
+        self, path: Path, array_format: ArrayFormat, shape: tuple[int, ...], *, sync: bool
+    ) -> Any:
+        spec = array_format.tensorstore_spec(str(path), shape)
+        context = self.synced if sync else self.context
+        return self.module.open(spec, create=True, delete_existing=True, context=context).result()
+
     def open(self, path: Path, array_format: ArrayFormat) -> Any:
+        return self._opening(path, array_format).result()
+
+    def open_many(self, paths: Sequence[Path], array_format: ArrayFormat) -> list[Any]:
+        futures = [self._opening(path, array_format) for path in paths]
+        return [future.result() for future in futures]
+
+    def _opening(self, path: Path, array_format: ArrayFormat) -> Any:
         driver = "zarr" if array_format.version == 2 else "zarr3"
         spec = {"driver": driver, "kvstore": {"driver": "file", "path": str(path)}}
-        return self.module.open(spec, context=self.context).result()
+        return self.module.open(spec, context=self.context)
 
     def read(self, handle: Any, index: Any) -> np.ndarray:
         return handle[index].read().result()
@@ -134,8 +157,20 @@ class ZarrPeer(Peer):
         self.settings.__exit__(None, None, None)
 
     def create(self, path: Path, array_format: ArrayFormat, shape: tuple[int, ...]) -> Any:
+        return self._create(path, array_format, shape, overwrite=False)
+
+    def create_anew(
+        self, path: Path, array_format: ArrayFormat, shape: tuple[int, ...], *, sync: bool
+    ) -> Any:
+        assert not sync
+        return self._create(path, array_format, shape, overwrite=True)
+
+    def _create(
+        self, path: Path, array_format: ArrayFormat, shape: tuple[int, ...], *, overwrite: bool
+    ) -> Any:
         return self.module.create_array(
             store=str(path),
+            overwrite=overwrite,
             shape=shape,
             dtype="uint16",
             chunks=array_format.chunk,
