@@ -4,8 +4,9 @@
 fixtures are made once and one result is reported. It is for cases that are cheaper than that.
 
 ``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
-or else of ``parametrize``. A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats
-a choice, ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
+or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name.
+A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
+``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
 
 Properties, that is tests of hypothesis, have the mark by themselves: a session tries a third of
 their 200 examples, or of the number for which ``max_examples=share(number)`` asks.
@@ -193,9 +194,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     is_long = "long" in config.option.markexpr
     for item in items:
         test = getattr(item, "obj", None)
-        is_matrix = item.get_closest_marker("matrix") is not None
-        if is_matrix and not hasattr(test, "axes") and not item.get_closest_marker("long"):
-            matrices[item.nodeid.partition("[")[0]].append(item)
+        mark = item.get_closest_marker("matrix")
+        if mark and not hasattr(test, "axes") and not item.get_closest_marker("long"):
+            matrices[mark.args[0] if mark.args else item.nodeid.partition("[")[0]].append(item)
         if is_hypothesis_test(test):
             item.add_marker("matrix")
         if is_long and item.get_closest_marker("matrix"):

@@ -110,6 +110,23 @@ def test_a_session_has_a_third_of_the_tests(cell, request):
     assert len(tests) <= len(chosen(range(9), request.config, ""))
 
 
+def named(request):
+    marks = [item.get_closest_marker("matrix") for item in request.session.items]
+    return [mark for mark in marks if mark and mark.args == ("named",)]
+
+
+@pytest.mark.matrix("named")
+@pytest.mark.parametrize("cell", range(5))
+def test_a_session_has_a_third_of_the_tests_of_one_name(cell, request):
+    assert 1 <= len(named(request)) <= len(chosen(range(9), request.config, ""))
+
+
+@pytest.mark.matrix("named")
+@pytest.mark.parametrize("cell", range(4))
+def test_other_tests_of_one_name_are_cells_of_the_same_matrix(cell, request):
+    assert 1 <= len(named(request)) <= len(chosen(range(9), request.config, ""))
+
+
 @pytest.mark.matrix
 def test_a_session_has_a_third_of_the_cells_of_one_test(request):
     seen = []

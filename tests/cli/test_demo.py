@@ -150,6 +150,7 @@ def test_demo_reports_wrong_usage_on_one_line(gpustore_command, arguments):
     assert err.count("\n") == 1
 
 
+@pytest.mark.matrix("processes")
 def test_ctrl_c_ends_with_one_line(tmp_path):
     # Unbuffered, so that the first line tells when the work has begun.
     process = subprocess.Popen(

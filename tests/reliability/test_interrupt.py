@@ -9,7 +9,7 @@ from tests.reliability.array_on_disk import create
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
-pytestmark = pytest.mark.matrix
+pytestmark = pytest.mark.matrix("processes")
 
 SHAPE = (4096, 2048)
 LONG_SHAPE = (1 << 16, 512)

@@ -13,7 +13,7 @@ from gpustore.errors import ConflictError, CorruptChunkError, StoreIOError
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.matrix import each
 from tests.reliability.array_on_disk import chunk_key, create, values
-from tests.reliability.subprocesses import run
+from tests.reliability.subprocesses import start
 from tests.reliability.test_damaged_shards import WAYS, Shard, expected
 from tests.reliability.worker import QUICK
 
@@ -34,15 +34,24 @@ def files_below(path):
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def outcome(action, path):
-    name, number, key, named = run("as-nobody", action, path).rstrip().split(",")
-    assert named == "True"
-    return name, number if number == "None" else int(number), key
+@pytest.fixture(scope="module")
+def outcome():
+    """Call with an action and a path; gives class, errno and key of the error."""
+    with start("as-nobody") as worker:
+
+        def ask(action, path):
+            worker.stdin.write(f"{action}\t{path}\n")
+            worker.stdin.flush()
+            name, number, key, named = worker.stdout.readline().rstrip().split(",")
+            assert named == "True"
+            return name, number if number == "None" else int(number), key
+
+        yield ask
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["chunk", "directory"])
-def test_chunk_without_the_right_to_read_it(path, what):
+def test_chunk_without_the_right_to_read_it(path, what, outcome):
     chunk = path / chunk_key(NAME, 1, 0)
     _open_up(path)
     os.chmod(chunk if what == "chunk" else chunk.parent, 0o200)
@@ -53,7 +62,7 @@ def test_chunk_without_the_right_to_read_it(path, what):
 
 
 @pytest.mark.slow
-def test_directory_without_the_right_to_write(path):
+def test_directory_without_the_right_to_write(path, outcome):
     _open_up(path)
     before = files_below(path)
     os.chmod(path / "c" / "1", 0o555)
@@ -65,7 +74,7 @@ def test_directory_without_the_right_to_write(path):
 
 
 @pytest.mark.slow
-def test_directory_that_cannot_be_entered(path):
+def test_directory_that_cannot_be_entered(path, outcome):
     """The error names the chunk too, not only the directory."""
     _open_up(path)
     chunk = str(path / chunk_key(NAME, 1, 0))
@@ -77,7 +86,7 @@ def test_directory_that_cannot_be_entered(path):
 
 
 @pytest.mark.slow
-def test_metadata_without_the_right_to_read_them(path):
+def test_metadata_without_the_right_to_read_them(path, outcome):
     _open_up(path)
     os.chmod(path / "zarr.json", 0o200)
     # Opened by root, and again by nobody.
@@ -85,7 +94,7 @@ def test_metadata_without_the_right_to_read_them(path):
 
 
 @pytest.mark.slow
-def test_array_cannot_be_created_without_the_right(path):
+def test_array_cannot_be_created_without_the_right(path, outcome):
     _open_up(path)
     os.chmod(path, 0o555)
     name, number, key = outcome("create without rights", path)
@@ -96,7 +105,7 @@ def test_array_cannot_be_created_without_the_right(path):
 
 
 @pytest.mark.slow
-def test_no_room_keeps_the_old_chunk(tmp_path):
+def test_no_room_keeps_the_old_chunk(tmp_path, outcome):
     path = tmp_path / "a"
     store = create(
         NAME, f"file://{path}/", shape=(64, 64), chunk=(32, 32), context=gpustore.Context(QUICK)
@@ -111,7 +120,7 @@ def test_no_room_keeps_the_old_chunk(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["read, no files", "write, no files", "open, no files"])
-def test_no_file_descriptors_left(path, action):
+def test_no_file_descriptors_left(path, action, outcome):
     before = files_below(path)
     name, number, key = outcome(action, path)
     assert (name, number) == ("StoreIOError", errno.EMFILE)
@@ -122,7 +131,7 @@ def test_no_file_descriptors_left(path, action):
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["read a part, no memory", "write, no memory"])
 @pytest.mark.parametrize("name", ["zarr2 zlib", "zarr3 zstd"])
-def test_chunk_that_does_not_fit_the_memory(tmp_path, name, action):
+def test_chunk_that_does_not_fit_the_memory(tmp_path, name, action, outcome):
     """A small file may hold a chunk that is legal and too large for this process."""
     path = tmp_path / "a"
     shape = (32768, 32768)

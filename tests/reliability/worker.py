@@ -8,7 +8,7 @@ worker.py leave PATH HOW                 ends while writes are pending that nobo
 worker.py increment LIBRARY NAME PATH FIRST STEP COUNT
 worker.py write-whole NAME PATH SECONDS  overwrites one chunk
 worker.py write-versions PATH SECONDS    overwrites a shard whose inner chunks move each time
-worker.py as-nobody ACTION PATH          reads or writes without the rights of root
+worker.py as-nobody                      reads and writes without the rights of root
 worker.py full-disk PATH                 mounts a small disk there, fills it, and writes
 """
 
@@ -282,7 +282,22 @@ def write_versions(path, seconds):
 # --------------------------------------------------------------------------- no rights, no room
 
 
-def as_nobody(action, path):
+def as_nobody():
+    """Do what each line of standard input says, ACTION and PATH, in a child of its own."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                denied(*line.rstrip("\n").split("\t"))
+                sys.stdout.flush()
+                status = 0
+            finally:
+                os._exit(status)
+        os.waitpid(pid, 0)
+
+
+def denied(action, path):
     """Print the error an operation ends with: class, errno, key, and whether it names the key."""
     store = open_quickly(path)
     store[0, store.shape[1] - 1].read().result()

@@ -549,6 +549,7 @@ _INTERRUPT = """
 """
 
 
+@pytest.mark.matrix("processes")
 @pytest.mark.parametrize(
     "make",
     [
