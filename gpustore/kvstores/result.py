@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from gpustore.kvstores.base import invalid_key
+
 ReadResultState: TypeAlias = Literal["unspecified", "missing", "value"]
 
 _STATES = ("unspecified", "missing", "value")
@@ -18,6 +20,14 @@ def as_bytes(value: str | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
     raise TypeError(f"Expected str or bytes, but received: {value!r:.200}")
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """Return a key as bytes, or a bound of keys; InvalidKeyError if it has none."""
+    try:
+        return as_bytes(key)
+    except UnicodeEncodeError as error:
+        raise invalid_key(str(key), "contains a surrogate that stands for no byte") from error
 
 
 class KeyRange:
@@ -40,8 +50,8 @@ class KeyRange:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, inclusive_min: str | bytes = "", exclusive_max: str | bytes = "") -> None:
-        self._inclusive_min = as_bytes(inclusive_min)
-        self._exclusive_max = as_bytes(exclusive_max)
+        self._inclusive_min = key_bytes(inclusive_min)
+        self._exclusive_max = key_bytes(exclusive_max)
 
     @property
     def inclusive_min(self) -> bytes:
@@ -50,7 +60,7 @@ class KeyRange:
 
     @inclusive_min.setter
     def inclusive_min(self, value: str | bytes) -> None:
-        self._inclusive_min = as_bytes(value)
+        self._inclusive_min = key_bytes(value)
 
     @property
     def exclusive_max(self) -> bytes:
@@ -59,7 +69,7 @@ class KeyRange:
 
     @exclusive_max.setter
     def exclusive_max(self, value: str | bytes) -> None:
-        self._exclusive_max = as_bytes(value)
+        self._exclusive_max = key_bytes(value)
 
     @property
     def empty(self) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.kvstores.base import DriverKind, invalid_key
-from gpustore.kvstores.result import as_bytes
+from gpustore.kvstores.base import DriverKind
+from gpustore.kvstores.result import key_bytes
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty
@@ -32,10 +32,7 @@ def as_text(key: str | bytes) -> str:
     """Return a key as text; bytes that are not UTF-8 become surrogates."""
     if isinstance(key, str) and key.isascii():
         return key
-    try:
-        return as_bytes(key).decode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise invalid_key(str(key), "contains a surrogate that stands for no byte") from error
+    return key_bytes(key).decode("utf-8", "surrogateescape")
 
 
 def append_component(path: str, component: str) -> str:

@@ -7,7 +7,13 @@ import pickle
 import pytest
 import tensorstore as ts
 
-from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.errors import (
+    GpustoreError,
+    InvalidKeyError,
+    MetadataError,
+    NotFoundError,
+    UnsupportedError,
+)
 from gpustore.front.spec import Spec
 from gpustore.kvstores import kvstore
 from gpustore.kvstores.columns import ReadRequest, WriteRequest
@@ -119,6 +125,14 @@ def test_ranges_mean_the_same(pair, low, high):
         store.delete_range(wanted).result()
         results.append([listed, stripped, below, sorted(store.list().result())])
     assert results[0] == results[1]
+
+
+def test_bound_without_bytes_is_an_error():
+    with pytest.raises(InvalidKeyError, match="surrogate"):
+        KvStore.KeyRange("a\ud800")
+    wanted = KvStore.KeyRange()
+    with pytest.raises(InvalidKeyError, match="surrogate"):
+        wanted.exclusive_max = "a\ud800"
 
 
 def test_inverted_range_is_empty(pair):

@@ -458,7 +458,7 @@ def _manifest_spec(json: JsonValue) -> KvStoreSpec:
 def _prefix(json: JsonValue) -> str:
     """Check the prefix of the names of data files."""
     prefix = expect_str(json)
-    if not is_safe(as_bytes(f"{prefix}x")) or not prefix.isprintable():
+    if not prefix.isprintable() or not is_safe(as_bytes(f"{prefix}x")):
         raise invalid_key(prefix, "data files must stay in the database")
     return prefix
 

@@ -256,7 +256,7 @@ def test_unsupported_options_are_refused_by_name(members):
         KvStore.Spec({"driver": "ocdbt", "base": "memory://", **members})
 
 
-@pytest.mark.parametrize("prefix", ["../", "/", "a//", "a/../b/", "./", "a\\b", "a\0"])
+@pytest.mark.parametrize("prefix", ["../", "/", "a//", "a/../b/", "./", "a\\b", "a\0", "\ud800"])
 def test_data_files_outside_the_database_are_refused(prefix):
     with pytest.raises(InvalidKeyError, match="data files must stay in the database"):
         KvStore.Spec({"driver": "ocdbt", "base": "memory://", "value_data_prefix": prefix})
