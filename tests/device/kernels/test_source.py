@@ -51,7 +51,7 @@ def test_source_keeps_the_line_numbers_of_the_files(family):
 
 
 def test_source_reads_the_file_anew(tmp_path, monkeypatch):
-    for path in source.folder().iterdir():
+    for path in source.folder().glob("*.cu*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(source, "folder", lambda: tmp_path)
     before = source.flatten("fill")
