@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#ifdef __linux__
 #include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 #include <cerrno>
