@@ -14,8 +14,10 @@ def environment(sanitizer):
     return {
         "KERNEL_SANITIZER": sanitizer,
         "LD_PRELOAD": host_build.preload(sanitizer),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "TSAN_OPTIONS": "halt_on_error=1",
+        "PYTHONMALLOC": "malloc",  # Python's own allocator has no bounds that a sanitizer knows.
+        # Tests ask for more memory than there is, and expect NumPy to say so.
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "TSAN_OPTIONS": "halt_on_error=1:allocator_may_return_null=1:die_after_fork=0",
     }
 
 
