@@ -1,11 +1,12 @@
 """Options, and the fixtures that every benchmark shares."""
 
 import os
+import time
 
 import numpy as np
 import pytest
 
-from benchmarks.formats import FORMATS, READ_FORMATS, SHAPE
+from benchmarks.formats import FORMATS, PLANE_FORMATS, READ_FORMATS, SHAPE
 from benchmarks.peers import PEERS, TensorStorePeer
 from gpustore.cli.volume import make_volume
 
@@ -41,6 +42,22 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("array_format", FORMATS, ids=str)
     if "read_format" in metafunc.fixturenames:
         metafunc.parametrize("read_format", READ_FORMATS, ids=str)
+    if "plane_format" in metafunc.fixturenames:
+        metafunc.parametrize("plane_format", PLANE_FORMATS, ids=str)
+
+
+def pytest_collection_modifyitems(items):
+    """Run the peers of a row one after the other: all of them meet the machine in one state."""
+    first = {}
+
+    def place(item):
+        parts = getattr(item, "callspec", None)
+        rest = {name: str(value) for name, value in parts.params.items()} if parts else {}
+        rest.pop("peer", None)
+        row = item.path, item.originalname, *rest.values()
+        return first.setdefault(row, len(first))
+
+    items.sort(key=place)
 
 
 @pytest.fixture
@@ -71,17 +88,33 @@ def stored(tmp_path_factory, volume):
     return path_of
 
 
+ROUNDS_S = 0.5
+"""Seconds of the rounds of one cell, a round for warming up left out."""
+
+
 @pytest.fixture
 def measure(benchmark, request):
-    """Run in rounds, note the speed, and return the last result."""
+    """Run in rounds, note the speed, and return the last result.
 
-    def run(function, *, nbytes, setup=None, rounds=5):
+    Without `rounds` there are 3 to 25 of them, as many as fill half a second, and one round where
+    it takes more than 2 s.
+    """
+
+    def run(function, *, nbytes, setup=None, rounds=None):
         # One table for each operation and format, one row for each peer.
         parts = request.node.callspec.params
         rest = [str(value) for name, value in parts.items() if name != "peer"]
         benchmark.group = " ".join([request.function.__name__, *rest])
+        warmup_rounds = 1
+        if rounds is None:
+            args, kwargs = setup() if setup else ((), {})
+            begin = time.perf_counter()
+            function(*args, **kwargs)
+            seconds = time.perf_counter() - begin
+            rounds = 1 if seconds > 2 else max(3, min(25, int(ROUNDS_S / seconds)))
+            warmup_rounds = 0
         result = benchmark.pedantic(
-            function, setup=setup, rounds=rounds, iterations=1, warmup_rounds=1
+            function, setup=setup, rounds=rounds, iterations=1, warmup_rounds=warmup_rounds
         )
         benchmark.extra_info["nbytes"] = nbytes
         if benchmark.stats is not None:

@@ -39,7 +39,10 @@ class ArrayFormat:
             }
             return {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}
         codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
-        if self.codec != "raw":
+        if self.codec == "blosc":
+            shuffle = {"shuffle": "shuffle", "typesize": 2, "blocksize": 0}
+            codecs.append({"name": "blosc", "configuration": {**BLOSC, **shuffle}})
+        elif self.codec != "raw":
             codecs.append({"name": self.codec, "configuration": {"level": LEVEL}})
         chunk = self.chunk
         if self.layout == "F":
@@ -60,11 +63,11 @@ class ArrayFormat:
 BLOSC = {"cname": "lz4", "clevel": 5, "shuffle": 1}
 LEVEL = 1
 
-SHAPE = (64, 512, 512)
-"""Of the volume all benchmarks read and write: uint16, 32 MiB."""
+SHAPE = (256, 256, 512)
+"""Of the volume all benchmarks read and write: uint16, 64 MiB."""
 
-SHARD = (64, 256, 256)
-"""8 MiB."""
+SHARD = (256, 256, 256)
+"""32 MiB."""
 
 _CODECS = [(2, "blosc"), (2, "raw"), (3, "zstd"), (3, "gzip"), (3, "raw")]
 _CHUNKS = [(32, 32, 32), (32, 128, 128)]
@@ -72,10 +75,20 @@ _CHUNKS = [(32, 32, 32), (32, 128, 128)]
 FORMATS = [ArrayFormat(version, codec, chunk) for version, codec in _CODECS for chunk in _CHUNKS]
 """64 KiB and 1 MiB chunks of each."""
 
+_OTHER_CHUNKS = [(8, 16, 16), (16, 16, 32), (64, 256, 256)]
+
 READ_FORMATS = [
     *FORMATS,
-    *(ArrayFormat(3, codec, _CHUNKS[0], "sharded") for codec in ("zstd", "gzip", "raw")),
+    *(
+        ArrayFormat(version, codec, chunk)
+        for version, codec in _CODECS[:4]
+        for chunk in _OTHER_CHUNKS
+    ),
+    *(ArrayFormat(3, codec, _CHUNKS[0], "sharded") for codec in ("blosc", "zstd", "gzip", "raw")),
     *(ArrayFormat(2, codec, _CHUNKS[1], "F") for codec in ("blosc", "raw")),
     ArrayFormat(3, "raw", _CHUNKS[1], "F"),
 ]
-"""Those, chunks of 64 KiB in shards, and chunks of 1 MiB in F order."""
+"""Those, chunks of 4 KiB, 16 KiB and 8 MiB, chunks of 64 KiB in shards, and chunks in F order."""
+
+PLANE_FORMATS = [one for one in FORMATS if (one.version, one.codec) in _CODECS[:3]]
+"""64 KiB and 1 MiB chunks, raw, Blosc and zstd."""
