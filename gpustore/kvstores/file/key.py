@@ -29,7 +29,9 @@ def path_from_url(component: UrlComponent) -> str:
 
 
 def _typed(path: str) -> str:
-    """A path as people type it, as the shell takes it."""
+    """Expand a typed path as the shell does."""
+    if "\0" in path or not _is_encodable(path):
+        return path  # The system takes no such path, and `check_path` refuses it.
     path = os.path.expanduser(path)  # noqa: PTH111  keeps a slash at the end
     first, *rest = path.split("/")
     if first == ".." or ".." in rest:

@@ -125,6 +125,12 @@ def test_unusual_key_is_legal(tmp_path, key):
     assert files_below(tmp_path) == [key]
 
 
+@pytest.mark.parametrize("path", ["~\0/a", "~\ud800/a", "/a\0/../b", "/a\ud800/../b"])
+def test_typed_path_that_no_file_can_have_is_refused(path):
+    with pytest.raises(InvalidKeyError, match=r"^Invalid file path: "):
+        KvStore.open(path).result()
+
+
 @pytest.mark.parametrize("path", ["", "/a/../b", "/a//b", "a\0b", "..", "/./a", "a/./b"])
 def test_illegal_path_is_refused(path):
     with pytest.raises(InvalidKeyError, match=r"^Invalid file path: "):
