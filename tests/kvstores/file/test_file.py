@@ -127,7 +127,7 @@ def test_unusual_key_is_legal(tmp_path, key):
 
 @pytest.mark.parametrize("path", ["~\0/a", "~\ud800/a", "/a\0/../b", "/a\ud800/../b"])
 def test_typed_path_that_no_file_can_have_is_refused(path):
-    with pytest.raises(InvalidKeyError, match=r"^Invalid file path: "):
+    with pytest.raises(InvalidKeyError, match="Invalid file path: "):
         KvStore.open(path).result()
 
 
