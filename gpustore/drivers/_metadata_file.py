@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -91,9 +90,10 @@ class MetadataFile:
 
     def _decoded(self, data: bytes, where: str | None) -> Any:
         if len(data) <= REMEMBERED_NBYTES:
-            # Decoding once more raises the error, with the name of this file.
-            with contextlib.suppress(GpustoreError):
+            try:
                 return decoded(self.format.decode, data, self.limits)
+            except GpustoreError:
+                pass  # Decoding once more raises the error, with the name of this file.
         return self.format.decode(data, where=where or self.name, limits=self.limits)
 
     def blamed(self) -> naming_key:

@@ -409,6 +409,6 @@ def _check_lengths(value: Zarr3Metadata | Zarr3Constraints, rank: int | None) ->
         ("dimension_names", value.dimension_names),
         ("dimension_units", units),
     ):
-        if entries is not None:
+        if entries is not None and len(entries) != rank:
             with in_member(name):
                 check_length(entries, rank)
