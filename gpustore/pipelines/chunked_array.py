@@ -122,6 +122,7 @@ class ChunkedArray:
         return native_array(
             self.chain,
             self.levels,
+            shape=self.shape,
             dtype=self.dtype,
             fill_value=self.fill_value,
             fill_missing=self.fill_missing,

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import Job
+from gpustore.backends.native.job import Counts, Job
+from gpustore.backends.native.request import Request
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
 Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -91,13 +94,48 @@ class NativeRead:
     def _finish(self, job: Job) -> None:
         """Count what was done, and read what was left."""
         counts = job.counts()
-        amounts = {
-            "key_reads": counts.reads,
-            "bytes_fetched": counts.fetched,
-            "bytes_decoded": counts.decoded,
-        }
-        if counts.missing:
-            amounts["chunks_missing"] = counts.missing
-        STATISTICS.add(**amounts)
+        count(counts)
         if counts.left:
             self._read_left(job.table, job.left())
+
+
+class PlannedRead:
+    """Read of few chunks that the core plans, by any number of threads.
+
+    Parameters
+    ----------
+    request : Request
+    read_again : callable
+        Begins the whole read anew, with a plan in Python, if the core has left chunks alone.
+    result : object
+        Result of the read.
+    """
+
+    def __init__(
+        self, request: Request, read_again: Callable[[], Future[Any]], result: Any
+    ) -> None:
+        self._request = request
+        self._read_again = read_again
+        self._result = result
+
+    def work(self) -> None:
+        """Read chunks until all are taken."""
+        wanted = CancelToken.current()
+        while self._request.read():
+            wanted.check()
+
+    def finish(self) -> Any:
+        """Return the result once no thread works on the read, or a Future of it."""
+        counts = self._request.end()
+        if counts.left:
+            return self._read_again()
+        count(counts)
+        return self._result
+
+
+def count(counts: Counts) -> None:
+    """Count what the core has done."""
+    reads, fetched, decoded, missing, _ = counts
+    if missing:
+        STATISTICS.add(chunks_missing=missing)
+    STATISTICS.add(key_reads=reads, bytes_fetched=fetched, bytes_decoded=decoded)

@@ -26,12 +26,14 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import NEW, Memory, Output, Sink
+from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.request import MOST_ROWS, Request, StridedMaps, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import fetched_batches
-from gpustore.pipelines.native_read import NativeRead
+from gpustore.pipelines.native_read import NativeRead, PlannedRead, count
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
@@ -98,6 +100,10 @@ def read(
     CorruptChunkError, NotFoundError, StoreIOError
         Through the Future; they name the key.
     """
+    if array.native is not None and array.grid is None:
+        maps = strided_maps(transform, array.shape, array.chunk_shape)
+        if maps is not None and maps.rows <= min(MOST_ROWS, array.limits.chunks_per_request):
+            return _read_strided(array, array.native, transform, maps, output, wait)
     shape = tuple(transform.domain.shape)
     backend = array.backend
     if output.array is None:
@@ -131,6 +137,58 @@ def read(
     def begin() -> Future[Any]:
         tasks = [task for one, plan in plans for task in _tasks(one, plan, memory)]
         return array.executor.run_all(tasks, lambda: result)
+
+    if wait is None or output.array is not None:
+        return begin()
+    return wait(array, transform, memory, begin)
+
+
+def _read_strided(
+    array: ChunkedArray,
+    native: NativeArray,
+    transform: IndexTransform,
+    maps: StridedMaps,
+    output: Output,
+    wait: Wait | None,
+) -> Future[Any]:
+    """Read few chunks through strided maps, as the native core plans it."""
+    shape = tuple(transform.domain.shape)
+    memory = output.memory(array.backend, shape, array.dtype)
+    result = output.filled(memory)
+    STATISTICS.add(reads=1, chunks_planned=maps.rows)
+    seconds = maps.rows * array.chain.decode_s
+    tiny = maps.rows <= TINY_ROWS and seconds <= TINY_S
+
+    def again() -> Future[Any]:
+        tasks = [
+            task
+            for one, plan in array.plans(transform, memory.strides)
+            for task in _tasks(one, plan, memory)
+        ]
+        return array.executor.run_all(tasks, lambda: result)
+
+    def read_now() -> Any:
+        counts = Request(native, transform, maps, memory, array.key_directory()).read_now()
+        if counts is None or counts.left:
+            return again()
+        count(counts)
+        return result
+
+    if tiny or (maps.rows <= SMALL_ROWS and seconds <= SMALL_S and not _LAST.waits()):
+        future = Future.deferred(read_now, array.executor)
+        if not tiny:
+            _LAST.read = weakref.ref(future)
+        return future
+
+    def begin() -> Future[Any]:
+        seconds = maps.rows * (array.chain.decode_s + NATIVE_ROW_S)
+        threads = max(1, min(array.executor.limit, maps.rows, int(seconds / SPLIT_S)))
+        directory = array.key_directory()
+        request = Request(native, transform, maps, memory, directory, threads)
+        if not request.plan():
+            return again()
+        reading = PlannedRead(request, again, result)
+        return array.executor.run_all([reading.work] * threads, reading.finish)
 
     if wait is None or output.array is not None:
         return begin()

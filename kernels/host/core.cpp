@@ -11,6 +11,7 @@
 #include "file.h"
 #include "job.h"
 #include "place.h"
+#include "plan.h"
 
 namespace gpustore {
 namespace {
@@ -357,7 +358,8 @@ private:
 EXPORT std::int64_t gpustore_core_abi() {
     using namespace gpustore;
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64) && sizeof(void*) == sizeof(i64));
-    return sizeof(Job) + 1000 * (sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * sizeof(Functions)));
+    const i64 structs = sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * sizeof(Functions));
+    return sizeof(Job) + sizeof(Request) + 1000 * structs;
 }
 
 // Takes part in a job. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
@@ -365,4 +367,39 @@ EXPORT std::int64_t gpustore_core_abi() {
 EXPORT std::int64_t gpustore_core_read(gpustore::Job* job, std::int64_t nanoseconds) {
     static thread_local gpustore::Scratch scratch;
     return gpustore::Worker(*job, scratch).work(nanoseconds);
+}
+
+// Plans a read; null if the core does not plan it. The request must outlive the job.
+EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request) {
+    gpustore::PlannedJob* planned = nullptr;
+    try {
+        planned = new gpustore::PlannedJob();
+        if (gpustore::Planner(*request).plan(*planned)) return planned;
+    } catch (const std::bad_alloc&) {
+    }
+    delete planned;
+    return nullptr;
+}
+
+// Takes part in a planned read, as gpustore_core_read().
+EXPORT std::int64_t gpustore_core_read_planned(gpustore::PlannedJob* planned, std::int64_t nanoseconds) {
+    return gpustore_core_read(&planned->job, nanoseconds);
+}
+
+// Writes down what was done (reads, fetched, decoded, missing, left) and forgets the read, on which
+// no thread works any more.
+EXPORT void gpustore_core_end(gpustore::PlannedJob* planned, std::int64_t* counts) {
+    const gpustore::Job& job = planned->job;
+    counts[0] = job.reads, counts[1] = job.fetched, counts[2] = job.decoded;
+    counts[3] = job.missing, counts[4] = job.left;
+    delete planned;
+}
+
+// Plans and reads on this thread alone. Returns 0 if the core does not plan the read.
+EXPORT std::int64_t gpustore_core_read_now(const gpustore::Request* request, std::int64_t* counts) {
+    gpustore::PlannedJob* planned = gpustore_core_plan(request);
+    if (!planned) return 0;
+    gpustore_core_read(&planned->job, 0);
+    gpustore_core_end(planned, counts);
+    return 1;
 }

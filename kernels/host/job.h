@@ -49,6 +49,8 @@ struct Array {
     const u8* fill;           // an element of a missing chunk
     i64 fill_missing;         // whether missing chunks are the fill value, not an error
     i64 bools;                // whether bytes other than 0 and 1 are illegal
+    const i64 *shape, *chunk_shape;  // elements of the array and of a chunk along each dimension
+    const i64* stride;        // bytes between neighbours in a decoded chunk
 };
 
 struct Target {
@@ -83,6 +85,30 @@ struct Job {
     std::atomic<i64> next;    // unit that is taken next
     std::atomic<i64> finished;  // units that are over
     std::atomic<i64> reads, fetched, decoded, missing, left;
+};
+
+// Use of an input dimension by an output one: index = offset + stride * (index in the domain).
+struct Map {
+    i64 input_dimension, offset, stride;  // dimension -1: a constant
+};
+
+// One dimension of the domain that is read, and the bytes between neighbours in the array filled.
+struct Input {
+    i64 low, extent, dst_stride;
+};
+
+// A read that the core plans by itself: through strided maps, of few chunks.
+struct Request {
+    const Array* array;
+    i64 directory, resolve;
+    const char* prefix;
+    Target out;
+    i64 most_rows, threads;
+    i64 rank;                 // of the domain
+    // A Map for each dimension of the array, and an Input for each of the domain, follow.
+
+    const Map* maps() const { return reinterpret_cast<const Map*>(this + 1); }
+    const Input* inputs() const { return reinterpret_cast<const Input*>(maps() + array->rank); }
 };
 
 }  // namespace gpustore

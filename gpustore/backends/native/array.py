@@ -55,6 +55,7 @@ def native_array(
     chain: CodecChain,
     levels: Sequence[ShardLevel],
     *,
+    shape: Sequence[int],
     dtype: np.dtype[Any],
     fill_value: Any,
     fill_missing: bool,
@@ -104,6 +105,7 @@ def native_array(
         *(CODECS.index(name), has_checksum, chain.decodes_parts and name == "blosc"),
         *(len(levels), keep(table), keep([int(ratio) for ratio in key_ratio[:key_rank]])),
         *(text(key_separator.encode()), fill, fill_missing, is_bool),
+        *(keep(shape), keep(layout.shape), keep(layout.strides)),
     ]
     return NativeArray(keep(struct), rank, dtype.itemsize, tuple(kept))
 
