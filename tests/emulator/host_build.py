@@ -31,7 +31,7 @@ ORDERS = ("forward", "backward", "shuffled")
 
 _FLAGS = ["-std=gnu++17", "-fno-strict-aliasing", "-fvisibility=hidden", "-shared", "-fPIC"]
 _WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
-_MODES = {
+SANITIZER_FLAGS = {
     "": ["-O1"],
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
@@ -75,7 +75,7 @@ def _compiler_version():
 
 def build(name, content, sanitizer=SANITIZER):
     """Compile a C++ text to a shared library, unless it was compiled before."""
-    flags = [*_FLAGS, *_WARNINGS, *_MODES[sanitizer]]
+    flags = [*_FLAGS, *_WARNINGS, *SANITIZER_FLAGS[sanitizer]]
     shim = (HERE / "cuda_on_host.h").read_text(encoding="utf-8")
     key = "\0".join([content, shim, _compiler_version(), *flags])
     digest = hashlib.sha256(key.encode()).hexdigest()[:20]
@@ -103,7 +103,7 @@ def build_core(path):
     """Compile the native core (``kernels/host/``) to a shared library for the sanitizer."""
     hook = runpy.run_path(str(HERE.parents[1] / "hatch_build.py"))
     try:
-        hook["compile_core"](path, *_WARNINGS, *_MODES[SANITIZER])
+        hook["compile_core"](path, *_WARNINGS, *SANITIZER_FLAGS[SANITIZER])
     except subprocess.CalledProcessError as error:
         pytest.fail(error.stderr)
 

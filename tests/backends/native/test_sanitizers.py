@@ -1,0 +1,81 @@
+"""Sanitizers see the native core: mistakes that are planted in it are reported."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.emulator import host_build
+from tests.kernels import sanitized
+from tests.kernels.execution import needs_compiler
+from tests.matrix import each
+
+pytestmark = [pytest.mark.long, needs_compiler]
+
+ROOT = Path(__file__).parents[3]
+DECODE = re.compile(r"bool decode\(const u8\* encoded, i64 size, u8\* out\) const \{")
+TOUCH = "[[maybe_unused]] const u8 planted = *(volatile const u8*)({});"
+PLANTED = {
+    "read before": ("address", TOUCH.format("encoded - 1"), "heap-buffer-overflow"),
+    "shift": (
+        "address",
+        "[[maybe_unused]] volatile int planted = 1 << (size + 64);",
+        "runtime error: shift exponent",
+    ),
+    "race": (
+        "thread",
+        "static volatile long planted; for (int i = 0; i < 10000; i++) planted = planted + 1;",
+        "data race",
+    ),
+    "nothing": ("address", "", None),
+}
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+import gpustore
+from gpustore.backends.native import library
+library.PATH = Path(sys.argv[1])
+store = gpustore.open(
+    f"file://{sys.argv[2]}/|zarr3:", create=True, dtype="uint16", shape=[128, 128, 128],
+    chunk_layout=gpustore.ChunkLayout(chunk_shape=[16, 16, 16]),
+    codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": [{"name": "blosc"}]}),
+).result()
+store[...] = np.arange(128, dtype="uint16")
+for _ in range(5):
+    assert int(store.read().result().sum()) == 128 * 128 * 127 * 64
+assert library.library() is not None
+"""
+
+
+@each("name", PLANTED)
+def test_a_planted_mistake_is_reported(tmp_path, name):
+    sanitizer, planted, report = PLANTED[name]
+    folder = tmp_path / name
+    shutil.copytree(ROOT / "kernels" / "host", folder / "kernels" / "host")
+    shutil.copy(ROOT / "hatch_build.py", folder)
+    header = folder / "kernels" / "host" / "decode.h"
+    text, count = DECODE.subn(lambda found: f"{found[0]} {planted}", header.read_text())
+    assert count == 1
+    header.write_text(text)
+    core = folder / "core.native.so"
+    compile_core = runpy.run_path(str(folder / "hatch_build.py"))["compile_core"]
+    compile_core(core, *host_build.SANITIZER_FLAGS[sanitizer])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(core), str(folder / "array.zarr")],
+        env={**os.environ, **sanitized.environment(sanitizer)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if report is None:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode != 0
+        assert report in done.stderr
