@@ -61,7 +61,7 @@ public:
 
 private:
     void read_unit(i64 begin, i64 end) {
-        if (begin >= end) return;
+        if (begin < 0 || begin >= end || end > job_.rows) return;
         const int error = make_key(begin) ? file_.open(job_.directory, key_, job_.resolve) : ENAMETOOLONG;
         for (int level = 0; level < MAX_LEVELS; level++) index_[level].start = -1;
         const bool missing = error == ENOENT || error == ENOTDIR;
@@ -125,12 +125,11 @@ private:
     bool look_up(i64 number, i64 row, Range& range, bool& absent) {
         const ShardLevel& level = array_.level[number];
         Range& known = index_[number];
-        const i64 nbytes = 16 * level.chunks;
-        u8* index = scratch_.take(Scratch::INDEX + static_cast<int>(number), nbytes + 4);
+        const i64 nbytes = 16 * level.chunks, stored = nbytes + (level.crc ? 4 : 0);
+        if (stored > range.nbytes) return false;
+        u8* index = scratch_.take(Scratch::INDEX + static_cast<int>(number), stored);
         if (!index) return false;
         if (known.start != range.start || known.nbytes != range.nbytes) {
-            const i64 stored = nbytes + (level.crc ? 4 : 0);
-            if (stored > range.nbytes) return false;
             const i64 at = level.at_end ? range.start + range.nbytes - stored : range.start;
             known.start = -1;
             if (!file_.read(index, stored, at)) return false;
@@ -180,12 +179,14 @@ private:
     // Whether all regions of a row lie inside a decoded chunk and inside their arrays.
     bool is_covered(i64 row) {
         low_ = INT64_MAX, high_ = 0;
+        if (job_.rank > MAX_INPUT_RANK) return false;
         for (i64 region = first_region(row); region < first_region(row + 1); region++) {
             const Box box = box_of(region);
-            if (box.empty()) return false;
-            i64 src_low, src_high, dst_low, dst_high;
+            if (!box.legal()) return false;
+            i128 src_low, src_high, dst_low, dst_high;
             box.reach(&Dimension::src, array_.itemsize, src_low, src_high);
             box.reach(&Dimension::dst, array_.itemsize, dst_low, dst_high);
+            if (src_high - src_low > MOST || dst_high - dst_low > MOST) return false;
             for (i64 set = 0; set < job_.point_sets; set++) {
                 const Points& points = job_.points[set];
                 const i64 begin = points.begin[region], end = points.end[region];
@@ -194,16 +195,17 @@ private:
                 widen(points.dst, begin, end, dst_low, dst_high);
             }
             const Target& out = job_.out[target(region)];
-            const i64 src = array_.offset + job_.src_start[region];
-            const i64 dst = out.offset + job_.dst_start[region];
+            const i128 src = i128(array_.offset) + job_.src_start[region];
+            const i128 dst = i128(out.offset) + job_.dst_start[region];
             if (dst + dst_low < 0 || dst + dst_high > out.nbytes) return false;
             if (src + src_low < 0 || src + src_high > array_.nbytes) return false;
-            low_ = std::min(low_, src + src_low), high_ = std::max(high_, src + src_high);
+            low_ = std::min(low_, static_cast<i64>(src + src_low));
+            high_ = std::max(high_, static_cast<i64>(src + src_high));
         }
         return low_ < high_;
     }
 
-    static void widen(const i64* offsets, i64 begin, i64 end, i64& low, i64& high) {
+    static void widen(const i64* offsets, i64 begin, i64 end, i128& low, i128& high) {
         const auto [least, most] = std::minmax_element(offsets + begin, offsets + end);
         low += *least, high += *most;
     }
@@ -214,10 +216,9 @@ private:
         if (job_.point_sets || array_.word || first_region(row + 1) != region + 1) return nullptr;
         if (array_.offset + job_.src_start[region]) return nullptr;
         Box box = box_of(region);
-        if (box.elements() * array_.itemsize != array_.nbytes) return nullptr;
         box.simplify();
         const i64 itemsize = array_.itemsize;
-        if (box.rank > 1) return nullptr;
+        if (box.rank > 1 || box.elements() * itemsize != array_.nbytes) return nullptr;
         if (box.rank && (box.dimension[0].dst != itemsize || box.dimension[0].src != itemsize)) return nullptr;
         const Target& out = job_.out[target(region)];
         return out.memory + out.offset + job_.dst_start[region];
@@ -292,6 +293,7 @@ private:
         int widest = 0;
         for (int i = 1; i < box.rank; i++)
             if (std::llabs(box.dimension[i].src) > std::llabs(box.dimension[widest].src)) widest = i;
+        if (!box.rank || !box.dimension[widest].src) return false;  // One long element.
         const Dimension along = box.dimension[widest];
         const i64 step = std::llabs(along.src);
         box.dimension[widest].count = 1;

@@ -9,7 +9,11 @@
 
 namespace gpustore {
 
-constexpr int MAX_RANK = 36;  // 32 input dimensions, and those that elements are split into
+constexpr int MAX_INPUT_RANK = 32;
+constexpr int MAX_RANK = MAX_INPUT_RANK + 1;  // and the one that elements are split into
+constexpr i64 MOST = i64(1) << 56;  // bytes or elements, more than any memory has
+
+__extension__ using i128 = __int128;
 
 // One dimension of a box: elements, and the bytes between neighbours in destination and source.
 struct Dimension {
@@ -24,10 +28,15 @@ struct Box {
         if (count != 1) dimension[rank++] = {count, dst, src};
     }
 
-    bool empty() const {
-        for (int i = 0; i < rank; i++)
-            if (dimension[i].count <= 0) return true;
-        return false;
+    // Whether there are elements, and no product or sum of the numbers overflows an i128.
+    bool legal() const {
+        for (int i = 0; i < rank; i++) {
+            const Dimension& d = dimension[i];
+            if (d.count <= 0 || d.count > MOST) return false;
+            if (d.dst > MOST || d.dst < -MOST || d.src > MOST || d.src < -MOST)
+                return false;
+        }
+        return true;
     }
 
     i64 elements() const {
@@ -52,11 +61,12 @@ struct Box {
         }
     }
 
-    // Lowest and highest byte of the elements in one of the memories, from the first element on.
-    void reach(i64 Dimension::*step, i64 itemsize, i64& low, i64& high) const {
+    // Lowest and highest byte of the elements in one of the memories, from the first element on. T is
+    // wide enough for any numbers where nobody has checked them yet.
+    template <class T> void reach(i64 Dimension::*step, i64 itemsize, T& low, T& high) const {
         low = high = 0;
         for (int i = 0; i < rank; i++) {
-            const i64 end = dimension[i].*step * (dimension[i].count - 1);
+            const T end = static_cast<T>(dimension[i].*step) * (dimension[i].count - 1);
             (end < 0 ? low : high) += end;
         }
         high += itemsize;

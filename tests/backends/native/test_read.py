@@ -1,0 +1,246 @@
+"""The native core and Python read the same: elements, and errors with their texts and keys."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import gpustore
+from gpustore.backends.native import library
+from gpustore.backends.native.job import Job
+from gpustore.runtime.statistics import STATISTICS
+from tests.backends.native.stored_arrays import (
+    chunk_files,
+    in_python,
+    named,
+    open_at,
+    outcome,
+    selections,
+    specs,
+    stored,
+    windows_of,
+)
+from tests.matrix import each, share
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+
+SEEDS = st.integers(0, 999)
+
+
+def opened(spec):
+    """Members with which an array that is there is opened."""
+    return {name: spec[name] for name in ("driver", "field") if name in spec}
+
+
+def compare(view):
+    """Read a view in both ways."""
+    native = outcome(lambda: view.read().result())
+    with in_python():
+        expected = outcome(lambda: view.read().result())
+    assert native == expected
+    return native
+
+
+def is_error(found):
+    return isinstance(found[0], type)
+
+
+@given(st.data(), specs(), SEEDS, st.sampled_from([0.0, 0.4]))
+def test_elements_are_the_same(data, spec, seed, missing):
+    with stored(spec, seed, missing=missing) as folder:
+        store = open_at(folder, opened(spec))
+        assert not is_error(compare(data.draw(selections(store.shape))(store)))
+
+
+@settings(max_examples=share(60))
+@given(st.data(), specs(large=True), SEEDS)
+def test_elements_of_chunks_that_are_read_in_part_are_the_same(data, spec, seed):
+    with stored(spec, seed) as folder:
+        store = open_at(folder, opened(spec))
+        for _ in range(4):
+            assert not is_error(compare(data.draw(selections(store.shape))(store)))
+
+
+@given(st.data(), specs(), SEEDS, st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
+def test_elements_are_the_same_window_by_window(data, spec, seed, rows, listed, threads):
+    with stored(spec, seed, missing=0.2) as folder:
+        copies = {"data_copy_concurrency": {"limit": threads}}
+        store = open_at(folder, opened(spec), **copies)
+        view = data.draw(selections(store.shape))(store)
+        with windows_of(rows, listed, pooled=data.draw(st.booleans())):
+            assert not is_error(compare(view))
+
+
+@given(st.data(), specs(), SEEDS)
+def test_arrays_that_are_filled_are_the_same(data, spec, seed):
+    """Arrays of any strides; what lies between their elements stays."""
+    with stored(spec, seed, missing=0.2) as folder:
+        store = open_at(folder, opened(spec))
+        view = data.draw(selections(store.shape))(store)
+        assume(0 not in view.shape)
+        dtype = view.dtype.numpy_dtype
+        dtype = dtype if dtype.itemsize else np.dtype(f"{dtype.kind}1")
+        steps = [data.draw(st.sampled_from([1, 2, -1, -3])) for _ in view.shape]
+        sizes = [abs(step) * size for step, size in zip(steps, view.shape)]
+        order = data.draw(st.permutations(range(len(sizes))))
+
+        def filled():
+            shape = [sizes[d] for d in order]
+            memory = np.full(math.prod(shape) * dtype.itemsize, 1, np.uint8).view(dtype)
+            memory = memory.reshape(shape)
+            out = memory.transpose(np.argsort(order))[
+                tuple(slice(None, None, step) for step in steps)
+            ]
+            view.read(out=out).result()
+            return memory
+
+        native = outcome(filled)
+        with in_python():
+            assert native == outcome(filled)
+        assert not is_error(native)
+
+
+@given(st.data(), specs(), SEEDS)
+def test_missing_chunks_that_are_not_filled_are_the_same_error(data, spec, seed):
+    with stored(spec, seed) as folder:
+        files = chunk_files(folder)
+        if files:
+            files[seed % len(files)].unlink()
+        store = open_at(folder, {**opened(spec), "fill_missing_data_reads": False})
+        compare(data.draw(selections(store.shape))(store))
+
+
+# --------------------------------------------------------------------------- damage
+
+
+def flip(value, generator):
+    value[generator.integers(len(value))] ^= 1 << generator.integers(8)
+    return value
+
+
+def set_in_header(value, generator):
+    value[generator.integers(min(16, len(value)))] = generator.integers(256)
+    return value
+
+
+def set_at_end(value, generator):
+    value[-1 - generator.integers(min(64, len(value)))] = generator.integers(256)
+    return value
+
+
+DAMAGES = {
+    "flip": flip,
+    "header": set_in_header,
+    "end": set_at_end,
+    "truncate": lambda value, g: value[: g.integers(len(value))],
+    "extend": lambda value, g: value + g.bytes(int(g.integers(1, 30))),
+    "twice": lambda value, g: value + value,
+    "zeros": lambda value, g: bytes(len(value)),
+    "noise": lambda value, g: g.bytes(len(value)),
+    "nothing": lambda value, g: b"",
+}
+
+
+def is_same_but_for_unread_bools(native, expected):
+    """Python looks at all bools of some uncompressed chunks, the core at those that it reads."""
+    return native == expected or (not is_error(native) and "Invalid bool value" in expected[1])
+
+
+@given(st.data(), specs(), SEEDS, st.sampled_from(sorted(DAMAGES)))
+def test_damage_is_the_same_error_or_the_same_elements(data, spec, seed, name):
+    with stored(spec, seed, missing=data.draw(st.sampled_from([0, 0.3]))) as folder:
+        _damage_and_compare(data, spec, folder, seed, name)
+
+
+@settings(max_examples=share(60))
+@given(st.data(), specs(large=True), SEEDS, st.sampled_from(sorted(DAMAGES)))
+def test_damage_of_chunks_that_are_read_in_part_is_the_same(data, spec, seed, name):
+    with stored(spec, seed) as folder:
+        _damage_and_compare(data, spec, folder, seed, name)
+
+
+def _damage_and_compare(data, spec, folder, seed, name):
+    generator = np.random.default_rng(seed)
+    files = chunk_files(folder)
+    assume(files)
+    file = files[seed % len(files)]
+    file.write_bytes(DAMAGES[name](bytearray(file.read_bytes()), generator))
+    store = open_at(folder, opened(spec))
+    view = data.draw(selections(store.shape))(store)
+    native = outcome(lambda: view.read().result())
+    with in_python():
+        expected = outcome(lambda: view.read().result())
+    assert is_same_but_for_unread_bools(native, expected)
+
+
+@given(st.data(), specs(), SEEDS)
+def test_chunks_that_changed_places_are_the_same_error_or_elements(data, spec, seed):
+    with stored(spec, seed) as folder:
+        files = chunk_files(folder)
+        assume(len(files) > 1)
+        first, second = data.draw(st.permutations(files))[:2]
+        values = first.read_bytes(), second.read_bytes()
+        second.write_bytes(values[0])
+        first.write_bytes(values[1])
+        store = open_at(folder, opened(spec))
+        view = data.draw(selections(store.shape))(store)
+        compare(view)
+
+
+# --------------------------------------------------------------------------- single cases
+
+
+def created(path, shape, chunks, data_type, codecs=None, **members):
+    spec = {
+        "driver": "zarr3",
+        "kvstore": f"file://{path}/",
+        "metadata": {
+            "shape": shape,
+            "chunk_grid": named("regular", chunk_shape=chunks),
+            "data_type": data_type,
+            "codecs": codecs or [named("bytes", endian="big")],
+            **members,
+        },
+    }
+    return gpustore.open(spec, create=True).result()
+
+
+def copies(array, index, count):
+    """`count` copies of one element of an array of one dimension."""
+    transform = gpustore.IndexTransform(
+        input_shape=[count], output=[gpustore.OutputIndexMap(offset=index)]
+    )
+    return array[transform]
+
+
+@each("endian", ["little", "big"])
+def test_elements_longer_than_what_is_read_at_once(endian, tmp_path):
+    kind = named("fixed_length_utf32", length_bytes=400_000)
+    store = created(tmp_path, [5], [5], kind, [named("bytes", endian=endian)])
+    store[...] = np.array([chr(97 + i) * 100_000 for i in range(5)])
+    for view in (store[3], store[1:3], store[::-2], copies(store, 2, 4), copies(store, 1, 1)):
+        assert not is_error(compare(view))
+
+
+def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_path, monkeypatch):
+    """Otherwise the two ways would be the same because they are one."""
+    left = []
+    rows = Job.left
+
+    def counted(job):
+        left.extend(rows(job))
+        return rows(job)
+
+    monkeypatch.setattr(Job, "left", counted)
+    store = created(tmp_path, [40, 40], [8, 8], "uint16", [named("bytes", endian="big")])
+    store[...] = np.arange(1600, dtype="uint16").reshape(40, 40)
+    before = STATISTICS["key_reads"]
+    assert store.read().result()[3, 4] == 124
+    assert STATISTICS["key_reads"] == before + 25
+    assert left == []
+    (tmp_path / "c" / "1" / "2").write_bytes(b"short")
+    with pytest.raises(gpustore.CorruptChunkError):
+        store.read().result()
+    assert left == [7]
