@@ -91,7 +91,7 @@ def test_create(measure, peer, created_format, tmp_path):
 
 
 @pytest.mark.parametrize("created_format", ENCODED, ids=str)
-@pytest.mark.parametrize("sync", [False, True], ids=["", "fsync"])
+@pytest.mark.parametrize("sync", [False, True], ids=["unsynced", "fsync"])
 def test_create_anew(measure, peer, created_format, sync, tmp_path):
     """One array, 20 times in place of itself."""
     if sync and not isinstance(peer, TensorStorePeer):
