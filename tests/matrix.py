@@ -4,7 +4,8 @@
 fixtures are made once and one result is reported. It is for cases that are cheaper than that.
 
 ``@pytest.mark.matrix`` has a session go through a third of the cells of a test, those of ``@each``
-or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name.
+or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
+``costly``, the tests that start processes or take about a second.
 A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
 ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
 

@@ -31,7 +31,7 @@ def command(*arguments):
     )
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_without_a_gpu_the_host_is_asked_and_the_rest_is_said_to_be_left_out(tmp_path):
     if gpu.answers():
@@ -57,14 +57,14 @@ def test_without_a_gpu_the_host_is_asked_and_the_rest_is_said_to_be_left_out(tmp
         assert min(row["ratios"].values()) > 1
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_facts_need_none_of_what_gpustore_needs():
     code = "import sys; sys.modules['gpustore'] = None; import benchmarks.gpu_report"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_reading_needs_a_gpu_unless_one_is_emulated(tmp_path):
     if gpu.answers():
         pytest.skip("a GPU answers: the command measures it")

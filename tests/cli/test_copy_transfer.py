@@ -103,7 +103,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize(("nchunks", "options"), MOMENTS)
 def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     target = tmp_path / "b"
@@ -131,7 +131,7 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     assert not (target / ".gpustore-copy.json").exists()
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):
     """All chunks are one region; those not begun are not written any more."""
     target = tmp_path / "b"
@@ -146,7 +146,7 @@ def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):
     assert 20 <= check_usable(target) == count < NCHUNKS
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("shards", [None, "512,512"], ids=["chunks", "shards"])
 def test_memory_is_bounded(tmp_path, shards):
     """The array has 134 MB; beside the regions each thread has a few chunks."""
@@ -256,7 +256,7 @@ def test_a_failed_region_lets_the_others_be_finished(tmp_path):
     assert stored(tmp_path / "b")[1] == []
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
     """The limit of a file's size stands for it."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000,) * 2)\n{COMMAND}"

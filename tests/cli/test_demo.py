@@ -45,6 +45,7 @@ def volume():
     return make_volume(volume_shape(3_000_000), 5, advance=lambda nbytes: None)
 
 
+@pytest.mark.matrix("costly")
 def test_demo_says_that_it_runs_without_the_native_core(tmp_path):
     done = subprocess.run(
         [*COMMAND, "demo", str(tmp_path / "demo"), "--size", "1"],
@@ -57,6 +58,7 @@ def test_demo_says_that_it_runs_without_the_native_core(tmp_path):
     assert "\nWithout the native core: GPUSTORE_NATIVE is 0.\n" in done.stdout
 
 
+@pytest.mark.matrix("costly")
 def test_demo_reports_its_work_and_the_next_command(finished):
     folder, done = finished
     assert done.stderr == ""
@@ -150,7 +152,7 @@ def test_demo_reports_wrong_usage_on_one_line(gpustore_command, arguments):
     assert err.count("\n") == 1
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_ctrl_c_ends_with_one_line(tmp_path):
     # Unbuffered, so that the first line tells when the work has begun.
     process = subprocess.Popen(

@@ -33,7 +33,7 @@ def test_wrong_usage_is_one_line(gpustore_command, arguments):
     assert err.count("\n") == 1
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_a_reader_that_goes_away_is_not_reported():
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -345,7 +345,7 @@ def _count(url, name, n):
         group.attrs[f"{name}{i}"] = i
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_two_processes_change_different_attributes(place):
     root = gpustore.open_group(f"{place}|zarr3:", create=True, attributes={"title": "t"}).result()
     url = root.url

@@ -435,7 +435,7 @@ def test_pickle(driver, tmp_path):
     check(run, tmp_path)
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_another_process_reads_the_pickle(tmp_path):
     url = f"file://{tmp_path}/a|zarr3:"
     context = gpustore.Context({"cache_pool": {"total_bytes_limit": 1000}})

@@ -1,7 +1,8 @@
 """Real images as arrays of any data type: an MRI time series and a stained tissue section.
 
-Both files come with packages the tests need anyway, so nothing is downloaded: `example4d.nii.gz`
-is part of nibabel's tests, `ihc.png` of scikit-image's installed data.
+`example4d.nii.gz` is part of nibabel's tests. `ihc.png` shows colonic glands and was made at the
+Center for Microscopy And Molecular Imaging; it is part of scikit-image's data
+(skimage.data.immunohistochemistry), which knows of no copyright restrictions.
 """
 
 import functools
@@ -69,7 +70,7 @@ def _inside(package: str, path: str) -> Path:
 def _intensities(source: str) -> np.ndarray:
     """The stored samples of an image as int64."""
     if source.startswith("ihc") or source in ("slice", "row"):
-        with Image.open(_inside("skimage", "data/ihc.png")) as image:
+        with Image.open(Path(__file__).parent / "ihc.png") as image:
             whole = np.asarray(image)
     else:
         image = nibabel.load(_inside("nibabel", "tests/data/example4d.nii.gz"))

@@ -302,6 +302,7 @@ def test_the_only_thread_of_a_pool_may_wait_for_reads():
     assert len(found) == 5
 
 
+@pytest.mark.matrix("costly")
 def test_a_child_process_does_not_wait_for_the_queue_of_its_parent():
     code = """
         import os, threading

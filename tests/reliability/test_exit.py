@@ -6,7 +6,7 @@ import pytest
 import gpustore
 from tests.reliability.subprocesses import start
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 SHAPE = (1024, 1024)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.reliability.subprocesses import run
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 NAMES = ("zarr2 blosc lz4", "zarr3 zstd crc32c")
 

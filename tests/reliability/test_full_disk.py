@@ -10,7 +10,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_full_disk_keeps_what_was_stored(tmp_path):
     """In a mount namespace of its own, with a disk of 4 MiB."""

@@ -215,6 +215,7 @@ def write_beside(generator, store, whole, damaged, outcomes):
         store.kvstore[key] = encoded
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_damage_of_any_kind_is_an_error_or_does_no_harm():
     outcomes = fuzz(1, ARRAYS, TRIALS)

@@ -220,6 +220,7 @@ def test_documents_are_as_many_as_promised():
     assert len(ABSURD) + len(REFUSED) >= 116 + 200
 
 
+@pytest.mark.matrix
 @each("name", ABSURD)
 def test_absurd_metadata(tmp_path, name):
     version, document = ABSURD[name]
@@ -231,22 +232,19 @@ def test_absurd_metadata(tmp_path, name):
     assert peak < 100 << 20
 
 
-def test_every_document_refused_by_the_parser_is_refused_when_opened(tmp_path):
-    assert len(REFUSED) > 200
-    for number, case in enumerate(REFUSED):
-        version, described = case.values
-        data = document(version, described)
-        directory = tmp_path / f"{number}"
-        directory.mkdir()
-        path = put(directory, version, data)
-        error = refuse(directory, version, path)
-        # A document that is too long is refused before it is parsed.
-        assert error.kind in (described["error"], "limit"), case.id
-        assert error.key == path, case.id
-        if len(data) > 10_000:
-            seconds, peak = cost(directory)
-            assert seconds < SLOWEST_S * max(1, len(data) / (1 << 20)), case.id
-            assert peak < 100 << 20, case.id
+@pytest.mark.matrix
+@each("version, described", REFUSED)
+def test_every_document_refused_by_the_parser_is_refused_when_opened(tmp_path, version, described):
+    data = document(version, described)
+    path = put(tmp_path, version, data)
+    error = refuse(tmp_path, version, path)
+    # A document that is too long is refused before it is parsed.
+    assert error.kind in (described["error"], "limit")
+    assert error.key == path
+    if len(data) > 10_000:
+        seconds, peak = cost(tmp_path)
+        assert seconds < SLOWEST_S * max(1, len(data) / (1 << 20))
+        assert peak < 100 << 20
 
 
 @pytest.mark.parametrize("nbytes", [(16 << 20) + 1, 1 << 31, 1 << 40])

@@ -9,7 +9,7 @@ from tests.reliability.array_on_disk import create
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 SHAPE = (4096, 2048)
 LONG_SHAPE = (1 << 16, 512)

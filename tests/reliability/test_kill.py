@@ -15,7 +15,7 @@ from tests.reliability.scales import scales
 from tests.reliability.subprocesses import start
 from tests.reliability.worker import QUICK
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 KILLS, LONG_KILLS = 15, 500
 """For each of two formats."""

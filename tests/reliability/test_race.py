@@ -14,7 +14,7 @@ from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 NAMES = ("zarr2 blosc lz4", "zarr3 bytes", "zarr3 zstd crc32c")
 

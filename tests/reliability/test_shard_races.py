@@ -13,7 +13,7 @@ from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
 
-pytestmark = pytest.mark.matrix("processes")
+pytestmark = pytest.mark.matrix("costly")
 
 SHAPE, INNER = (64, 64), 16
 COUNT, LONG_COUNT = 60, 10_000

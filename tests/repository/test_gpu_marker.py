@@ -56,7 +56,7 @@ def run(*arguments):
     )
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("places", scales(sorted(FILES), ["tests", "gpustore"]))
 def test_few_packages_are_enough_to_collect_them(places):
     done = run("--collect-only", *places)
@@ -67,7 +67,7 @@ def test_few_packages_are_enough_to_collect_them(places):
     assert found.count("tests/backends/cuda/test_arrays.py") >= 20
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_a_run_in_which_no_test_ran_fails():
     done = run("tests/device/test_protocol.py::test_codecs_say_how_they_want_their_streams")
     assert (done.returncode == 0) == gpu.answers()

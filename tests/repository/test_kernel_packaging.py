@@ -95,6 +95,7 @@ def unpack(wheel, site):
         return set(archive.namelist())
 
 
+@pytest.mark.matrix("costly")
 def test_an_edited_kernel_is_seen_in_an_editable_install(checkout, tmp_path):
     wheel, _ = build_wheel(checkout, tmp_path, editable=True, GPUSTORE_NATIVE="0")
     site = tmp_path / "site"
@@ -127,6 +128,7 @@ def check_contents(names):
     assert not any(name.endswith((".cpp", ".h", "hatch_build.py")) for name in names)
 
 
+@pytest.mark.matrix("costly")
 @needs_compiler
 def test_the_wheel_brings_its_kernels_and_the_compiled_core(checkout, tmp_path):
     wheel, warnings = build_wheel(checkout, tmp_path, editable=False, GPUSTORE_NATIVE="require")
@@ -151,6 +153,7 @@ def test_the_wheel_brings_its_kernels_and_the_compiled_core(checkout, tmp_path):
     assert core.startswith("NativeCore(in_use=True, reason=None, decoders=('raw', ")
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize(
     ("environment", "warning"),
     [
@@ -179,6 +182,7 @@ def test_without_a_compiler_the_wheel_is_pure_and_one_line_says_so(
     assert "not compiled at installation" in run_installed(site, tmp_path, told)
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("compiler", [NO_COMPILER, FAILING_COMPILER], ids=["none", "failing"])
 def test_a_build_can_require_the_core(checkout, tmp_path, compiler):
     environment = {**compiler, "GPUSTORE_NATIVE": "require"}
@@ -194,6 +198,7 @@ def test_a_build_refuses_another_word(checkout, tmp_path):
     assert done.stderr == "GPUSTORE_NATIVE: expected 0 or require, got 'yes'\n"
 
 
+@pytest.mark.matrix("costly")
 @needs_compiler
 def test_an_editable_install_compiles_the_core_into_the_package(checkout, tmp_path):
     told = "import gpustore; print(gpustore.native_core().in_use)"
@@ -211,6 +216,7 @@ def test_an_editable_install_compiles_the_core_into_the_package(checkout, tmp_pa
         (checkout / CORE).unlink(missing_ok=True)
 
 
+@pytest.mark.matrix("costly")
 def test_the_source_distribution_can_be_built_again(checkout, tmp_path):
     (checkout / CORE).touch()
     try:

@@ -81,12 +81,12 @@ def test_import_does_not_load_the_command_line(loaded):
     assert not [name for name in loaded if name.startswith("gpustore.cli")]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_reading_and_writing_work_without_optional_libraries(tmp_path):
     run(_BLOCK + _ROUND_TRIP, ",".join(OPTIONAL), str(tmp_path / "array"))
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_the_command_line_names_the_extra_when_rich_is_missing(tmp_path):
     code = _BLOCK + "from gpustore.cli.main import main; sys.exit(main(['demo', sys.argv[2]]))"
     done = subprocess.run(

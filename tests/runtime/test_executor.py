@@ -406,7 +406,7 @@ def test_run_all_lets_go_of_its_tasks(how):
 # ------------------------------------------------------- fork
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_child_of_a_fork_can_use_the_pool_at_once():
     code = """
         import os, sys, threading
@@ -456,7 +456,7 @@ def test_child_of_a_fork_can_use_the_pool_at_once():
     assert run_python(code).stdout.splitlines() == ["child 0", "parent ok"]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_fork_while_the_pool_is_busy():
     code = """
         import os, sys
@@ -492,7 +492,7 @@ def test_reset_after_fork_refers_weakly():
 # ------------------------------------------------------- exit
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
     code = """
         import sys, threading
@@ -517,7 +517,7 @@ def test_writes_are_drained_at_exit_and_nothing_else(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"submitted", "a", "b"}
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_exit_gives_up_on_writes_that_take_too_long_and_tells_of_failed_ones():
     assert executor_module._DRAIN_S == 5.0
     code = """

@@ -549,7 +549,7 @@ _INTERRUPT = """
 """
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize(
     "make",
     [

@@ -71,7 +71,7 @@ def test_check_does_not_advise_what_cannot_be(name, value):
     assert str(raised.value).endswith(f"limit of {getattr(Limits(), name)}")
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_default_limits_come_from_the_environment():
     code = "from gpustore.runtime.limits import DEFAULT_LIMITS as d; print(d.rank, d.codecs)"
     assert _run(code, '{"rank": 5}').stdout == "5 32\n"
@@ -79,7 +79,7 @@ def test_default_limits_come_from_the_environment():
         assert Limits() == DEFAULT_LIMITS
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_bad_environment_is_an_error():
     done = _run("import gpustore.runtime.limits", '{"rank": 0}')
     assert done.returncode != 0

@@ -111,6 +111,7 @@ def test_installed_libraries_export_everything():
     assert decoders.decodable() == ("raw", *CODECS)
 
 
+@pytest.mark.matrix("costly")
 def test_nothing_is_loaded_before_a_codec_is_used():
     code = (
         "import sys, gpustore; from gpustore.backends.native import decoders, library\n"
@@ -120,6 +121,7 @@ def test_nothing_is_loaded_before_a_codec_is_used():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
+@pytest.mark.matrix("costly")
 def test_a_library_that_is_not_installed_has_no_functions():
     code = (
         "import sys; sys.modules['deflate'] = sys.modules['numcodecs'] = None\n"

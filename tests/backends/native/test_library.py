@@ -97,6 +97,7 @@ def test_the_core_needs_no_symbol_of_python(core):
     assert not re.search(r"^_?Py", listed, re.MULTILINE)
 
 
+@pytest.mark.matrix("costly")
 def test_an_environment_variable_turns_it_off():
     code = "import gpustore; print(gpustore.native_core())"
     environment = {**os.environ, "GPUSTORE_NATIVE": "0"}
@@ -137,6 +138,7 @@ def test_a_core_of_another_version_is_not_used(other):
     )
 
 
+@pytest.mark.matrix("costly")
 def test_arrays_are_read_and_written_without_the_core(other, tmp_path):
     store = gpustore.open(
         f"file://{tmp_path}/a.zarr|zarr3:", create=True, dtype="uint16", shape=[50, 40]

@@ -17,7 +17,7 @@ def run(name, seconds, folder, **options):
     return run_probe(probe, seconds, folder, package=HERE, **options)
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_steps_that_crash_or_hang_are_passed_over(tmp_path):
     record = run("crashing:x", 20, tmp_path)
     assert record["facts"] == {"started": "x", "answer": 1}
@@ -27,7 +27,7 @@ def test_steps_that_crash_or_hang_are_passed_over(tmp_path):
     assert "Timeout" in record["failures"][1]["said"]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_a_probe_is_killed_at_its_limit_and_keeps_what_it_found(tmp_path):
     seen = []
     record = run("stuck", 2, tmp_path, meanwhile=seen.append)  # Left alone it takes 600 s.
@@ -36,7 +36,7 @@ def test_a_probe_is_killed_at_its_limit_and_keeps_what_it_found(tmp_path):
     assert [failure["how"] for failure in record["failures"]] == ["time limit, killed"]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_what_fails_outside_of_steps_is_not_tried_for_ever(tmp_path):
     record = run("failing", 20, tmp_path)
     assert record["facts"] == {"one": 1}
@@ -44,7 +44,7 @@ def test_what_fails_outside_of_steps_is_not_tried_for_ever(tmp_path):
     assert record["failures"][0]["said"].endswith("RuntimeError: outside of all steps")
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_what_is_not_installed_is_said(tmp_path):
     record = run("lacking", 20, tmp_path)
     assert record["status"] == "missing"

@@ -31,7 +31,7 @@ def dead_pid():
     return process.pid
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
     pause = random.Random(1)

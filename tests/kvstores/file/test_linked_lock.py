@@ -152,7 +152,7 @@ def test_batches_of_several_threads_leave_no_file(tmp_path):
     assert all(len(set(store[key])) == 1 for key in keys)
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_batches_and_tensorstore_lose_no_increment(tmp_path):
     keys, count = ["n", "m", "o"], 60
     store = KvStore.open({"driver": "file", "path": f"{tmp_path}/", "file_io_sync": False}).result()

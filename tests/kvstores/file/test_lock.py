@@ -30,7 +30,7 @@ def directory(tmp_path):
     os.close(fd)
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_processes_of_both_libraries_lose_no_increment(tmp_path):
     store = open_file(tmp_path)
@@ -160,7 +160,7 @@ def test_only_abandoned_locks_are_removed(directory, tmp_path):
         assert os.listdir(tmp_path) == ["b.__lock"]
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_child_of_a_fork_can_write_while_the_parent_holds_locks(tmp_path):
     script = (
         "import os, sys, threading\n"

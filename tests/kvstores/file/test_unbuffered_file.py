@@ -109,7 +109,7 @@ def test_file_systems_that_refuse_are_read_all_the_same(file, monkeypatch, count
     assert counted()[1] == 1
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_forked_child_reads_with_memory_of_its_own(file):
     script = (
         "import os, sys\n"

@@ -462,7 +462,7 @@ store = gpustore.KvStore.open("gs://bucket/").result()
 """
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_forked_child_fetches_a_token_itself(server, signed_in):
     opening = OPENING.format(port=server.port, url=signed_in.url)
     check_forked_child_finds_credentials(opening, signed_in)

@@ -395,6 +395,7 @@ def test_many_small_nodes_that_become_large_are_decoded_one_by_one():
             tracemalloc.stop()
 
 
+@pytest.mark.matrix("costly")
 def test_tree_of_large_nodes_on_each_level_is_not_listed():
     node, files = leaf((b"\0", b"1")), {}
     location = at("d/0", node)

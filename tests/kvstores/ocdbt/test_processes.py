@@ -56,7 +56,7 @@ def check_concurrent(path, kind, libraries, count):
     assert times == sorted(set(times))
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_processes_of_both_lose_nothing(tmp_path):
     check_concurrent(tmp_path, "single", LIBRARIES, 5)
 

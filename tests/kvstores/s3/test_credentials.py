@@ -173,7 +173,7 @@ for source in ({{"type": "profile"}}, {{"type": "imds"}}, {{"type": "ecs"}}):
 """
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("key", ["KEY", ""])
 def test_package_is_needed_for_credentials_that_only_it_finds(server, keyless, monkeypatch, key):
     """Keys of the environment and anonymous requests need none."""
@@ -580,7 +580,7 @@ def test_home_that_cannot_be_looked_into_has_no_files(server, keyless, monkeypat
     assert key_of(server.requests[-1]) == ""
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 def test_forked_child_fetches_credentials_itself(server, web_identity):
     spec = {"driver": "s3", "bucket": "bucket", "endpoint": server.url}
     opening = f"import gpustore\nstore = gpustore.KvStore.open({spec}).result()\n"

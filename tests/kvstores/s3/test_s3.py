@@ -762,7 +762,7 @@ print(store["b"])
 """
 
 
-@pytest.mark.matrix("processes")
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("type", ["environment", "profile", "anonymous"])
 def test_forked_child_reads_writes_and_lists(server, monkeypatch, tmp_path, type):
     (tmp_path / "keys").write_text("[default]\naws_access_key_id=D\naws_secret_access_key=S\n")
