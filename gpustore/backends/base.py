@@ -74,6 +74,14 @@ class Output(NamedTuple):
 NEW = Output()
 """A new array in C order."""
 
+
+class Layer(NamedTuple):
+    """Rows of chunks, and the memory of the array whose elements a write lays over them."""
+
+    rows: PlanWindow
+    source: Any
+
+
 Check = Callable[[PlanWindow, Sequence[Buffer | None], dict[int, GpustoreError]], None]
 
 
@@ -233,18 +241,19 @@ class Backend(Protocol):
 
     def gather(
         self,
-        rows: PlanWindow,
+        layers: Sequence[Layer],
         stored: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        source: Memory,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
-        """Lay the elements of `source` over the chunks and encode them.
+        """Lay the elements of writes over the chunks and encode them.
 
         Parameters
         ----------
+        layers : sequence of Layer
+            Each has one row for each chunk; a later one is laid over those before it.
         stored : sequence of buffer or None
             Present, encoded contents of each chunk that is not covered whole, in host memory.
         keep_fill : bool

@@ -127,6 +127,7 @@ def _queue(
 ) -> Future[Any]:
     promise: Promise[Any]
     promise, future = Promise.new()
+    promise.hand_over()  # In a forked child nobody finishes it.
     future._epoch = epoch()
     array = reads.array
     one = PendingRead(array, transform, memory, memory.array, promise, future, begin)

@@ -67,6 +67,14 @@ class CancelToken:
         """Whether the task was cancelled, or another task of the same fan-out failed."""
         return self._cancelled is not None and self._cancelled()
 
+    def during(self, task: Callable[[], T]) -> T:
+        """Call `task`, whose current token this is."""
+        outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
+        try:
+            return task()
+        finally:
+            thread_state.cancelled = outer
+
     def check(self) -> None:
         """Raise CancelledError if the work is no longer wanted, for instance before a rename."""
         if self.cancelled:
@@ -121,7 +129,7 @@ class Executor:
         """
         future: Future[T] = new(epoch())
         if drain:
-            _remember(future)
+            wait_at_exit(future)
         self._crew.put(partial(future._run, partial(fn, *args) if args else fn))
         return future
 
@@ -147,7 +155,8 @@ class Executor:
         parent : Promise, optional
             Finished with the outcome, instead of a new Future; its cancellation stops the tasks.
         drain : bool
-            Whether the interpreter waits at exit for the tasks, as in :meth:`submit`.
+            Whether the interpreter waits at exit for the tasks, as in :meth:`submit`; the Future
+            of a `parent` is left to the caller (:func:`wait_at_exit`).
 
         Returns
         -------
@@ -157,7 +166,8 @@ class Executor:
         """
         group = _Group(self, tasks, then, parent)
         if drain:
-            _remember(group.future)
+            if parent is None:
+                wait_at_exit(group.future)
             _unfinished.add(group)
         if not len(tasks):
             self._crew.put(group.end)
@@ -404,7 +414,7 @@ def _after_fork() -> None:
         owner.after_fork()
 
 
-def _remember(write: Future[Any]) -> None:
+def wait_at_exit(write: Future[Any]) -> None:
     """Add `write` to the writes that the interpreter waits for at exit, until it is done."""
     _writes.add(write)
     write.add_done_callback(_writes.discard)

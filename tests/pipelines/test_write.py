@@ -17,7 +17,7 @@ from gpustore.errors import (
 )
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import WriteRequest
-from gpustore.pipelines import write as write_module
+from gpustore.pipelines import value_change
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
 from gpustore.runtime.executor import Executor
@@ -272,7 +272,7 @@ def test_a_chunk_that_is_deleted_meanwhile_is_written_anew():
 
 
 def test_a_writer_that_is_never_fast_enough_gives_up(monkeypatch):
-    monkeypatch.setattr(write_module, "ATTEMPTS", 4)
+    monkeypatch.setattr(value_change, "ATTEMPTS", 4)
     store = Racing(memory(), lambda number: bytes([number, 0] * 4), 100)
     array = make_array((4,), (4,), store=store)
     with pytest.raises(ConflictError, match="another writer was faster 4 times") as caught:

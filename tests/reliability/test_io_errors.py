@@ -227,8 +227,8 @@ def test_stale_read_before_a_partial_write_is_found_out(name):
 
 def test_writer_that_never_wins_ends_with_a_conflict(monkeypatch):
     """The pause is cut short; what is tested is that it ends, and how."""
-    monkeypatch.setattr("gpustore.pipelines.write.LONGEST_DELAY_S", 0.0)
-    monkeypatch.setattr("gpustore.pipelines.write.FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("gpustore.pipelines.value_change.LONGEST_DELAY_S", 0.0)
+    monkeypatch.setattr("gpustore.pipelines.value_change.FIRST_DELAY_S", 0.0)
     key = chunk_key(NAME, 1, 0)
     store = faulty("memory://a/", NAME, Rule(Fault.STALE, "read", key, skip=1, times=10**6))
     store[17, 3] = 1

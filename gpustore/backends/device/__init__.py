@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check
+from gpustore.backends.base import Check, Layer
 from gpustore.backends.device.conversion import conversion_of
 from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.device.open_files import OpenFiles
@@ -31,7 +31,6 @@ from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
-from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
@@ -346,16 +345,15 @@ class DeviceBackend:
 
     def gather(
         self,
-        rows: PlanWindow,
+        layers: Sequence[Layer],
         stored: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        source: HostMemory,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
         """Overlay and encode each chunk on the host."""
-        return HOST.gather(rows, stored, chain, fill_value, source, keep_fill=keep_fill)
+        return HOST.gather(layers, stored, chain, fill_value, keep_fill=keep_fill)
 
 
 BACKEND = DeviceBackend

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check
+from gpustore.backends.base import Check, Layer
 from gpustore.backends.host.memory import (
     HostMemory,
     broadcast,
@@ -30,7 +30,6 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
-from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 
@@ -144,33 +143,32 @@ class HostBackend:
 
     def _gather_objects(
         self,
-        rows: PlanWindow,
+        layers: Sequence[Layer],
         stored: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        source: HostMemory,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
         """Overlay and encode chunks of strings or bytes of any length."""
-        src_start, dst_start, shapes = rows.rows()
+        placed = [(*layer, *layer.rows.rows()) for layer in layers]
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
-            key, doing = rows.keys[i], "writing" if present is None else "reading"
+            key, doing = layers[0].rows.keys[i], "writing" if present is None else "reading"
             try:
                 if present is None:
                     chunk = np.full(math.prod(chain.layout.shape), fill_value, object)
                 else:
                     chunk = chain.decode_objects(present)
                 doing = "writing"
-                if rows.points is not None:
-                    src, dst = elements_of(rows, i, base=source.offset)
-                    chunk[src // chunk.itemsize] = source.flat[dst // chunk.itemsize]
-                else:
+                for rows, source, src_start, dst_start, counts in placed:
+                    if rows.points is not None:
+                        src, dst = elements_of(rows, i, base=source.offset)
+                        chunk[src // chunk.itemsize] = source.flat[dst // chunk.itemsize]
+                        continue
                     there = source.offset + dst_start[i]
-                    object_view(chunk, shapes[i], src_start[i], rows.src_stride)[...] = object_view(
-                        source.flat, shapes[i], there, rows.dst_stride
-                    )
+                    view = object_view(chunk, counts[i], src_start[i], rows.src_stride)
+                    view[...] = object_view(source.flat, counts[i], there, rows.dst_stride)
                 is_fill = not keep_fill and bool((chunk == fill_value).all())
                 encoded.append(None if is_fill else chain.encode_objects(chunk))
             except GpustoreError as error:
@@ -182,21 +180,19 @@ class HostBackend:
 
     def gather(
         self,
-        rows: PlanWindow,
+        layers: Sequence[Layer],
         stored: Sequence[Buffer | None],
         chain: CodecChain,
         fill_value: Any,
-        source: HostMemory,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
         """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
         if chain.objects is not None:
-            return self._gather_objects(
-                rows, stored, chain, fill_value, source, keep_fill=keep_fill
-            )
-        src_start, dst_start, shapes = rows.rows()
-        layout, dtype = chain.layout, source.array.dtype
+            return self._gather_objects(layers, stored, chain, fill_value, keep_fill=keep_fill)
+        placed = [(*layer, *layer.rows.rows()) for layer in layers]
+        keys, shapes = layers[0].rows.keys, placed[0][-1]
+        layout = chain.layout
         element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
@@ -204,23 +200,22 @@ class HostBackend:
                 chunk = np.empty(layout.nbytes, np.uint8)
             except MemoryError as error:
                 raise too_large(layout.shape, element).prefixed(
-                    f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
+                    f'Error writing "{keys[i]}"', key=keys[i]
                 ) from error
             if present is not None:
                 try:
                     _copy_bytes(chunk, chain.decode(present, chunk.data))
                 except GpustoreError as error:
-                    raise error.prefixed(
-                        f'Error reading "{rows.keys[i]}"', key=rows.keys[i]
-                    ) from error
+                    raise error.prefixed(f'Error reading "{keys[i]}"', key=keys[i]) from error
             elif shapes[i] != layout.shape or not layout.is_dense:
                 chunk.view(element)[...] = fill_value
-            if rows.points is not None:
-                gather_points(rows, i, chunk, layout, source)
-            else:
+            for rows, source, src_start, dst_start, counts in placed:
+                if rows.points is not None:
+                    gather_points(rows, i, chunk, layout, source)
+                    continue
                 there, first = source.offset + dst_start[i], src_start[i] + layout.offset
-                np.ndarray(shapes[i], layout.dtype, chunk, first, rows.src_stride)[...] = (
-                    np.ndarray(shapes[i], dtype, source.flat, there, rows.dst_stride)
+                np.ndarray(counts[i], layout.dtype, chunk, first, rows.src_stride)[...] = (
+                    np.ndarray(counts[i], source.array.dtype, source.flat, there, rows.dst_stride)
                 )
             if not keep_fill and _equals_fill(chunk, element, fill_value):
                 encoded.append(None)
@@ -228,9 +223,7 @@ class HostBackend:
                 try:
                     encoded.append(chain.encode(chunk.data))
                 except GpustoreError as error:
-                    raise error.prefixed(
-                        f'Error writing "{rows.keys[i]}"', key=rows.keys[i]
-                    ) from error
+                    raise error.prefixed(f'Error writing "{keys[i]}"', key=keys[i]) from error
         return encoded
 
 
