@@ -4,7 +4,12 @@ TensorStore reads them as Futures of one ``Batch``, gpustore with ``read_many`` 
 Futures of its own ``Batch``, zarr-python and zarrs one after the other. Only ``read_many`` returns
 one array: the others have not stacked theirs, so nothing is measured that a user of them would not
 need as well.
+
+Then operations begun one by one and all waited for at last, without a batch: 200 reads of crops
+that overlap, and 100 writes of rows that share chunks.
 """
+
+import itertools
 
 import numpy as np
 import pytest
@@ -28,6 +33,12 @@ def read_batch(peer, handle, boxes):
     with peer.module.Batch() as batch:
         futures = [handle[box].read(batch=batch) for box in boxes]
     return [future.result() for future in futures]
+
+
+def with_futures(peer):
+    """Skip a peer whose reads and writes end before they return."""
+    if not hasattr(getattr(peer, "module", None), "Future"):
+        pytest.skip("has no Futures")
 
 
 @pytest.mark.parametrize("extent", EXTENTS, ids=str)
@@ -55,3 +66,43 @@ def test_batch_of_1000_crops(measure, peer, array_format, stored, volume):
         rounds=3,
     )
     assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("extent", EXTENTS, ids=str)
+def test_200_crops_as_futures(measure, peer, array_format, extent, stored, volume):
+    with_futures(peer)
+    handle = peer.open(stored(array_format), array_format)
+    boxes = random_boxes(volume.shape, extent, 200)
+    expected = [volume[box] for box in boxes]
+
+    def read():
+        futures = [handle[box].read() for box in boxes]
+        return [future.result() for future in futures]
+
+    result = measure(read, nbytes=sum(crop.nbytes for crop in expected))
+    assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+def test_100_rows_written_as_futures(measure, peer, array_format, volume, tmp_path):
+    with_futures(peer)
+    number = itertools.count()
+    values = volume[:32, :128, :128]
+    rows = [np.s_[i % 32, 7 * i % 128] for i in range(100)]
+
+    def new_array():
+        path = tmp_path / str(next(number))
+        handle = peer.create(path, array_format, values.shape)
+        peer.write(handle, np.ones_like(values))
+        return (handle,), {}
+
+    def write(handle):
+        futures = [handle[row].write(values[row]) for row in rows]
+        for future in futures:
+            future.result()
+        return handle
+
+    handle = measure(write, nbytes=100 * values[rows[0]].nbytes, setup=new_array)
+    expected = np.ones_like(values)
+    for row in rows:
+        expected[row] = values[row]
+    assert np.array_equal(peer.read(handle, ...), expected)
