@@ -5,8 +5,8 @@ next worker that is free takes all that are queued, and reads chunks that severa
 (:mod:`gpustore.pipelines.merged_reads`). It fetches only then, so each read finds every write that
 was done before it was asked for. If no chunk is wanted twice, each read is begun by itself.
 
-Work that reads share is counted once, in the statistics of each of them. A read that was cancelled
-while it waited is left out.
+Work that reads share is divided between their statistics. A read that was cancelled while it waited
+is left out.
 """
 
 from __future__ import annotations
@@ -148,11 +148,5 @@ def _begin(reads: list[PendingRead]) -> None:
             one.alone()
         return
     shared = Operation()
-    operations = {id(one.future._statistics): one.future._statistics for one in reads}
-
-    def count() -> None:
-        for operation in operations.values():
-            if operation is not None:
-                operation.include(shared)
-
-    read_together(reads, plans, shared, before=count)
+    operations = [one.future._statistics for one in reads]
+    read_together(reads, plans, shared, before=lambda: shared.divide(operations))

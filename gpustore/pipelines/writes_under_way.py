@@ -5,7 +5,7 @@ bound of its keys the box of their grid indices is taken. A write that meets an 
 When a write has ended, all writes that wait and meet no other one begin. Those of them that meet
 each other begin together: what they lay over one key is read, changed and stored once, in the order
 in which they were asked for, and is repeated write by write if it fails, so that each has its own
-result or error.
+result or error. Work that they share is divided between their statistics.
 
 So writes of one store take effect in order, and 100 writes of rows of one chunk cost a few.
 """
@@ -83,7 +83,6 @@ class PendingWrite:
         self._left = self._running = 0
         self._over = False
         self._error: BaseException | None = None
-        wait_at_exit(self.commit)
         # However it ends: tasks that are never begun must not leave `copy` waiting.
         self.commit.add_done_callback(lambda _: self._copied.set_result(None))
 
@@ -181,6 +180,7 @@ class PendingWrite:
 
 def begin_in_order(write: PendingWrite) -> None:
     """Begin a write when all earlier ones that meet it have ended."""
+    wait_at_exit(write.commit)
     if not write.rows:
         write.begin(lambda: None)
         return
@@ -330,10 +330,7 @@ class _Task:
         try:
             token.during(lambda: attributed(shared, lambda: self._store(wanted)))
         finally:
-            operations = {id(one.commit._statistics): one.commit._statistics for one in wanted}
-            for operation in operations.values():
-                if operation is not None:
-                    operation.include(shared)
+            shared.divide(one.commit._statistics for one in wanted)
             for one in writes:
                 one.leave()
 

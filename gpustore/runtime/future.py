@@ -160,9 +160,9 @@ class Future(Generic[T]):
     def statistics(self) -> Statistics:
         """Counters of the work that a read or write has done so far; complete once it is done.
 
-        Chunks that are fetched and decoded once for several reads count once in each of them:
-        reads that a Batch joins share one Statistics object, and of other reads under way what
-        they share is added when they are done. Empty for other operations.
+        Chunks that a Batch or ``read_many`` fetches and decodes once for several reads count once:
+        reads that a Batch joins share one Statistics object. What other reads or writes under way
+        share is divided between them when it is done. Empty for other operations.
         """
         return Statistics() if self._statistics is None else self._statistics
 

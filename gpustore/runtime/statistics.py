@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -124,9 +124,17 @@ class Operation(Statistics):
         """Add to the named counters, all at once."""
         attributed(self, lambda: STATISTICS.add(**amounts))
 
-    def include(self, shared: Operation) -> None:
-        """Add the amounts of work done for several operations; the process counted it already."""
-        self._kept.append(shared.snapshot())
+    def divide(self, operations: Iterable[Operation | None]) -> None:
+        """Divide the amounts between the different operations that the work was done for."""
+        parts = list({id(one): one for one in operations if one is not None}.values())
+        counts = self.snapshot()
+        for i, one in enumerate(parts, 1):
+            one._kept.append(
+                {
+                    name: amount * i // len(parts) - amount * (i - 1) // len(parts)
+                    for name, amount in counts.items()
+                }
+            )
 
     def __getitem__(self, name: str) -> int:
         return self.snapshot().get(name, 0)
