@@ -88,6 +88,16 @@ template <class T, bool SWAP> T load(const u8* from) {
 
 template <class T> void store(u8* to, T value) { std::memcpy(to, &value, sizeof value); }
 
+// Copies bytes that lie together. Short runs are copied here: a call of memcpy takes longer than
+// its work where rows of small chunks are 16 to 256 bytes.
+inline void copy_run(u8* dst, const u8* src, i64 nbytes) {
+    constexpr i64 step = 16;
+    if (nbytes < step || nbytes > 256)
+        return void(std::memcpy(dst, src, static_cast<std::size_t>(nbytes)));
+    for (i64 at = 0; at + step <= nbytes; at += step) std::memcpy(dst + at, src + at, step);
+    if (nbytes % step) std::memcpy(dst + nbytes - step, src + nbytes - step, step);
+}
+
 template <class T, bool SWAP> void copy_line(u8* dst, const u8* src, const Dimension& along) {
     const i64 size = sizeof(T), n = along.count;
     if (along.src == 0) {
@@ -100,7 +110,7 @@ template <class T, bool SWAP> void copy_line(u8* dst, const u8* src, const Dimen
         if constexpr (SWAP)
             for (i64 i = 0; i < n; i++) store<T>(dst + i * size, load<T, SWAP>(src + i * size));
         else
-            std::memcpy(dst, src, static_cast<std::size_t>(n * size));
+            copy_run(dst, src, n * size);
     } else if (along.dst == size) {
         for (i64 i = 0; i < n; i++) store<T>(dst + i * size, load<T, SWAP>(src + i * along.src));
     } else {
@@ -144,7 +154,7 @@ void copy_typed(u8* dst, const u8* src, const Dimension* dimension, int rank) {
 inline void copy_bytes(u8* dst, const u8* src, const Dimension* dimension, int rank, i64 itemsize) {
     if (rank == 0) return void(std::memcpy(dst, src, static_cast<std::size_t>(itemsize)));
     if (rank == 1 && dimension->dst == itemsize && dimension->src == itemsize)
-        return void(std::memcpy(dst, src, static_cast<std::size_t>(dimension->count * itemsize)));
+        return copy_run(dst, src, dimension->count * itemsize);
     for (i64 i = 0; i < dimension->count; i++)
         copy_bytes(dst + i * dimension->dst, src + i * dimension->src, dimension + 1, rank - 1, itemsize);
 }
