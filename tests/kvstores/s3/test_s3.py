@@ -526,6 +526,7 @@ def test_no_more_requests_are_under_way_than_the_limit(server):
         assert alone.most == 3
 
 
+@pytest.mark.long
 def test_pause_is_as_long_as_the_server_says(server):
     server.values["bucket/a"] = b"value"
     store = open_s3(server)
