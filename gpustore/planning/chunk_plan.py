@@ -538,6 +538,8 @@ def plan_chunks(
         for one in combination:
             if one.first is None:
                 for d in one.input_dimensions:
+                    if input_shape[d] == 1:
+                        continue  # Nothing is a stride away, which may be as long as it likes.
                     outputs = [(o, maps[o].stride or 0) for o in one.output_dimensions]
                     strides[d] = sum([form.stride[o] * stride for o, stride in outputs])
         plan = ChunkPlan(

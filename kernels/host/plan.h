@@ -94,9 +94,9 @@ private:
                 __builtin_mul_overflow(map.stride, input.extent - 1, &last) ||
                 __builtin_add_overflow(first, last, &last))
                 return false;
-            if (!is_inside(o, first) || !is_inside(o, last)) return false;
+            if (!is_inside(o, first) || !is_inside(o, last) || map.stride == INT64_MIN) return false;
             found.outputs.push_back(o);
-            src_stride += array_.stride[o] * map.stride;
+            if (input.extent > 1) src_stride += array_.stride[o] * map.stride;
         }
         for (i64 at = 0, count; at < input.extent; at += count) {
             if (static_cast<i64>(found.count.size()) == request_.most_rows) return false;

@@ -69,7 +69,8 @@ CRC32C = named("crc32c")
 def open_at(folder, spec, **context):
     """Open what is stored in a folder, without any state of an earlier opening."""
     return gpustore.open(
-        {**spec, "kvstore": f"file://{folder}/"}, context=gpustore.Context(context)
+        {"driver": "zarr3", **spec, "kvstore": f"file://{folder}/"},
+        context=gpustore.Context(context),
     ).result()
 
 
@@ -82,15 +83,18 @@ def in_python():
 
 
 @contextlib.contextmanager
-def windows_of(rows, listed, *, pooled):
-    """Tables and windows of few rows; `pooled` reads take all threads, whatever their size."""
+def windows_of(rows, listed, *, pooled, planned=False):
+    """Tables and windows of few rows, or plans of the core; `pooled` reads take all threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_plan, "WINDOW_ROWS", rows)
         patch.setattr(chunk_plan, "TABLE_LISTED", listed)
         patch.setattr(pipeline, "PLANNED_ROWS", rows)
+        if not planned:
+            patch.setattr(pipeline, "MOST_ROWS", 0)
         if pooled:
             patch.setattr(pipeline, "SPLIT_S", 1e-9)
             patch.setattr(pipeline, "SMALL_ROWS", 0)
+            patch.setattr(pipeline, "TINY_ROWS", 0)
         yield
 
 
@@ -101,6 +105,34 @@ def outcome(read):
     except gpustore.GpustoreError as error:
         return type(error), str(error), error.key
     return found.tobytes(), found.shape, found.strides, found.dtype
+
+
+def compare(view):
+    """Read a view in both ways."""
+    native = outcome(lambda: view.read().result())
+    with in_python():
+        expected = outcome(lambda: view.read().result())
+    assert native == expected
+    return native
+
+
+def is_error(found):
+    return isinstance(found[0], type)
+
+
+def created(path, shape, chunks, data_type, codecs=None, **members):
+    spec = {
+        "driver": "zarr3",
+        "kvstore": f"file://{path}/",
+        "metadata": {
+            "shape": shape,
+            "chunk_grid": named("regular", chunk_shape=chunks),
+            "data_type": data_type,
+            "codecs": codecs or [named("bytes", endian="big")],
+            **members,
+        },
+    }
+    return gpustore.open(spec, create=True).result()
 
 
 # --------------------------------------------------------------------------- strategies

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.native import library
 from gpustore.backends.native.job import Job
+from gpustore.pipelines import read as pipeline
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,
+    compare,
+    created,
     in_python,
+    is_error,
     named,
     open_at,
     outcome,
@@ -27,24 +31,12 @@ from tests.matrix import each, share
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
 
 SEEDS = st.integers(0, 999)
+DATA = (np.arange(2000) // 3).astype("<u2").reshape(40, 50)
 
 
 def opened(spec):
     """Members with which an array that is there is opened."""
     return {name: spec[name] for name in ("driver", "field") if name in spec}
-
-
-def compare(view):
-    """Read a view in both ways."""
-    native = outcome(lambda: view.read().result())
-    with in_python():
-        expected = outcome(lambda: view.read().result())
-    assert native == expected
-    return native
-
-
-def is_error(found):
-    return isinstance(found[0], type)
 
 
 @given(st.data(), specs(), SEEDS, st.sampled_from([0.0, 0.4]))
@@ -69,7 +61,8 @@ def test_elements_are_the_same_window_by_window(data, spec, seed, rows, listed, 
         copies = {"data_copy_concurrency": {"limit": threads}}
         store = open_at(folder, opened(spec), **copies)
         view = data.draw(selections(store.shape))(store)
-        with windows_of(rows, listed, pooled=data.draw(st.booleans())):
+        ways = {name: data.draw(st.booleans()) for name in ("pooled", "planned")}
+        with windows_of(rows, listed, **ways):
             assert not is_error(compare(view))
 
 
@@ -192,21 +185,6 @@ def test_chunks_that_changed_places_are_the_same_error_or_elements(data, spec, s
 # --------------------------------------------------------------------------- single cases
 
 
-def created(path, shape, chunks, data_type, codecs=None, **members):
-    spec = {
-        "driver": "zarr3",
-        "kvstore": f"file://{path}/",
-        "metadata": {
-            "shape": shape,
-            "chunk_grid": named("regular", chunk_shape=chunks),
-            "data_type": data_type,
-            "codecs": codecs or [named("bytes", endian="big")],
-            **members,
-        },
-    }
-    return gpustore.open(spec, create=True).result()
-
-
 def copies(array, index, count):
     """`count` copies of one element of an array of one dimension."""
     transform = gpustore.IndexTransform(
@@ -224,6 +202,22 @@ def test_elements_longer_than_what_is_read_at_once(endian, tmp_path):
         assert not is_error(compare(view))
 
 
+def test_strides_of_dimensions_of_one_element_may_be_of_any_length(tmp_path):
+    store = created(tmp_path, [40, 40], [8, 8], "uint16")
+    store[...] = np.arange(1600, dtype="uint16").reshape(40, 40)
+    far = gpustore.OutputIndexMap(input_dimension=0, stride=2**62)
+    same = gpustore.OutputIndexMap(
+        offset=3, stride=1, index_array=np.array([[0, 2]], dtype=np.int64)
+    )
+    for maps, shape in (
+        ([far, gpustore.OutputIndexMap(offset=3)], [1]),
+        ([far, far], [1]),
+        ([far, same], [1, 2]),
+    ):
+        found = compare(store[gpustore.IndexTransform(input_shape=shape, output=maps)])
+        assert not is_error(found)
+
+
 def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_path, monkeypatch):
     """Otherwise the two ways would be the same because they are one."""
     left = []
@@ -234,7 +228,8 @@ def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_pat
         return rows(job)
 
     monkeypatch.setattr(Job, "left", counted)
-    store = created(tmp_path, [40, 40], [8, 8], "uint16", [named("bytes", endian="big")])
+    monkeypatch.setattr(pipeline, "MOST_ROWS", 0)
+    store = created(tmp_path, [40, 40], [8, 8], "uint16")
     store[...] = np.arange(1600, dtype="uint16").reshape(40, 40)
     before = STATISTICS["key_reads"]
     assert store.read().result()[3, 4] == 124
