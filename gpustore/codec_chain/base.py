@@ -176,6 +176,15 @@ class BytesCodec(abc.ABC):
         """Name of the codec of the native core that decodes whole values, None without one."""
         return None
 
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
+        """Return the options with which the native core encodes values of `decoded_nbytes` bytes.
+
+        They are members of ``Encoding`` in ``kernels/host/write_job.h``. None where it cannot make
+        the same bytes as :meth:`encode`.
+        """
+        del decoded_nbytes
+        return None
+
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the most bytes that any encoder makes of `decoded_nbytes` bytes."""

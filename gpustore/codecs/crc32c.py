@@ -18,6 +18,7 @@ has the checksum before the data if ``location`` is ``start``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import google_crc32c
@@ -62,6 +63,11 @@ class _Crc32c(BytesCodec):
     @property
     def native_codec(self) -> str:
         return "crc32c"
+
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int]:
+        """Return no options: there is one CRC-32C."""
+        del decoded_nbytes
+        return {}
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the exact length of the encoding, in bytes."""

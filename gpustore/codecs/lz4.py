@@ -19,6 +19,7 @@ TensorStore does not have this codec.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +66,10 @@ class _Lz4(BytesCodec):
     @property
     def native_codec(self) -> str:
         return "lz4"
+
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
+        """Return the acceleration."""
+        return {"level": self.acceleration} if decoded_nbytes <= _MAX_NBYTES else None
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return LZ4's own bound: 1/255 and 16 bytes more."""

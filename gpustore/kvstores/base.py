@@ -27,6 +27,7 @@ from gpustore.errors import (
     ConflictError,
     GpustoreError,
     InvalidKeyError,
+    StoreIOError,
     UnsupportedError,
 )
 from gpustore.kvstores.columns import (
@@ -98,6 +99,34 @@ class KeyDirectory:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+class WriteDirectories(Protocol):
+    """Open directories in which the native core writes values as files. For one thread.
+
+    Attributes
+    ----------
+    syncs : bool
+        Whether the bytes of a file must reach the disk before the file gets its name.
+    """
+
+    syncs: bool
+
+    def open(self, index: int, key: str) -> int | None:
+        """Return the descriptor of the directory of a key, which is made if missing.
+
+        Returns
+        -------
+        int or None
+            -1 if the kvstore must write the key; None if no more directories can be open: the ones
+            that are must be closed first.
+        """
+
+    def changed(self, index: int, key: str) -> None:
+        """Record that the file of a key, `index` of the write, has got its name."""
+
+    def close(self) -> dict[int, StoreIOError]:
+        """Sync and close the directories; return changes that may not have reached the disk."""
 
 
 class KvStoreDriver(abc.ABC):
@@ -275,6 +304,10 @@ class KvStoreDriver(abc.ABC):
         None unless each value is a file that may be read without any call of this kvstore.
         """
         del prefix
+        return None
+
+    def write_directories(self) -> WriteDirectories | None:
+        """Return what the native core needs to write values as files; None if it must not."""
         return None
 
     @abc.abstractmethod

@@ -12,6 +12,7 @@ import numpy as np
 from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
 from gpustore.backends.native.array import NativeArray, native_array
+from gpustore.backends.native.encoding import NativeEncoding, native_encoding
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
@@ -99,6 +100,7 @@ class ChunkedArray:
     grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
+    _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
 
     @property
     def native(self) -> NativeArray | None:
@@ -130,6 +132,16 @@ class ChunkedArray:
             key_ratio=self.key_ratio,
             key_rank=self.key_rank,
         )
+
+    @property
+    def native_encoding(self) -> NativeEncoding | None:
+        """Constants for writes of whole chunks by the native core; None if Python writes them."""
+        if not self._encoding:
+            found = None
+            if not self.levels and self.native is not None:
+                found = native_encoding(self.native, self.chain, self.fill_value, self.blank)
+            self._encoding.append(found)
+        return self._encoding[0]
 
     def reader(self) -> ChunkedArray:
         """Return the array for reads: with a cache, a view whose chunks are stored decoded."""

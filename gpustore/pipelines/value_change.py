@@ -22,6 +22,7 @@ from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetch_whole
+from gpustore.pipelines.native_write import write_native
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import CancelToken
@@ -85,6 +86,12 @@ def batch_rows(array: ChunkedArray) -> int:
 
 def write_rows(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
     """Gather, encode and store the rows of one write; of an array in shards those of one shard."""
+    if array.native_encoding is not None:
+        columns, left = write_native(array, planned, source)
+        _raise_first(array, planned.keys, columns)
+        if not left:
+            return
+        planned = planned.take(left)
     batch = len(planned) if array.levels else batch_rows(array)
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):

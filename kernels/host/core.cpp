@@ -1,4 +1,5 @@
-// The native core: reads, decodes and places the chunks of a window without the interpreter's lock.
+// The native core: reads, decodes and places the chunks of a window without the interpreter's lock,
+// and writes chunks (write.h).
 //
 // A window is a list of rows, one part of one chunk each, sorted into units of rows that share a
 // file. Any number of threads work on a job; each takes the next units from a shared counter. A row
@@ -12,11 +13,11 @@
 #include "job.h"
 #include "place.h"
 #include "plan.h"
+#include "write.h"
 
 namespace gpustore {
 namespace {
 
-constexpr i64 KEPT_NBYTES = 64 << 20;   // of scratch memory that a thread keeps between jobs
 constexpr i64 GROUP_NBYTES = 256 << 10; // of a raw chunk that are read at once
 constexpr i64 TAKEN_NBYTES = 256 << 10; // of decoded chunks that a thread takes at once
 constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for most encoders
@@ -52,7 +53,7 @@ public:
             }
         }
         file_.close();
-        scratch_.shrink(KEPT_NBYTES);
+        scratch_.shrink(Scratch::KEPT_NBYTES);
         job_.reads += reads_, job_.fetched += fetched_, job_.decoded += decoded_;
         job_.missing += missing_, job_.left += left_;
         job_.finished += finished_;  // last: whoever sees all units finished sees the rest
@@ -351,6 +352,11 @@ private:
     char key_[KEY_NBYTES];
 };
 
+Scratch& thread_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+
 }  // namespace
 }  // namespace gpustore
 
@@ -360,15 +366,27 @@ private:
 EXPORT std::int64_t gpustore_core_abi() {
     using namespace gpustore;
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64) && sizeof(void*) == sizeof(i64));
-    const i64 structs = sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * sizeof(Functions));
+    const i64 written = sizeof(WriteJob) + 1000 * sizeof(Encoding);
+    const i64 structs = sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * (sizeof(Functions) + 1000 * written));
     return sizeof(Job) + sizeof(Request) + 1000 * structs;
 }
 
 // Takes part in a job. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
 // units are taken. 0 nanoseconds are no limit.
 EXPORT std::int64_t gpustore_core_read(gpustore::Job* job, std::int64_t nanoseconds) {
-    static thread_local gpustore::Scratch scratch;
-    return gpustore::Worker(*job, scratch).work(nanoseconds);
+    return gpustore::Worker(*job, gpustore::thread_scratch()).work(nanoseconds);
+}
+
+// Finds the rows of a write that equal the fill value. Returns 1 if `nanoseconds` were over first, and
+// may be called again; 0 if all rows are looked at.
+EXPORT std::int64_t gpustore_core_find_fill(gpustore::WriteJob* job, std::int64_t nanoseconds) {
+    return gpustore::Writer(*job, gpustore::thread_scratch()).find_fill(nanoseconds);
+}
+
+// Writes the other rows. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
+// are written or left. No file is without its name in between.
+EXPORT std::int64_t gpustore_core_write(gpustore::WriteJob* job, std::int64_t nanoseconds) {
+    return gpustore::Writer(*job, gpustore::thread_scratch()).work(nanoseconds);
 }
 
 // Plans a read; null if the core does not plan it. The request must outlive the job.

@@ -26,6 +26,8 @@ inline std::uint64_t u64_at(const u8* at) {
 // Memory and contexts of one thread, kept for its next chunk.
 class Scratch {
 public:
+    static constexpr i64 KEPT_NBYTES = 64 << 20;  // that a thread keeps between jobs
+
     enum Use { ENCODED, DECODED, PARTS, INDEX, USES = INDEX + 4 };
 
     Scratch() = default;
@@ -34,6 +36,7 @@ public:
     ~Scratch() {
         shrink(0);
         if (zstd_) free_zstd_(zstd_);
+        if (zstd_encoder_) free_zstd_encoder_(zstd_encoder_);
         if (deflate_) free_deflate_(deflate_);
     }
 
@@ -64,6 +67,14 @@ public:
         return zstd_;
     }
 
+    void* zstd_encoder(const Functions& functions) {
+        if (!zstd_encoder_) {
+            free_zstd_encoder_ = functions.ZSTD_freeCCtx;
+            zstd_encoder_ = functions.ZSTD_createCCtx();
+        }
+        return zstd_encoder_;
+    }
+
     void* deflate(const Functions& functions) {
         if (!deflate_) {
             free_deflate_ = functions.libdeflate_free_decompressor;
@@ -76,8 +87,9 @@ private:
     static constexpr i64 HUGE_PAGE = 2 << 20;
     u8* memory_[USES] = {};
     i64 nbytes_[USES] = {};
-    void *zstd_ = nullptr, *deflate_ = nullptr;
+    void *zstd_ = nullptr, *zstd_encoder_ = nullptr, *deflate_ = nullptr;
     std::size_t (*free_zstd_)(void*) = nullptr;
+    std::size_t (*free_zstd_encoder_)(void*) = nullptr;
     void (*free_deflate_)(void*) = nullptr;
 };
 

@@ -33,7 +33,7 @@ A device decodes frames of all compressors and shuffles; see :mod:`gpustore.code
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +84,7 @@ from gpustore.strict_json.parsing import (
 numcodecs.blosc.use_threads = False
 
 _CNAMES: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+_NATIVE_CNAMES: Final = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")  # As in kernels/host/encode.h.
 _SNAPPY: Final = CODES.index("snappy")
 _LZ4: Final = CODES.index("lz4")
 
@@ -112,6 +113,18 @@ class _Blosc(BytesCodec):
     @property
     def native_codec(self) -> str:
         return "blosc"
+
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
+        """Return the options of Blosc; the core has no Snappy."""
+        if self.cname == "snappy" or decoded_nbytes > _MAX_NBYTES:
+            return None
+        return {
+            "level": self.clevel,
+            "shuffle": self.shuffle,
+            "typesize": self.typesize,
+            "blocksize": self.blocksize,
+            "compressor": _NATIVE_CNAMES.index(self.cname),
+        }
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the length of stored blocks in bytes, with room for other encoders."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,18 +66,10 @@ _BLOCK_NBYTES: Final = 128 << 10
 
 
 class _Contexts(threading.local):
-    """Contexts of zstandard, each for one thread at a time."""
+    """Context of zstandard, for one thread at a time."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
-        self._compressors: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
-
-    def compressor(self, level: int, checksum: bool) -> zstandard.ZstdCompressor:
-        found = self._compressors.get((level, checksum))
-        if found is None:
-            found = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
-            self._compressors[level, checksum] = found
-        return found
 
 
 _contexts = _Contexts()
@@ -165,17 +157,19 @@ class _Zstd(BytesCodec):
     def native_codec(self) -> str:
         return "zstd"
 
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int]:
+        """Return level and checksum."""
+        del decoded_nbytes
+        return {"level": self.level, "checksum": int(self.checksum)}
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the length of stored blocks, even of small ones, with headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 6) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one frame with its content size."""
-        encoded: bytes
-        if len(decoded) <= _SMALL_NBYTES:
-            encoded = _contexts.compressor(self.level, self.checksum).compress(decoded)
-        else:
-            encoded = numcodecs.zstd.compress(decoded, self.level, self.checksum)
+        # By the library whose functions the native core calls: other versions may encode otherwise.
+        encoded: bytes = numcodecs.zstd.compress(decoded, self.level, self.checksum)
         return encoded
 
     def decode(

@@ -12,6 +12,7 @@ Source: TensorStore ``kvstore/file/index.rst``; URL ``file:///data/x/``.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import time
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ from gpustore.kvstores.file.options import RESOURCES, FileOptions
 from gpustore.kvstores.file.root import Root, generation_of, io_error, open_regular
 from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
 from gpustore.kvstores.file.walk import scan, walk, within
+from gpustore.kvstores.file.write_directories import FileWriteDirectories
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
 
@@ -280,6 +282,11 @@ class FileKvStore(KvStoreDriver):
         return self._root.key_directory(prefix)
 
     # ------------------------------------------------------------------ writing
+
+    def write_directories(self) -> FileWriteDirectories | None:
+        if self._options.locking.mode != "os" or not hasattr(fcntl, "F_OFD_SETLK"):
+            return None
+        return FileWriteDirectories(self._root, self._options, self.check_key)
 
     def write_many(self, request: WriteRequest) -> WriteColumns:
         result = WriteColumns.blank(len(request.keys))

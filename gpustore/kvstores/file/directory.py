@@ -54,6 +54,11 @@ class Directories:
         self._changed: dict[str, list[int]] = {}
         self.error: dict[int, StoreIOError] = {}
 
+    @property
+    def room(self) -> int:
+        """Number of directories that can be opened before others are closed."""
+        return _MAX_OPEN - len(self._fds)
+
     def open(self, path: str, *, index: int, create: bool) -> int:
         """Return a file descriptor of directory `path`, which ends in a slash or is empty.
 

@@ -1,0 +1,60 @@
+"""Directories in which the native core writes files under TensorStore's lock protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpustore.errors import GpustoreError
+from gpustore.kvstores.file.directory import Directories
+from gpustore.kvstores.file.key import parent_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpustore.errors import StoreIOError
+    from gpustore.kvstores.file.options import FileOptions
+    from gpustore.kvstores.file.root import Root
+
+
+class FileWriteDirectories:
+    """Directories of keys; see :class:`~gpustore.kvstores.base.WriteDirectories`.
+
+    Parameters
+    ----------
+    root : Root
+        Root of the store, outside of which nothing is opened.
+    options : FileOptions
+    check_key : callable
+        Raises InvalidKeyError for an illegal key.
+    """
+
+    __slots__ = ("_check_key", "_directories", "_open", "syncs")
+
+    def __init__(self, root: Root, options: FileOptions, check_key: Callable[[str], None]) -> None:
+        self.syncs = options.sync != "none"
+        self._check_key = check_key
+        self._directories = Directories(root, sync=options.sync == "full", remove_locks=True)
+        self._open: dict[str, int] = {}
+
+    def open(self, index: int, key: str) -> int | None:
+        parent = parent_of(key)
+        try:
+            self._check_key(key)
+            if parent in self._open:
+                return self._open[parent]
+            if self._directories.room <= parent.count("/"):  # Those above it are opened, too.
+                return None if self._open else -1
+            descriptor = self._directories.open(parent, index=index, create=True)
+            self._directories.clean(parent)
+        except (GpustoreError, OSError):
+            return -1  # The kvstore tries again, and words the error.
+        self._open[parent] = descriptor
+        return descriptor
+
+    def changed(self, index: int, key: str) -> None:
+        self._directories.changed(parent_of(key), index)
+
+    def close(self) -> dict[int, StoreIOError]:
+        self._open.clear()
+        self._directories.close()
+        return self._directories.error

@@ -1,0 +1,104 @@
+"""Writes of whole chunks to files by the native core.
+
+The core gathers, encodes and stores the rows of a window without the interpreter's lock; here their
+directories are opened, and synced afterwards. What it leaves alone the caller writes in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpustore.backends.native.write_job import DONE, MISSING, UNTOUCHED, WriteJob
+from gpustore.errors import GpustoreError
+from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.columns import WriteColumns, WriteRequest
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.planning.window import PlanWindow
+from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.statistics import STATISTICS
+
+
+def write_native(
+    array: ChunkedArray, planned: PlanWindow, source: Any
+) -> tuple[WriteColumns, list[int]]:
+    """Write rows that cover their chunks.
+
+    Returns
+    -------
+    WriteColumns
+        Errors by row; generations are not known.
+    list of int
+        Rows that are to be written in Python.
+    """
+    columns = WriteColumns.blank(len(planned))
+    encoding = array.native_encoding
+    directories = None if encoding is None else array.store.write_directories()
+    chosen = [row for row, is_whole in enumerate(planned.whole) if is_whole]
+    is_plain = planned.points is None and source.array.dtype == array.dtype
+    if encoding is None or directories is None or not chosen or not is_plain:
+        return columns, [*range(len(planned))]
+    rows = planned if len(chosen) == len(planned) else planned.take(chosen)
+    job = WriteJob(encoding, rows, source, syncs=directories.syncs)
+    errors: dict[int, GpustoreError] = {}
+    try:
+        missing = [] if array.keep_fill else _delete_fill(array, rows, job, errors)
+        begin = 0
+        while begin < len(rows):
+            begin = _write_some(rows, job, begin, array.store, errors)
+    finally:
+        if array.cache is not None:
+            array.cache.forget(rows.keys)
+        STATISTICS.add(bytes_stored=job.stored)
+    columns.error.update({chosen[row]: error for row, error in errors.items()})
+    decided = {*missing, *errors}
+    decided |= {row for row, status in enumerate(job.status) if status == DONE}
+    over = {chosen[row] for row in decided}
+    return columns, [row for row in range(len(planned)) if row not in over]
+
+
+def _delete_fill(
+    array: ChunkedArray, rows: PlanWindow, job: WriteJob, errors: dict[int, GpustoreError]
+) -> list[int]:
+    """Delete the chunks that would hold fill values only, and return their rows."""
+    wanted = CancelToken.current()
+    while job.find_fill():
+        wanted.check()
+    missing = [row for row, one in enumerate(job.status) if one == MISSING]
+    if missing:
+        keys = [rows.keys[row] for row in missing]
+        stored = array.store.write_many(WriteRequest(keys, [None] * len(keys)))
+        errors.update({missing[i]: error for i, error in stored.error.items()})
+    return missing
+
+
+def _write_some(
+    rows: PlanWindow,
+    job: WriteJob,
+    begin: int,
+    store: KvStoreDriver,
+    errors: dict[int, GpustoreError],
+) -> int:
+    """Write rows from `begin` on whose directories can be open together; return the next row."""
+    directories = store.write_directories()
+    assert directories is not None
+    end = begin
+    try:
+        while end < len(rows):
+            if job.status[end] == UNTOUCHED:
+                descriptor = directories.open(end, rows.keys[end])
+                if descriptor is None:
+                    break
+                job.directory[end] = descriptor
+            end += 1
+        job.take(begin, end)
+        wanted = CancelToken.current()
+        wanted.check()
+        while job.write():
+            wanted.check()
+    finally:
+        for row in range(begin, end):
+            if job.status[row] == DONE:
+                directories.changed(row, rows.keys[row])
+        for row, error in directories.close().items():
+            errors.setdefault(row, error)
+    return end

@@ -1,0 +1,282 @@
+// Writing of whole chunks as files: gather from the array, encode, and store under the key's lock.
+//
+// A file is stored as TensorStore does it: the value is written into the lock file of its key
+// (gpustore/kvstores/file/lock.py), which then gets the key's name. The lock file must be a new one
+// that nobody else has locked; otherwise the row is left to Python, which waits. Where bytes must
+// reach the disk, some files are begun before the first is waited for, so that they share commits of
+// the file system's journal.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "encode.h"
+#include "place.h"
+
+namespace gpustore {
+
+// Whether all elements of a box are one value, bit for bit.
+template <class T> bool is_filled(const u8* at, const Dimension* dimension, int rank, T value) {
+    if (rank == 0) return load<T, false>(at) == value;
+    const i64 step = dimension->src, count = dimension->count;
+    if (rank > 1) {
+        for (i64 i = 0; i < count; i++)
+            if (!is_filled<T>(at + i * step, dimension + 1, rank - 1, value)) return false;
+        return true;
+    }
+    constexpr i64 size = sizeof(T), group = 1024;
+    for (i64 begin = 0; begin < count; begin += group) {
+        const i64 end = std::min(begin + group, count);
+        T differs = 0;
+        if (step == size)
+            for (i64 i = begin; i < end; i++) differs |= static_cast<T>(load<T, false>(at + i * size) ^ value);
+        else
+            for (i64 i = begin; i < end; i++) differs |= static_cast<T>(load<T, false>(at + i * step) ^ value);
+        if (differs) return false;
+    }
+    return true;
+}
+
+inline bool are_filled(const u8* at, const Dimension* dimension, int rank, const u8* fill, i64 itemsize) {
+    if (rank == 0) return !std::memcmp(at, fill, static_cast<std::size_t>(itemsize));
+    for (i64 i = 0; i < dimension->count; i++)
+        if (!are_filled(at + i * dimension->src, dimension + 1, rank - 1, fill, itemsize)) return false;
+    return true;
+}
+
+// A new file under a key's lock, which has not got the key's name yet.
+class NewFile {
+public:
+    // Creates and locks the lock file of `name`; false if it is there or somebody was faster.
+    bool create(i64 directory, const char* name) {
+        directory_ = static_cast<int>(directory), name_ = name;
+#ifdef F_OFD_SETLK
+        const int length = std::snprintf(lock_name_, sizeof lock_name_, "%s.__lock", name);
+        const bool is_name = *name && !std::strchr(name, '/') && std::strcmp(name, ".") && std::strcmp(name, "..");
+        if (directory < 0 || !is_name || length < 0 || length >= static_cast<int>(sizeof lock_name_)) return false;
+        const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+        fd_ = openat(directory_, lock_name_, flags, 0666);
+        if (fd_ < 0) return false;
+        struct flock lock = {};
+        lock.l_type = F_WRLCK, lock.l_whence = SEEK_SET;
+        struct stat ours, named;
+        // The file is another writer's if that one has locked it, or has taken its name away.
+        if (!fcntl(fd_, F_OFD_SETLK, &lock) && !fstat(fd_, &ours) &&
+            !fstatat(directory_, lock_name_, &named, AT_SYMLINK_NOFOLLOW) &&
+            ours.st_dev == named.st_dev && ours.st_ino == named.st_ino)
+            return true;
+        close();
+#endif
+        return false;
+    }
+
+    bool write(const u8* bytes, i64 size) {
+        while (size > 0) {
+            const ssize_t written = ::write(fd_, bytes, static_cast<std::size_t>(size));
+            if (written < 0 && errno == EINTR) continue;
+            if (written <= 0) return false;
+            bytes += written, size -= written;
+        }
+        return true;
+    }
+
+    // Gives the file an exact time: that of some kernels stands still for 10 ms.
+    bool stamp() {
+        struct timespec now[2];
+        return !clock_gettime(CLOCK_REALTIME, now) && (now[1] = now[0], !futimens(fd_, now));
+    }
+
+    // Begins to write the bytes to the disk, without waiting.
+    void begin_sync() {
+#ifdef SYNC_FILE_RANGE_WRITE
+        (void)sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
+#endif
+    }
+
+    bool sync() {
+        int failed;
+        do failed = fsync(fd_);
+        while (failed && errno == EINTR);
+        return !failed;
+    }
+
+    bool rename() {
+        if (renameat(directory_, lock_name_, directory_, name_)) return false;
+        close();
+        return true;
+    }
+
+    // Removes the file, which is locked until it is gone.
+    void remove() {
+        unlinkat(directory_, lock_name_, 0);
+        close();
+    }
+
+private:
+    void close() {
+        ::close(fd_);
+        fd_ = -1;
+    }
+
+    int fd_ = -1, directory_ = -1;
+    const char* name_ = nullptr;
+    char lock_name_[256];
+};
+
+class Writer {
+public:
+    Writer(WriteJob& job, Scratch& scratch)
+        : job_(job), encoding_(*job.encoding), array_(*encoding_.array), scratch_(scratch),
+          encoder_(encoding_, scratch) {}
+
+    // Finds the chunks that equal the fill value. 1 if `nanoseconds` were over first, as in work().
+    int find_fill(i64 nanoseconds) {
+        const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
+        while (job_.next < job_.end) {
+            const i64 row = job_.next++;
+            if (!is_covered(row))
+                job_.status[row] = NOT_DONE;
+            else if (is_fill(row))
+                job_.status[row] = MISSING;
+            if (Clock::now() >= end) break;
+        }
+        return job_.next < job_.end;
+    }
+
+    // Writes the rows that are not decided yet.
+    int work(i64 nanoseconds) {
+        const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
+        while (job_.next < job_.end) {
+            const i64 row = job_.next++;
+            if (job_.status[row] == UNTOUCHED && !begin(row)) job_.status[row] = NOT_DONE;
+            if (begun_ == MOST_BEGUN || begun_nbytes_ >= BEGUN_NBYTES || !job_.syncs) finish();
+            if (Clock::now() >= end) break;
+        }
+        finish();
+        scratch_.shrink(Scratch::KEPT_NBYTES);
+        return job_.next < job_.end;
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr int MOST_BEGUN = 8;
+    static constexpr i64 BEGUN_NBYTES = 8 << 20;
+
+    Box box_of(i64 row) const {
+        Box box;
+        for (i64 d = 0; d < job_.rank; d++)
+            box.add(job_.count[d * job_.rows + row], job_.src_stride[d], job_.dst_stride[d]);
+        return box;
+    }
+
+    const u8* source(i64 row) const { return job_.memory + job_.offset + job_.dst_start[row]; }
+
+    // Whether the region of a row lies inside the chunk and inside the array.
+    bool is_covered(i64 row) const {
+        if (job_.rank > MAX_INPUT_RANK) return false;
+        const Box box = box_of(row);
+        if (!box.legal()) return false;
+        i128 low, high, elements = 1;
+        for (int i = 0; i < box.rank; i++) {
+            elements *= box.dimension[i].count;
+            // Otherwise elements of the chunk lie upon each other.
+            if (!box.dimension[i].dst || elements * array_.itemsize > array_.nbytes) return false;
+        }
+        box.reach(&Dimension::dst, array_.itemsize, low, high);
+        const i128 first = job_.src_start[row];
+        if (first + low < 0 || first + high > array_.nbytes) return false;
+        box.reach(&Dimension::src, array_.itemsize, low, high);
+        const i128 start = i128(job_.offset) + job_.dst_start[row];
+        return start + low >= 0 && start + high <= job_.nbytes;
+    }
+
+    bool is_fill(i64 row) const {
+        Box box = box_of(row);
+        for (int i = 0; i < box.rank; i++) box.dimension[i].dst = box.dimension[i].src;
+        box.simplify();
+        const u8* at = source(row);
+        const Dimension* d = box.dimension;
+        switch (array_.itemsize) {
+            case 1: return is_filled(at, d, box.rank, load<std::uint8_t, false>(array_.fill));
+            case 2: return is_filled(at, d, box.rank, load<std::uint16_t, false>(array_.fill));
+            case 4: return is_filled(at, d, box.rank, load<std::uint32_t, false>(array_.fill));
+            case 8: return is_filled(at, d, box.rank, load<std::uint64_t, false>(array_.fill));
+            default: return are_filled(at, d, box.rank, array_.fill, array_.itemsize);
+        }
+    }
+
+    // The bytes of a chunk as they are before encoding; null if there is no memory.
+    const u8* gather(i64 row) {
+        Box box = box_of(row);
+        const bool is_whole = box.elements() * array_.itemsize == array_.nbytes;
+        if (is_whole && !array_.word) {
+            Box merged = box;
+            merged.simplify();
+            const i64 itemsize = array_.itemsize;
+            const Dimension& d = merged.dimension[0];
+            if (merged.rank == 0 || (merged.rank == 1 && d.dst == itemsize && d.src == itemsize)) return source(row);
+        }
+        u8* chunk = scratch_.take(Scratch::DECODED, array_.nbytes);
+        if (!chunk) return nullptr;
+        if (!is_whole) {
+            Box all;
+            all.add(array_.nbytes / array_.itemsize, array_.itemsize, 0);
+            copy_box(chunk, array_.fill, all, array_.itemsize, array_.word);
+        }
+        copy_box(chunk + job_.src_start[row], source(row), box, array_.itemsize, array_.word);
+        return chunk;
+    }
+
+    // Encodes a row and writes it into a new file.
+    bool begin(i64 row) {
+        if (!is_covered(row)) return false;
+        const u8* chunk = gather(row);
+        i64 size = 0;
+        const u8* encoded = chunk ? encoder_.encode(chunk, size) : nullptr;
+        if (!encoded || size + 4 * array_.crc > array_.bound) return false;
+        NewFile& file = file_[begun_];
+        if (!file.create(job_.directory[row], job_.names + job_.name[row])) return false;
+        bool ok = file.write(encoded, size);
+        if (array_.crc) {
+            const std::uint32_t checksum = encoder_.checksum(encoded, size);
+            ok = ok && file.write(reinterpret_cast<const u8*>(&checksum), sizeof checksum);
+            size += sizeof checksum;
+        }
+        if (!ok || !file.stamp()) return file.remove(), false;
+        if (job_.syncs) file.begin_sync();
+        row_[begun_] = row, size_[begun_] = size;
+        begun_++, begun_nbytes_ += size;
+        return true;
+    }
+
+    // Gives all files that are begun their names.
+    void finish() {
+        bool synced[MOST_BEGUN];
+        for (int i = 0; i < begun_; i++) synced[i] = !job_.syncs || file_[i].sync();
+        for (int i = 0; i < begun_; i++) {
+            const bool done = synced[i] && file_[i].rename();
+            if (!done) file_[i].remove();
+            job_.status[row_[i]] = done ? DONE : NOT_DONE;
+            if (done) job_.stored += size_[i];
+        }
+        begun_ = 0, begun_nbytes_ = 0;
+    }
+
+    WriteJob& job_;
+    const Encoding& encoding_;
+    const Array& array_;
+    Scratch& scratch_;
+    const Encoder encoder_;
+    NewFile file_[MOST_BEGUN];
+    i64 row_[MOST_BEGUN], size_[MOST_BEGUN];
+    int begun_ = 0;
+    i64 begun_nbytes_ = 0;
+};
+
+}  // namespace gpustore
