@@ -171,7 +171,7 @@ def _run(folder, family, sanitizer):
 
 
 def _changed_folder(target, file, text, replacement):
-    for path in source.folder().iterdir():
+    for path in source.folder().glob("*.cu*"):
         (target / path.name).write_bytes(path.read_bytes())
     content = (target / file).read_text(encoding="utf-8")
     assert content.count(text) == 1, f"{file} has {content.count(text)} times: {text}"
