@@ -13,6 +13,7 @@
 A small local read skips the pool: it runs in the thread that asks for the result, because a
 handover to the pool and back costs 35 to 64 us. If a thread begins several reads before it asks for
 a result, all but the first go to the pool, so that they run at the same time, unless they are tiny.
+A thread that waits for a larger read by the native core does the tasks that no worker has begun.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def read(
 
     def begin() -> Future[Any]:
         tasks = [task for one, plan in plans for task in _tasks(one, plan, memory)]
-        return array.executor.run_all(tasks, lambda: result)
+        helped = array.native is not None and len(tasks) <= array.executor.limit
+        return array.executor.run_all(tasks, lambda: result, helped=helped)
 
     if wait is None or output.array is not None:
         return begin()
@@ -188,7 +190,7 @@ def _read_strided(
         if not request.plan():
             return again()
         reading = PlannedRead(request, again, result)
-        return array.executor.run_all([reading.work] * threads, reading.finish)
+        return array.executor.run_all([reading.work] * threads, reading.finish, helped=True)
 
     if wait is None or output.array is not None:
         return begin()

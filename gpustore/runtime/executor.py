@@ -140,6 +140,7 @@ class Executor:
         *,
         parent: Promise[T] | None = None,
         drain: bool = False,
+        helped: bool = False,
     ) -> Future[T]:
         """Call all `tasks`, then `then`; no thread waits for a task.
 
@@ -171,9 +172,12 @@ class Executor:
             _unfinished.add(group)
         if not len(tasks):
             self._crew.put(group.end)
+        future = group.future
+        if helped:
+            future._help = group
         for _ in range(min(len(tasks), self.limit)):
             self._crew.put(group)
-        return group.future
+        return future
 
 
 class _Crew:
@@ -325,14 +329,16 @@ class _Group(Generic[T]):
                 wanted = not self._cancelled()
                 taken = 1 if wanted else len(tasks) - index
                 self._begun += taken
-            if wanted:
-                self._run(tasks, index)
+            interrupt = self._run(tasks, index) if wanted else None
             del tasks
             with self._lock:
                 self._left -= taken
                 last = self._left == 0
             if last:
                 self.end()
+            if interrupt is not None:
+                raise interrupt
+            if last:
                 return
             # Behind the tasks that are queued, so that a long fan-out does not delay a short one.
             if self._crew.busy() and time.perf_counter() > until:
@@ -342,7 +348,10 @@ class _Group(Generic[T]):
     def _cancelled(self) -> bool:
         return self._error is not None or self.future.cancelled()
 
-    def _run(self, tasks: Sequence[Callable[[], object]] | None, index: int) -> None:
+    def _run(
+        self, tasks: Sequence[Callable[[], object]] | None, index: int
+    ) -> BaseException | None:
+        """Call a task; return what stops a thread that helps, for instance Ctrl-C."""
         assert tasks is not None
         error: BaseException | None = None
         outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
@@ -360,7 +369,11 @@ class _Group(Generic[T]):
             with self._lock:
                 if self._error is None:
                     self._error = error
+            if thread_state.crew is None and not isinstance(error, Exception | CancelledError):
+                self.future.cancel()
+                return error
             error = None
+        return None
 
     def end(self) -> None:
         """Call `then` or fail, and finish the Future; called once, when no task is left."""

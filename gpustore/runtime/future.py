@@ -100,7 +100,7 @@ class Future(Generic[T]):
     """
 
     __slots__ = (
-        "__weakref__", "_callbacks", "_deferred", "_done", "_epoch", "_error", "_lock",
+        "__weakref__", "_callbacks", "_deferred", "_done", "_epoch", "_error", "_help", "_lock",
         "_statistics", "_value", "_waiters",
     )  # fmt: skip
 
@@ -111,6 +111,7 @@ class Future(Generic[T]):
     _callbacks: list[Callable[[Future[T]], object]]
     _waiters: list[threading.Lock]
     _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
+    _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
     _statistics: Operation | None  # counters of the operation that the Future is a part of
 
@@ -341,7 +342,7 @@ class Future(Generic[T]):
 
     def _announce(self) -> None:
         """Wake waiting threads and call the callbacks; called once, by the thread that finished."""
-        self._deferred = None
+        self._deferred = self._help = None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.release()
@@ -359,7 +360,7 @@ class Future(Generic[T]):
         CURRENT.operation = operation
 
     def _wait(self, timeout: float | None, deadline: float | None) -> None:
-        """Return when done; runs a deferred task here if there is no time limit."""
+        """Return when done; if there is no time limit, a deferred task runs here, or a part."""
         if timeout is None and deadline is None:
             claimed = self._claim()
             if claimed is not None:
@@ -381,8 +382,11 @@ class Future(Generic[T]):
         crew = thread_state.crew
         if crew is not None:
             crew.begin_wait()
+        help_ = self._help if seconds < 0 and crew is None else None
         try:
-            if not self._block(seconds) and not self._done:
+            if help_ is not None:
+                help_()
+            if not self._done and not self._block(seconds) and not self._done:
                 raise TimeoutError
         except KeyboardInterrupt:
             self.cancel()
@@ -486,7 +490,7 @@ def new(epoch: int | None = None) -> Future[Any]:
     self: Future[Any] = object.__new__(Future)
     self._lock = threading.Lock()
     self._done = False
-    self._value = self._error = self._deferred = None
+    self._value = self._error = self._deferred = self._help = None
     self._callbacks = []
     self._waiters = []
     self._epoch = epoch

@@ -178,6 +178,72 @@ def test_run_all_first_error_skips_the_rest_and_waits_for_what_began():
     assert seen == late == ["slow"]
 
 
+@pytest.fixture
+def busy():
+    """An executor of one thread, which is busy until the test ends."""
+    executor = Executor(1)
+    release = threading.Event()
+    executor.submit(release.wait)
+    yield executor
+    release.set()
+
+
+def test_run_all_is_helped_by_the_thread_that_waits(busy):
+    done = []
+    tasks = [lambda: done.append(threading.get_ident())] * 3
+    assert busy.run_all(tasks, lambda: len(done), helped=True).result() == 3
+    assert done == [threading.get_ident()] * 3
+
+
+def test_run_all_is_not_helped_within_a_time_limit_or_unless_asked(busy):
+    done = []
+    tasks = [lambda: done.append(threading.get_ident())]
+    with pytest.raises(TimeoutError):
+        busy.run_all(tasks, lambda: None, helped=True).result(timeout=0)
+    with pytest.raises(TimeoutError):
+        busy.run_all(tasks, lambda: None).result(timeout=0)
+    assert not done
+
+
+def test_helping_leaves_tasks_that_have_begun_and_waits_for_them():
+    executor = Executor(1)
+    begun, release = threading.Event(), threading.Event()
+
+    def first():
+        begun.set()
+        assert release.wait(10)
+        return threads.append(threading.get_ident())
+
+    def second():
+        threads.append(threading.get_ident())
+        release.set()
+
+    threads = []
+    future = executor.run_all([first, second], lambda: threads, helped=True)
+    assert begun.wait(10)
+    mine, worker = future.result()
+    assert mine == threading.get_ident() != worker
+
+
+def test_errors_of_a_helped_task_are_those_of_the_future(busy):
+    future = busy.run_all([partial(divmod, 7, 0)], lambda: None, helped=True)
+    with pytest.raises(ZeroDivisionError):
+        future.result()
+    assert not future.cancelled()
+
+
+def test_ctrl_c_while_helping_cancels_and_is_raised(busy):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    done = []
+    future = busy.run_all([interrupted, partial(done.append, 1)], lambda: None, helped=True)
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.cancelled()
+    assert not done
+
+
 def test_run_all_cancel_stops_an_endless_sequence():
     class Endless(Sequence):
         def __len__(self):
@@ -374,8 +440,9 @@ def test_submit_lets_go_of_its_arguments(fails):
         gc.enable()
 
 
+@pytest.mark.parametrize("helped", [False, True])
 @pytest.mark.parametrize("how", ["ends", "fails", "is cancelled"])
-def test_run_all_lets_go_of_its_tasks(how):
+def test_run_all_lets_go_of_its_tasks(how, helped):
     executor = Executor(1)
     release = threading.Event()
     executor.submit(release.wait)
@@ -390,8 +457,9 @@ def test_run_all_lets_go_of_its_tasks(how):
     try:
         thing = Thing()
         watch = weakref.ref(thing)
-        future = executor.run_all([partial(work, thing)] * 3, lambda t=thing: None)
-        del thing
+        tasks = [partial(work, thing)] * 3
+        future = executor.run_all(tasks, lambda t=thing: None, helped=helped)
+        del thing, tasks
         if how == "is cancelled":
             future.cancel()
         release.set()
