@@ -31,6 +31,9 @@ SPLIT_S = 100e-6
 QUICK_S = 3.9e-6
 """Seconds; chunks that decode faster stay on one thread."""
 
+UNIT_NBYTES = 16 << 20
+"""Decoded bytes of a shard that a thread reads without a look at the time; 20 to 50 ms."""
+
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
 
@@ -108,6 +111,11 @@ class ChunkedArray:
         if not self._native:
             self._native.append(self._made_native())
         return self._native[0]
+
+    @property
+    def unit_rows(self) -> int:
+        """Number of chunks that the native core decodes before it asks whether they are wanted."""
+        return max(1, UNIT_NBYTES // max(1, self.chain.layout.nbytes))
 
     def key_directory(self) -> KeyDirectory:
         """Open the directory of the chunks' files, for the native core."""

@@ -71,9 +71,9 @@ class NativeRead:
         while job is not None:
             while job.read():
                 wanted.check()
+            wanted.check()
             if job.ends():
                 self._finish(job)
-            wanted.check()
             job = self._after(job)
 
     def _after(self, job: Job | None) -> Job | None:

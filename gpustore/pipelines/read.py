@@ -205,7 +205,7 @@ def _tasks(
         if threads is None:
             seconds = plan.rows * (array.chain.decode_s + NATIVE_ROW_S)
             threads = max(1, min(array.executor.limit, plan.rows, int(seconds / SPLIT_S)))
-        tables = plan.tables(2 * threads if threads > 1 else 1)
+        tables = plan.tables(2 * threads if threads > 1 else 1, array.unit_rows)
         strides = [plan.src_stride], [plan.dst_stride]
         left = partial(_read_left, array, plan, memory)
         directory = array.key_directory

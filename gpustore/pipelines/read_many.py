@@ -267,7 +267,7 @@ def _tasks(
         read_part = partial(_read_copy_part, array, plan, out, by_element=by_element)
         return [partial(read_part, part, parts) for part in range(parts)]
     strides = plan.source.src_stride, plan.source.dst_stride
-    tables = plan.tables(2 * parts if parts > 1 else 1)
+    tables = plan.tables(2 * parts if parts > 1 else 1, array.unit_rows)
     left = partial(_read_left, array, plan, out)
     reading = NativeRead(array.native, tables, strides, out, array.key_directory, parts, left)
     return [reading.work] * parts

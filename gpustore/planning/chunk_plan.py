@@ -187,7 +187,7 @@ class ChunkPlan:
         if rows:
             yield self._product_window(rows)
 
-    def tables(self, parts: int) -> Iterator[RowTable]:
+    def tables(self, parts: int, unit_rows: int) -> Iterator[RowTable]:
         """Write down all rows as tables of at most ``WINDOW_ROWS`` rows, or of one unit.
 
         Parameters
@@ -195,6 +195,8 @@ class ChunkPlan:
         parts : int
             Number of threads that will share a table; rows of one key are several units if there
             are fewer keys.
+        unit_rows : int
+            Most rows of a unit, during which nobody asks whether they are still wanted.
         """
         sharded = any(ratio != 1 for ratio in self.format.key_ratio)
         if self.rows <= TABLE_LISTED:
@@ -206,7 +208,7 @@ class ChunkPlan:
                 rows = list(itertools.product(*map(range, self.sizes)))
                 edges = list(range(self.rows + 1))
             index: list[Any] = list(zip(*rows)) or [()] * len(self.sets)
-            yield self._listed_table(index, split_units(edges, parts))
+            yield self._listed_table(index, split_units(edges, parts, unit_rows))
             return
         if not sharded:
             for lo in range(0, self.rows, WINDOW_ROWS):
@@ -218,7 +220,8 @@ class ChunkPlan:
         step = max(1, WINDOW_ROWS // most)
         for lo in range(0, self.objects, step):
             index, rows_of = self._rows_of_objects(lo, min(lo + step, self.objects))
-            yield self._table(index, np.array(split_units(rows_of.tolist(), parts)))
+            edges = split_units(rows_of.tolist(), parts, unit_rows)
+            yield self._table(index, np.array(edges))
 
     def _rows_of_objects(self, lo: int, hi: int) -> tuple[list[Any], NDArray[np.int64]]:
         """Return the row of each set for all rows of keys `lo` to `hi`, and where keys begin."""

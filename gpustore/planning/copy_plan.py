@@ -210,7 +210,7 @@ class CopyPlan:
             found.update((int(one) + itemsize, False) for one in span)
         return found
 
-    def tables(self, parts: int) -> Iterator[RowTable]:
+    def tables(self, parts: int, unit_rows: int) -> Iterator[RowTable]:
         """Write down all chunks and regions as row tables; blocks are single chunks.
 
         Parameters
@@ -218,11 +218,14 @@ class CopyPlan:
         parts : int
             Number of threads that will share a table; rows of one key are several units if there
             are fewer keys.
+        unit_rows : int
+            Most rows of a unit, during which nobody asks whether they are still wanted.
         """
         for lo, hi in self._unit_windows(0, self.units, self.units):
             taken, first = self._taken(lo, hi)
             begin, end = np.searchsorted(self.first_block, (lo, hi))
-            edges = split_units((self.first_block[begin : end + 1] - lo).tolist(), parts)
+            keys = (self.first_block[begin : end + 1] - lo).tolist()
+            edges = split_units(keys, parts, unit_rows)
             columns = [np.array(edges), *[cell[first[:-1]] for cell in taken.cells], first]
             columns += [taken.src_start, taken.dst_start, taken.count.ravel()]
             columns += [] if taken.target is None else [taken.target]

@@ -82,14 +82,14 @@ class RowTable:
         return cells, first, src, dst, count, count + self.input_rank * self.regions
 
 
-def split_units(edges: list[int], parts: int) -> list[int]:
-    """Split units into smaller ones if there are too few for `parts` threads."""
+def split_units(edges: list[int], parts: int, most: int) -> list[int]:
+    """Split units into smaller ones of at most `most` rows, and if there are fewer than `parts`."""
     units = len(edges) - 1
-    if parts == 1 or units >= parts:
+    fewest = -(-parts // units)
+    if fewest == 1 and (edges[-1] <= most or edges[-1] == units):
         return edges
-    pieces = -(-parts // units)
-    found = [0]
+    found = {0}
     for begin, end in itertools.pairwise(edges):
-        cuts = [begin + (end - begin) * i // pieces for i in range(1, pieces + 1)]
-        found += [cut for i, cut in enumerate(cuts) if cut > (begin if i == 0 else cuts[i - 1])]
-    return found
+        pieces = max(fewest, -(-(end - begin) // most))
+        found.update([begin + (end - begin) * i // pieces for i in range(1, pieces + 1)])
+    return sorted(found)

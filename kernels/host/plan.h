@@ -14,6 +14,8 @@
 
 namespace gpustore {
 
+constexpr i64 UNIT_NBYTES = 16 << 20;  // of decoded chunks that are read without a look at the time
+
 // Runs of one dimension of the domain during which no chunk changes. A run has the cell of each
 // array dimension that follows it, in the order of `outputs`.
 struct Runs {
@@ -180,10 +182,12 @@ private:
         edges.push_back(rows);
         const i64 units = static_cast<i64>(edges.size()) - 1;
         const i64 wanted = request_.threads > 1 ? 2 * request_.threads : 1;
-        const i64 pieces = units < wanted ? (wanted + units - 1) / units : 1;
+        const i64 fewest = (wanted + units - 1) / units;
+        const i64 most = std::max<i64>(1, UNIT_NBYTES / std::max<i64>(1, array_.nbytes));
         planned.unit = {0};
         for (i64 u = 0; u < units; u++) {
             const i64 begin = edges[static_cast<std::size_t>(u)], end = edges[static_cast<std::size_t>(u + 1)];
+            const i64 pieces = std::max(fewest, (end - begin + most - 1) / most);
             for (i64 i = 1; i <= pieces; i++) {
                 const i64 cut = begin + (end - begin) * i / pieces;
                 if (cut > planned.unit.back()) planned.unit.push_back(cut);

@@ -46,8 +46,9 @@ def rows_of_table(plan, table):
     st.integers(1, 9),
     st.integers(1, 70),
     st.integers(1, 5),
+    st.integers(1, 9),
 )
-def test_tables_have_every_row_once(case, window_rows, listed, parts):
+def test_tables_have_every_row_once(case, window_rows, listed, parts, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_plan, "TABLE_LISTED", listed)
         for _, plan in case.plans():
@@ -56,20 +57,20 @@ def test_tables_have_every_row_once(case, window_rows, listed, parts):
             expected = Counter(row for window in windows for row in rows_of_window(window))
             with pytest.MonkeyPatch.context() as shorter:
                 shorter.setattr(chunk_plan, "WINDOW_ROWS", window_rows)
-                tables = list(plan.tables(parts))
+                tables = list(plan.tables(parts, most))
             found = [list(rows_of_table(plan, table)) for table in tables]
             assert Counter(row for rows in found for row in rows) == expected
             for table, rows in zip(tables, found):
-                check_units(table, rows)
+                check_units(table, rows, most)
                 written = plan.rows_of(table, range(len(rows)))
                 assert list(rows_of_window(written)) == rows
 
 
-def check_units(table, rows):
+def check_units(table, rows, most):
     """Units have all rows of a table in order, and one key each."""
     edges = np.asarray(table.words)[: table.units + 1].tolist()
     assert edges[0] == 0
     assert edges[-1] == table.rows == len(rows)
     for begin, end in pairwise(edges):
-        assert begin < end
+        assert begin < end <= begin + most
         assert len({row[0] for row in rows[begin:end]}) == 1

@@ -54,21 +54,25 @@ def test_write(path, delay_s):
     assert found.min() >= 1
 
 
+def create_shards(path, shape, inner, shard, codec):
+    return gpustore.open(
+        {"driver": "zarr3", "kvstore": f"file://{path}/"},
+        create=True,
+        dtype="uint16",
+        shape=shape,
+        codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": [codec]}),
+        chunk_layout=gpustore.ChunkLayout(
+            read_chunk_shape=[inner, inner], write_chunk_shape=[shard, shard]
+        ),
+        context=gpustore.Context(QUICK),
+    ).result()
+
+
 @pytest.mark.slow
 def test_write_of_shards(tmp_path):
     path = tmp_path / "a"
     shard = 256
-    store = gpustore.open(
-        {"driver": "zarr3", "kvstore": f"file://{path}/"},
-        create=True,
-        dtype="uint16",
-        shape=SHAPE,
-        codec=gpustore.CodecSpec({"driver": "zarr3", "codecs": ["zstd"]}),
-        chunk_layout=gpustore.ChunkLayout(
-            read_chunk_shape=[32, 32], write_chunk_shape=[shard, shard]
-        ),
-        context=gpustore.Context(QUICK),
-    ).result()
+    store = create_shards(path, SHAPE, 32, shard, "zstd")
     store[...] = 1
     changed, changed_late, temporary, _, idle, works = interrupt("write", path, 0.3)
     assert int(changed) <= 16
@@ -98,3 +102,12 @@ def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk):
     changed, changed_late, temporary, missing, idle, _ = interrupt("read", tmp_path / "a", 0.1)
     assert (changed, changed_late, temporary, idle) == ("0", "0", "0", "True")
     assert int(missing) <= 8 * 4096  # Of half a million: a batch a thread.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+def test_threads_stop_reading_a_shard(tmp_path, codec):
+    """All of it is one file of long inner chunks."""
+    create_shards(tmp_path / "a", (8192, 8192), 1024, 8192, codec)[...] = 1
+    changed, changed_late, temporary, _, idle, works = interrupt("read", tmp_path / "a", 0.2)
+    assert (changed, changed_late, temporary, idle, works) == ("0", "0", "0", "True", "True")

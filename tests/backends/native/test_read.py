@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.backends.native import library
+from gpustore.backends.native import job, library, request
 from gpustore.backends.native.job import Job
+from gpustore.backends.native.request import Request
 from gpustore.pipelines import read as pipeline
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
@@ -239,3 +240,27 @@ def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_pat
     with pytest.raises(gpustore.CorruptChunkError):
         store.read().result()
     assert left == [7]
+
+
+@each("maps", [True, False])
+def test_threads_ask_whether_a_long_shard_is_still_wanted(maps, tmp_path, monkeypatch):
+    """After each unit here, because the time they take is over at once."""
+    module = request if maps else job
+    ways = Request if maps else Job
+    read, answers = ways.read, []
+
+    def counted(one):
+        answers.append(read(one))
+        return answers[-1]
+
+    monkeypatch.setattr(module, "SLICE_NS", 1)
+    monkeypatch.setattr(ways, "read", counted)
+    little = named("bytes", endian="little")
+    sharding = named(
+        "sharding_indexed", chunk_shape=[1 << 20], codecs=[little], index_codecs=[little]
+    )
+    created(tmp_path, [40 << 20], [64 << 20], "uint8", [sharding])
+    store = open_at(tmp_path, {}, data_copy_concurrency={"limit": 1})
+    with windows_of(65_536, 64, pooled=True, planned=maps):
+        assert not store.read().result().any()
+    assert answers == [True, True, False]
