@@ -13,7 +13,7 @@ from typing import Any
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import Counts, Job
+from gpustore.backends.native.job import AGAIN, ENDED, Counts, Job
 from gpustore.backends.native.request import Request
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
@@ -69,10 +69,10 @@ class NativeRead:
         wanted = CancelToken.current()
         job = self._after(None)
         while job is not None:
-            while job.read():
+            while (progress := job.read()) == AGAIN:
                 wanted.check()
             wanted.check()
-            if job.ends():
+            if progress == ENDED:
                 self._finish(job)
             job = self._after(job)
 

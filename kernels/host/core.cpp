@@ -33,14 +33,14 @@ public:
     Worker(Job& job, Scratch& scratch)
         : job_(job), array_(*job.array), scratch_(scratch), decoder_(array_, scratch) {}
 
-    // Works on units until none is left (0) or `nanoseconds` are over (1).
-    int work(i64 nanoseconds) {
+    // Works on units until none is left or `nanoseconds` are over.
+    Progress work(i64 nanoseconds) {
         using Clock = std::chrono::steady_clock;
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
         const i64 share = job_.units / (4 * std::max<i64>(1, job_.threads));
         const i64 most = TAKEN_NBYTES / std::max<i64>(1, array_.nbytes);
         const i64 taken = array_.levels ? 1 : std::max<i64>(1, std::min(most, share));
-        int more = 0;
+        bool more = false;
         for (;;) {
             const i64 begin = job_.next.fetch_add(taken, std::memory_order_relaxed);
             if (begin >= job_.units) break;
@@ -54,10 +54,12 @@ public:
         }
         file_.close();
         scratch_.shrink(Scratch::KEPT_NBYTES);
+        if (!finished_) return TAKEN;  // Python may look at the counters already
         job_.reads += reads_, job_.fetched += fetched_, job_.decoded += decoded_;
         job_.missing += missing_, job_.left += left_;
-        job_.finished += finished_;  // last: whoever sees all units finished sees the rest
-        return more;
+        // Last: whoever finishes the last unit sees what all have counted.
+        if (job_.finished.fetch_add(finished_) + finished_ == job_.units) return ENDED;
+        return more ? AGAIN : TAKEN;
     }
 
 private:
@@ -371,8 +373,7 @@ EXPORT std::int64_t gpustore_core_abi() {
     return sizeof(Job) + sizeof(Request) + 1000 * structs;
 }
 
-// Takes part in a job. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
-// units are taken. 0 nanoseconds are no limit.
+// Takes part in a job. 0 nanoseconds are no limit.
 EXPORT std::int64_t gpustore_core_read(gpustore::Job* job, std::int64_t nanoseconds) {
     return gpustore::Worker(*job, gpustore::thread_scratch()).work(nanoseconds);
 }

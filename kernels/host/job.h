@@ -23,6 +23,10 @@ enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
 // and words their errors.
 enum Status : u8 { UNTOUCHED, DONE, MISSING, NOT_DONE };
 
+// What became of a call that takes part in a job: its time was over first, all units are taken, or it
+// has finished the last one, which one call does.
+enum Progress : i64 { TAKEN, AGAIN, ENDED };
+
 // One level of sharding, seen from the cells of the innermost chunks.
 struct ShardLevel {
     i64 chunks;               // inner chunks of a shard

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 from array import array as numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +22,13 @@ from gpustore.planning.row_table import RowTable
 SLICE_NS: Final = 20_000_000
 """Nanoseconds after which a thread looks whether its work is still wanted, and hears Ctrl-C."""
 
+TAKEN: Final = 0
+AGAIN: Final = 1
+ENDED: Final = 2
+"""What became of one call of :meth:`Job.read`."""
+
 _NOT_DONE: Final = 3
 _NO_COUNTS: Final = (0,) * 7  # next, finished, and those of Counts
-_FINISHED: Final = 6
 
 
 class Counts(NamedTuple):
@@ -68,8 +71,6 @@ class Job:
     _small: numbers[int]
     _status: int
     _kept: tuple[Any, ...]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _ended: bool = False
 
     @classmethod
     def of(
@@ -135,19 +136,17 @@ class Job:
             (array, table, out, directory),
         )
 
-    def read(self) -> bool:
-        """Read rows until none is left or a slice of time is over; return whether rows are left.
+    def read(self) -> int:
+        """Read rows until none is left or a slice of time is over; any number of threads may.
 
-        Any number of threads may call this at once.
+        Returns
+        -------
+        int
+            :data:`AGAIN` if time was over first, :data:`TAKEN` if no rows are left to take, and
+            :data:`ENDED` to the one caller who has read the last rows: no thread reads any more.
         """
-        return bool(_core().gpustore_core_read(self._address, SLICE_NS))
-
-    def ends(self) -> bool:
-        """Return True to one caller, once no thread reads rows any more."""
-        with self._lock:
-            ends = not self._ended and self._struct[-_FINISHED] == self.table.units
-            self._ended = self._ended or ends
-        return ends
+        progress: int = _core().gpustore_core_read(self._address, SLICE_NS)
+        return progress
 
     def counts(self) -> Counts:
         """Return what was done, once the job is over."""

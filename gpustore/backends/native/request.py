@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import SLICE_NS, Counts
+from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory
@@ -132,7 +132,8 @@ class Request:
 
         Any number of threads may call this at once, once the read is planned.
         """
-        return bool(_core().gpustore_core_read_planned(self._planned, SLICE_NS))
+        progress: int = _core().gpustore_core_read_planned(self._planned, SLICE_NS)
+        return progress == AGAIN
 
     def end(self) -> Counts:
         """Forget the plan, on which no thread works any more, and return what was done."""
