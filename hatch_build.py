@@ -102,4 +102,7 @@ def compile_core(library: Path, *flags: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_core(ROOT / LIBRARY)
+    try:
+        compile_core(ROOT / LIBRARY)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.stderr)
