@@ -3,16 +3,32 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from benchmarks.peers import TensorStorePeer
 
 
 def test_full_write(measure, peer, array_format, volume, tmp_path):
+    _write(measure, peer, peer.create, array_format, volume, tmp_path)
+
+
+def test_full_write_fsync(measure, peer, array_format, volume, tmp_path):
+    """With fsync of files and directories."""
+    if not isinstance(peer, TensorStorePeer):
+        pytest.skip("cannot call fsync")
+
+    def create(*arguments):
+        return peer.create_anew(*arguments, sync=True)
+
+    _write(measure, peer, create, array_format, volume, tmp_path)
+
+
+def _write(measure, peer, create, array_format, volume, tmp_path):
     number = itertools.count()
 
     def new_array():
         path = tmp_path / str(next(number))
-        return (peer.create(path, array_format, volume.shape),), {}
+        return (create(path, array_format, volume.shape),), {}
 
     measure(lambda handle: peer.write(handle, volume), nbytes=volume.nbytes, setup=new_array)
     last = max(tmp_path.iterdir(), key=lambda path: int(path.name))

@@ -38,6 +38,12 @@ from gpustore.runtime.statistics import Operation, attributed
 PLANNED_ROWS = 4096
 """Most rows of a window of one task."""
 
+FILE_S = 50e-6
+"""Estimate of the seconds that the native core takes to store a file, without fsync."""
+
+NATIVE_PART_S = 400e-6
+"""Shortest work of the native core that is worth a task of its own, in seconds."""
+
 MOST_ROWS = 1 << 16
 """Most rows of writes that begin together; a write that has more begins alone."""
 
@@ -384,6 +390,9 @@ def _begin_together(
 
 
 def _parts(array: ChunkedArray, plan: ChunkPlan) -> int:
+    if array.native_encoding is not None:
+        seconds = len(plan) * (array.chain.decode_s + FILE_S)
+        return max(1, min(len(plan), 4 * array.executor.limit, int(seconds / NATIVE_PART_S)))
     parts = array.parts(plan)
     return max(1, min(parts, plan.objects)) if array.levels else parts  # One task a shard.
 

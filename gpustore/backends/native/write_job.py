@@ -13,7 +13,6 @@ import numpy as np
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.encoding import NativeEncoding
-from gpustore.backends.native.job import SLICE_NS
 from gpustore.backends.native.library import library
 from gpustore.planning.window import PlanWindow
 
@@ -21,6 +20,9 @@ UNTOUCHED: Final = 0
 DONE: Final = 1
 MISSING: Final = 2
 """Status of a row: not decided yet, written, and equal to the fill value."""
+
+_SLICE_NS: Final = 80_000_000
+"""Nanoseconds after which the thread hears Ctrl-C: enough for files to share an fsync."""
 
 _NEXT: Final = -3  # next, end and stored are the last members
 
@@ -105,4 +107,4 @@ class WriteJob:
         return self._struct[-1]
 
     def _call(self, function: Callable[[int, int], int]) -> bool:
-        return bool(function(self._struct.buffer_info()[0], SLICE_NS))
+        return bool(function(self._struct.buffer_info()[0], _SLICE_NS))

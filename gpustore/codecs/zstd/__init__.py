@@ -56,8 +56,8 @@ from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
-# Up to here zstandard, whose contexts are reused, beats numcodecs, which makes one a call (9 us);
-# above, numcodecs is a few percent faster. Measured in docs/design/002-dependencies.md.
+# Up to here zstandard decodes faster: it reuses contexts, and numcodecs makes one a call (9 us).
+# Above, numcodecs is a few percent faster. Measured in docs/design/002-dependencies.md.
 _SMALL_NBYTES: Final = 256 << 10
 
 _MAGIC: Final = 0xFD2FB528

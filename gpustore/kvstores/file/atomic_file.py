@@ -3,7 +3,8 @@
 A value is written to ``<key>.<pid>-<tag>.__lock`` beside the key and then renamed onto it, so a
 reader sees the old value or the new one and never a part. The suffix makes TensorStore hide the
 file. The first half of the tag stands for the machine and process namespace in which the pid
-means something, the second half is random.
+means something, the second half is random. The native core needs no second name: it writes into the
+lock file of the key, as TensorStore does (``kernels/host/write.h``).
 """
 
 from __future__ import annotations
