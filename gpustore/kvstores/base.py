@@ -87,14 +87,24 @@ class KeyDirectory:
         Flag ``resolve`` of ``openat2(2)`` with which files must be opened there.
     prefix : bytes
         Beginning of the paths of the files, from the directory on.
+    generation : callable
+        Makes the generation of a file from its device, inode, time of modification in nanoseconds
+        and size.
     """
 
-    __slots__ = ("descriptor", "prefix", "resolve")
+    __slots__ = ("descriptor", "generation", "prefix", "resolve")
 
-    def __init__(self, descriptor: int, resolve: int, prefix: bytes) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        resolve: int,
+        prefix: bytes,
+        generation: Callable[[int, int, int, int], bytes],
+    ) -> None:
         self.descriptor = descriptor
         self.resolve = resolve
         self.prefix = prefix
+        self.generation = generation
 
     def __del__(self) -> None:
         if self.descriptor >= 0:

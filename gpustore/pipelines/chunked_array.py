@@ -11,7 +11,7 @@ import numpy as np
 
 from gpustore.backends.base import Backend
 from gpustore.backends.host import HostBackend
-from gpustore.backends.native.array import NativeArray, native_array
+from gpustore.backends.native.array import NativeArray, native_array, native_files
 from gpustore.backends.native.encoding import NativeEncoding, native_encoding
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
@@ -104,6 +104,7 @@ class ChunkedArray:
     stored: ChunkedArray | None = None
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
+    _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
 
     @property
     def native(self) -> NativeArray | None:
@@ -116,6 +117,21 @@ class ChunkedArray:
     def unit_rows(self) -> int:
         """Number of chunks that the native core decodes before it asks whether they are wanted."""
         return max(1, UNIT_NBYTES // max(1, self.chain.layout.nbytes))
+
+    @property
+    def native_files(self) -> NativeArray | None:
+        """Constants for fetching whole values by the native core; None if Python fetches them."""
+        if not self._files:
+            found = None
+            if not self.levels and self.store.key_directory(self.key_prefix) is not None:
+                found = native_files(
+                    self.chain.encoded_bound,
+                    key_separator=self.key_separator,
+                    rank=len(self.shape),
+                    key_rank=self.key_rank,
+                )
+            self._files.append(found)
+        return self._files[0]
 
     def key_directory(self) -> KeyDirectory:
         """Open the directory of the chunks' files, for the native core."""

@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.fetched_files import ALIGNMENT, fetch_files
+from gpustore.backends.native.job import DONE, MISSING
 from gpustore.errors import (
     ConflictError,
     CorruptChunkError,
@@ -24,7 +27,7 @@ from gpustore.errors import (
     NotFoundError,
 )
 from gpustore.kvstores.arena import Arena, thread_arena
-from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
+from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
@@ -105,6 +108,8 @@ def fetch(
         Naming the key.
     """
     if rows.byte_start is None or rows.byte_stop is None:
+        if array.native_files is not None and not generations and arena.direct is None:
+            return _fetch_files(array, array.native_files, rows, arena, seen)
         bound = array.chain.encoded_bound
         nbytes = array.chain.layout.nbytes
         columns = _read(array, rows.keys, None, None, generations, arena, nbytes, bound)
@@ -134,6 +139,46 @@ def fetch(
         view = memoryview(value)
         for row in members:
             values[row] = view[rows.byte_start[row] - start : rows.byte_stop[row] - start]
+    return values
+
+
+def _fetch_files(
+    array: ChunkedArray,
+    files: NativeArray,
+    rows: PlanWindow,
+    arena: Arena,
+    seen: dict[str, bytes] | None,
+) -> list[Buffer | None]:
+    """Fetch whole values by the native core, and in Python what it leaves alone."""
+    directory = array.key_directory()
+    nbytes = array.chain.layout.nbytes
+    memory = arena.take(len(rows) * (nbytes + ALIGNMENT))
+    fetched = fetch_files(files, rows.cells, memory, directory)
+    reads, nbytes_fetched = fetched.counts.reads, fetched.counts.fetched
+    starts, lengths = fetched.at.tolist(), fetched.nbytes.tolist()
+    values: list[Buffer | None] = [None] * len(rows)
+    left = []
+    present = 0
+    for row, (status, at, length) in enumerate(zip(fetched.status, starts, lengths)):
+        if status == DONE:
+            values[row] = memory[at : at + length]
+            present += 1
+        elif status != MISSING:
+            left.append(row)
+    STATISTICS.add(key_reads=reads, bytes_fetched=nbytes_fetched, bytes_decoded=present * nbytes)
+    if seen is not None:
+        for row, four in enumerate(fetched.generation.tolist()):
+            status = fetched.status[row]
+            if status <= MISSING:
+                seen[rows.keys[row]] = ABSENT if status == MISSING else directory.generation(*four)
+    if left:
+        keys = [rows.keys[row] for row in left]
+        bound = array.chain.encoded_bound
+        columns = _read(array, keys, None, None, {}, arena, nbytes, bound)
+        for row, value in zip(left, columns.value):
+            values[row] = value
+        if seen is not None:
+            seen.update(zip(keys, columns.generation))
     return values
 
 

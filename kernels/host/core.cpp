@@ -75,7 +75,7 @@ private:
                 status = fill(row);
             else if (!error)
                 status = read_row(row);
-            left_ += status == NOT_DONE;
+            left_ += status >= NOT_DONE;
             missing_ += status == MISSING;
             job_.status[row] = status;
         }
@@ -111,6 +111,7 @@ private:
             if (absent) return fill(row);
         }
         if (range.nbytes > array_.bound) return NOT_DONE;
+        if (job_.staging) return fetch(row, range);
         if (array_.codec == RAW && !array_.crc) return read_raw(row, range) ? DONE : NOT_DONE;
         if (!is_covered(row)) return NOT_DONE;
         i64 size = range.nbytes;
@@ -119,6 +120,19 @@ private:
         if (array_.crc && !decoder_.strip_checksum(encoded, size)) return NOT_DONE;
         if (!decode_row(row, encoded, size)) return NOT_DONE;
         count_read(range.nbytes, array_.nbytes);
+        return DONE;
+    }
+
+    // Reads an encoded value into the staging memory.
+    u8 fetch(i64 row, const Range& range) {
+        Staging& staging = *job_.staging;
+        const i64 aligned = (range.nbytes + staging.alignment - 1) / staging.alignment * staging.alignment;
+        const i64 at = staging.used.fetch_add(aligned, std::memory_order_relaxed);
+        if (at > staging.nbytes || range.nbytes > staging.nbytes - at) return NO_ROOM;
+        if (!file_.read(staging.memory + at, range.nbytes, range.start)) return NOT_DONE;
+        staging.at[row] = at, staging.size[row] = range.nbytes;
+        file_.generation(staging.generation + 4 * row);
+        count_read(range.nbytes, 0);
         return DONE;
     }
 
@@ -326,6 +340,7 @@ private:
 
     // Writes the fill value to all regions of a row.
     u8 fill(i64 row) {
+        if (job_.staging) return MISSING;
         if (!array_.fill_missing || !array_.fill || !is_covered(row)) return NOT_DONE;
         for (i64 region = first_region(row); region < first_region(row + 1); region++) {
             Box box = box_of(region);
@@ -370,7 +385,7 @@ EXPORT std::int64_t gpustore_core_abi() {
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64) && sizeof(void*) == sizeof(i64));
     const i64 written = sizeof(WriteJob) + 1000 * sizeof(Encoding);
     const i64 structs = sizeof(Array) + 1000 * (sizeof(ShardLevel) + 1000 * (sizeof(Functions) + 1000 * written));
-    return sizeof(Job) + sizeof(Request) + 1000 * structs;
+    return sizeof(Job) + sizeof(Request) + sizeof(Staging) + 1000 * structs;
 }
 
 // Takes part in a job. 0 nanoseconds are no limit.

@@ -37,13 +37,23 @@ public:
         fd_ = openat(static_cast<int>(directory), key, flags | O_NOFOLLOW);
 #endif
         if (fd_ < 0) return errno;
-        struct stat status;
-        if (fstat(fd_, &status) || !S_ISREG(status.st_mode)) return close(), EINVAL;
-        size_ = status.st_size;
+        if (fstat(fd_, &status_) || !S_ISREG(status_.st_mode)) return close(), EINVAL;
+        size_ = status_.st_size;
         return 0;
     }
 
     i64 size() const { return size_; }
+
+    // Writes down what tells one version of the file from another.
+    void generation(i64* four) const {
+#ifdef __APPLE__
+        const timespec& time = status_.st_mtimespec;
+#else
+        const timespec& time = status_.st_mtim;
+#endif
+        four[0] = static_cast<i64>(status_.st_dev), four[1] = static_cast<i64>(status_.st_ino);
+        four[2] = time.tv_sec * 1'000'000'000 + time.tv_nsec, four[3] = size_;
+    }
 
     // Reads exactly `n` bytes at `offset`, which must lie inside the file.
     bool read(u8* to, i64 n, i64 offset) const {
@@ -65,6 +75,7 @@ public:
 private:
     int fd_ = -1;
     i64 size_ = 0;
+    struct stat status_ = {};
 };
 
 }  // namespace gpustore

@@ -21,7 +21,7 @@ enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
 
 // What became of a row. The core finishes rows that are plainly right; Python does the others again
 // and words their errors.
-enum Status : u8 { UNTOUCHED, DONE, MISSING, NOT_DONE };
+enum Status : u8 { UNTOUCHED, DONE, MISSING, NOT_DONE, NO_ROOM };
 
 // What became of a call that takes part in a job: its time was over first, all units are taken, or it
 // has finished the last one, which one call does.
@@ -57,6 +57,16 @@ struct Array {
     const i64* stride;        // bytes between neighbours in a decoded chunk
 };
 
+// Where encoded values go that are fetched and not decoded. Pieces lie one behind the other in no
+// particular order; a value for which no room is left has the status NO_ROOM.
+struct Staging {
+    u8* memory;
+    i64 nbytes, alignment;
+    i64 *at, *size;           // of each row
+    i64* generation;          // device, inode, time of modification in ns and size of each row's file
+    std::atomic<i64> used;
+};
+
 struct Target {
     u8* memory;
     i64 offset, nbytes;       // where dst_start counts from, and the bytes of the memory
@@ -85,6 +95,7 @@ struct Job {
     i64 point_sets;
     const Points* points;
     i64 threads;              // that take part, to choose how many units one takes at a time
+    Staging* staging;         // null if values are decoded and placed
     u8* status;               // of each row
     std::atomic<i64> next;    // unit that is taken next
     std::atomic<i64> finished;  // units that are over

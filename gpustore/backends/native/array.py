@@ -78,19 +78,8 @@ def native_array(
     shards = [_level(level, rank) for level in levels]
     if None in shards:
         return None
-    kept: list[Any] = []
-
-    def keep(values: Sequence[int]) -> int:
-        column = numbers("q", values)
-        kept.append(column)
-        return column.buffer_info()[0]
-
-    def text(value: bytes) -> int:
-        column = numbers("q")
-        column.frombytes(value + bytes(8 - len(value) % 8))
-        kept.append(column)
-        return column.buffer_info()[0]
-
+    kept = _Kept()
+    keep, text = kept.numbers, kept.text
     fill = 0
     if not is_record(fill_value, layout) and fill_value.dtype == dtype:
         fill = text(fill_value.tobytes())
@@ -107,7 +96,44 @@ def native_array(
         *(text(key_separator.encode()), fill, fill_missing, is_bool),
         *(keep(shape), keep(layout.shape), keep(layout.strides)),
     ]
-    return NativeArray(keep(struct), rank, dtype.itemsize, tuple(kept))
+    return NativeArray(keep(struct), rank, dtype.itemsize, tuple(kept.columns))
+
+
+def native_files(
+    encoded_bound: int, *, key_separator: str, rank: int, key_rank: int
+) -> NativeArray | None:
+    """Return the constants of an array whose values, a file each, are fetched and not decoded.
+
+    `encoded_bound` is the most bytes that a value may have. None without the native core.
+    """
+    if library() is None or not 0 < rank <= _MAX_RANK:
+        return None
+    kept = _Kept()
+    ratio = kept.numbers([1] * key_rank)
+    separator = kept.text(key_separator.encode())
+    struct = [
+        *(0, rank, key_rank, 1, 0, 0, 0, encoded_bound),
+        *(0, 0, 0, 0, 0, ratio, separator, 0, 0, 0, 0, 0, 0),
+    ]
+    return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns))
+
+
+class _Kept:
+    """Columns that a struct refers to by their addresses."""
+
+    def __init__(self) -> None:
+        self.columns: list[numbers[int]] = []
+
+    def numbers(self, values: Sequence[int]) -> int:
+        """Keep integers; return their address."""
+        self.columns.append(numbers("q", values))
+        return self.columns[-1].buffer_info()[0]
+
+    def text(self, value: bytes) -> int:
+        """Keep bytes and a NUL behind them; return their address."""
+        self.columns.append(numbers("q"))
+        self.columns[-1].frombytes(value + bytes(8 - len(value) % 8))
+        return self.columns[-1].buffer_info()[0]
 
 
 def _codec(chain: CodecChain) -> tuple[str, bool] | None:

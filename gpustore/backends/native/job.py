@@ -27,7 +27,11 @@ AGAIN: Final = 1
 ENDED: Final = 2
 """What became of one call of :meth:`Job.read`."""
 
-_NOT_DONE: Final = 3
+DONE: Final = 1
+MISSING: Final = 2
+NOT_DONE: Final = 3
+"""Statuses of rows; those from ``NOT_DONE`` on are left to Python."""
+
 _NO_COUNTS: Final = (0,) * 7  # next, finished, and those of Counts
 
 
@@ -82,6 +86,7 @@ class Job:
         out: Sequence[HostMemory],
         directory: KeyDirectory,
         threads: int,
+        staging: numbers[int] | None = None,
     ) -> Job:
         """Make the job for the rows of `table`.
 
@@ -96,6 +101,8 @@ class Job:
             Open until the job is over.
         threads : int
             Number of threads that will take part.
+        staging : array of int64, optional
+            Struct ``Staging``, if values are fetched and neither decoded nor placed.
         """
         words = table.words
         at = _address(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
@@ -123,7 +130,8 @@ class Job:
                 *(table.units, at, table.rows, cells, first if table.has_first else 0),
                 *(table.regions, rank, src, dst, count, target if table.has_target else 0),
                 *(here, here + dst_stride, here + targets),
-                *(len(table.points), here + points, threads, here + status),
+                *(len(table.points), here + points, threads),
+                *(staging.buffer_info()[0] if staging else 0, here + status),
                 *_NO_COUNTS,
             ),
         )
@@ -133,7 +141,7 @@ class Job:
             struct.buffer_info()[0],
             small,
             status // 8,
-            (array, table, out, directory),
+            (array, table, out, directory, staging),
         )
 
     def read(self) -> int:
@@ -152,7 +160,10 @@ class Job:
         """Return what was done, once the job is over."""
         return Counts(*self._struct[-len(Counts._fields) :])
 
+    def statuses(self) -> memoryview:
+        """Return the status of each row, once the job is over."""
+        return memoryview(self._small)[self._status :].cast("B")[: self.table.rows]
+
     def left(self) -> list[int]:
         """Return the rows that Python must read, once the job is over."""
-        status = memoryview(self._small)[self._status :].cast("B")[: self.table.rows]
-        return [row for row, one in enumerate(status) if one == _NOT_DONE]
+        return [row for row, one in enumerate(self.statuses()) if one >= NOT_DONE]

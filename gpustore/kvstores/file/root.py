@@ -183,13 +183,13 @@ class Root:
             return None
         if not self._root_has_link:
             name = prefix.encode("utf-8", "surrogateescape")
-            return KeyDirectory(_AT_FDCWD, _RESOLVE_NO_SYMLINKS, name)
+            return KeyDirectory(_AT_FDCWD, _RESOLVE_NO_SYMLINKS, name, _pack_generation)
         directory = self.directory_of(f"{prefix}0")
         if directory is None:
             return None
         descriptor = max(_open(directory, DIRECTORY_FLAGS), -1)
         name = prefix[len(directory) :].encode("utf-8", "surrogateescape")
-        return KeyDirectory(descriptor, _RESOLVE_NO_SYMLINKS, name)
+        return KeyDirectory(descriptor, _RESOLVE_NO_SYMLINKS, name, _pack_generation)
 
     def _open_resolved(self, key: str, flags: int) -> int:
         directory = self.directory_of(key)

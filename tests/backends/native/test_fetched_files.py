@@ -1,0 +1,67 @@
+"""Values that the native core fetches, against those that the file kvstore reads."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from gpustore.backends.native.array import native_files
+from gpustore.backends.native.fetched_files import ALIGNMENT, fetch_files
+from gpustore.backends.native.job import DONE, MISSING
+from gpustore.backends.native.library import library
+from gpustore.kvstores.columns import ReadRequest
+from gpustore.kvstores.kvstore import KvStore
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
+
+BOUND = 1000
+
+
+@pytest.fixture
+def store(tmp_path):
+    return KvStore.open({"driver": "file", "path": f"{tmp_path}/"}).result().driver
+
+
+def fetched(store, prefix, cells, nbytes):
+    files = native_files(BOUND, key_separator=".", rank=len(cells), key_rank=len(cells))
+    directory = store.key_directory(prefix)
+    memory = memoryview(bytearray(nbytes))
+    columns = fetch_files(files, cells, memory, directory)
+    values = [
+        bytes(memory[at : at + size]) if status == DONE else status
+        for status, at, size in zip(columns.status, columns.at, columns.nbytes)
+    ]
+    return values, [directory.generation(*four) for four in columns.generation.tolist()], columns
+
+
+def test_values_and_generations_are_those_of_the_kvstore(store, tmp_path):
+    chosen = random.Random(5)
+    cells = [[chosen.randrange(40) for _ in range(200)] for _ in range(2)]
+    for i, j in set(zip(*cells)):
+        if chosen.random() < 0.8:
+            (tmp_path / f"{i}.{j}").write_bytes(chosen.randbytes(chosen.choice([0, 1, 64, 900])))
+    keys = [f"{tmp_path}/{i}.{j}" for i, j in zip(*cells)]
+    expected = store.read_many(ReadRequest(keys=keys))
+    values, generations, columns = fetched(store, f"{tmp_path}/", cells, 200 * 1024)
+    assert values == [MISSING if value is None else value for value in expected.value]
+    present = [row for row, value in enumerate(expected.value) if value is not None]
+    assert [generations[row] for row in present] == [expected.generation[row] for row in present]
+    assert (columns.at % ALIGNMENT == 0).all()
+    nbytes = sum(len(expected.value[row]) for row in present)
+    assert columns.counts == (200, nbytes, 0, 200 - len(present), 0)
+
+
+def test_what_does_not_fit_or_is_no_file_is_left_alone(store, tmp_path):
+    (tmp_path / "0").write_bytes(bytes(BOUND))
+    (tmp_path / "1").write_bytes(bytes(BOUND + 1))
+    (tmp_path / "2").mkdir()
+    (tmp_path / "3").symlink_to(tmp_path / "0")
+    os.mkfifo(tmp_path / "4")
+    (tmp_path / "5").write_bytes(bytes(BOUND))
+    values, _, columns = fetched(store, f"{tmp_path}/", [[0, 1, 2, 3, 4, 5, 6]], BOUND + 100)
+    assert values[0] == bytes(BOUND)
+    assert all(status not in (DONE, MISSING) for status in values[1:6])
+    assert values[6] == MISSING
+    assert columns.counts.left == 5
