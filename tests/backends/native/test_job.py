@@ -84,7 +84,7 @@ def read(stored, rows, *, edges=None, points=(), prefix=b"c/", src=STRIDES, dst=
     guarded = np.full(GUARD + VALUES.nbytes + GUARD, 0xA5, np.uint8)
     flat = guarded[GUARD:-GUARD]
     memory = HostMemory(flat.view("<u2"), flat, 0, dst)
-    directory = KeyDirectory(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix)
+    directory = KeyDirectory(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix, bytes)
     job = Job.of(array.native, table, [src], [dst], [memory], directory, 1)
     assert job.read() == ENDED
     assert (guarded[:GUARD] == 0xA5).all()
@@ -301,7 +301,7 @@ def test_no_descriptors_are_left_for_the_process(stored):
     table = RowTable(numbers("q", [0, 1, 0, 0, 0, 0, 4, 6]), 1, 1, 1, 2, 2)
     flat = np.full(VALUES.nbytes, 0xA5, np.uint8)
     memory = HostMemory(flat.view("<u2"), flat, 0, STRIDES)
-    directory = KeyDirectory(os.open(folder, os.O_RDONLY), NO_SYMLINKS, b"c/")
+    directory = KeyDirectory(os.open(folder, os.O_RDONLY), NO_SYMLINKS, b"c/", bytes)
     job = Job.of(array.native, table, [STRIDES], [STRIDES], [memory], directory, 1)
     taken = []
     try:
