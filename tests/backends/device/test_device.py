@@ -273,9 +273,10 @@ def test_each_read_has_counts_of_its_own(tmp_path, device):
     before = gpustore.statistics.snapshot()
     futures = [there[part].read() for part in parts]
     results = [future.result() for future in futures]
+    # Work that reads under way share is divided among them.
     for future, expected in zip(futures, alone, strict=True):
-        expected = {name: count for name, count in expected.items() if count}
-        assert future.statistics.snapshot() == expected
+        for name in ("reads", "chunks_planned"):
+            assert future.statistics[name] == expected[name]
     after = gpustore.statistics.snapshot()
     for name in after:
         total = sum(future.statistics[name] for future in futures)
