@@ -84,7 +84,9 @@ def read(stored, rows, *, edges=None, points=(), prefix=b"c/", src=STRIDES, dst=
     guarded = np.full(GUARD + VALUES.nbytes + GUARD, 0xA5, np.uint8)
     flat = guarded[GUARD:-GUARD]
     memory = HostMemory(flat.view("<u2"), flat, 0, dst)
-    directory = KeyDirectory(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix, bytes)
+    directory = KeyDirectory(
+        os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix, bytes
+    )
     job = Job.of(array.native, table, [src], [dst], [memory], directory, 1)
     assert job.read() == ENDED
     assert (guarded[:GUARD] == 0xA5).all()
