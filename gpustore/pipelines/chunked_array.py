@@ -31,8 +31,8 @@ SPLIT_S = 100e-6
 QUICK_S = 3.9e-6
 """Seconds; chunks that decode faster stay on one thread."""
 
-UNIT_NBYTES = 16 << 20
-"""Decoded bytes of a shard that a thread reads without a look at the time; 20 to 50 ms."""
+UNIT_NBYTES = 1 << 20
+"""Decoded bytes of a shard that a thread reads without a look at the time: a few ms."""
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""

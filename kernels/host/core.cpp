@@ -65,8 +65,7 @@ public:
 private:
     void read_unit(i64 begin, i64 end) {
         if (begin < 0 || begin >= end || end > job_.rows) return;
-        const int error = make_key(begin) ? file_.open(job_.directory, key_, job_.resolve) : ENAMETOOLONG;
-        for (int level = 0; level < MAX_LEVELS; level++) index_[level].start = -1;
+        const int error = open(begin);
         const bool missing = error == ENOENT || error == ENOTDIR;
         if (missing) reads_++;
         for (i64 row = begin; row < end; row++) {
@@ -79,6 +78,23 @@ private:
             missing_ += status == MISSING;
             job_.status[row] = status;
         }
+    }
+
+    // Opens the file of a row, unless it is a shard that is open: a thread often gets the next unit of
+    // the same one. An errno if that fails.
+    int open(i64 row) {
+        if (array_.levels && opened_ >= 0 && share_key(opened_, row)) return 0;
+        opened_ = -1;
+        for (int level = 0; level < MAX_LEVELS; level++) index_[level].start = -1;
+        const int error = make_key(row) ? file_.open(job_.directory, key_, job_.resolve) : ENAMETOOLONG;
+        if (!error) opened_ = row;
+        return error;
+    }
+
+    bool share_key(i64 one, i64 other) const {
+        for (i64 k = 0; k < array_.key_rank; k++)
+            if (cell(k, one) / array_.ratio[k] != cell(k, other) / array_.ratio[k]) return false;
+        return true;
     }
 
     i64 cell(i64 dimension, i64 row) const { return job_.cells[dimension * job_.rows + row]; }
@@ -365,6 +381,7 @@ private:
     File file_;
     Range index_[MAX_LEVELS];   // shards whose index is in scratch memory
     i64 low_ = 0, high_ = 0;    // bytes of the decoded chunk that the regions of a row need
+    i64 opened_ = -1;           // row whose file is open
     i64 finished_ = 0, reads_ = 0, fetched_ = 0, decoded_ = 0, missing_ = 0, left_ = 0;
     char key_[KEY_NBYTES];
 };

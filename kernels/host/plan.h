@@ -14,7 +14,7 @@
 
 namespace gpustore {
 
-constexpr i64 UNIT_NBYTES = 16 << 20;  // of decoded chunks that are read without a look at the time
+constexpr i64 UNIT_NBYTES = 1 << 20;  // of decoded chunks that are read without a look at the time
 
 // Runs of one dimension of the domain during which no chunk changes. A run has the cell of each
 // array dimension that follows it, in the order of `outputs`.

@@ -257,9 +257,9 @@ def test_threads_ask_whether_a_long_shard_is_still_wanted(maps, tmp_path, monkey
     monkeypatch.setattr(ways, "read", counted)
     little = named("bytes", endian="little")
     sharding = named(
-        "sharding_indexed", chunk_shape=[1 << 20], codecs=[little], index_codecs=[little]
+        "sharding_indexed", chunk_shape=[1 << 19], codecs=[little], index_codecs=[little]
     )
-    created(tmp_path, [40 << 20], [64 << 20], "uint8", [sharding])
+    created(tmp_path, [5 << 19], [8 << 19], "uint8", [sharding])
     store = open_at(tmp_path, {}, data_copy_concurrency={"limit": 1})
     with windows_of(65_536, 64, pooled=True, planned=maps):
         assert not store.read().result().any()
