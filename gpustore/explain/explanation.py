@@ -87,7 +87,7 @@ class Explanation:
         Means of fetching or decoding less than whole stored values: ``"cache"`` of decoded chunks,
         which is searched first; ``"shard index"`` (once a level of sharding), which is read first;
         ``"byte range"``, the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks
-        of a compressed chunk, which is fetched whole.
+        of a compressed chunk, which may be fetched whole.
     codecs : tuple of CodecPath
         Decoders of the codecs, in the order of decoding. Values that the device does not accept are
         decoded by the host.

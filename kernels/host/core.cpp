@@ -21,6 +21,7 @@ namespace {
 constexpr i64 GROUP_NBYTES = 256 << 10; // of a raw chunk that are read at once
 constexpr i64 TAKEN_NBYTES = 256 << 10; // of decoded chunks that a thread takes at once
 constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for most encoders
+constexpr i64 HEAD_NBYTES = 4096;       // of a Blosc frame: its header and the starts of its blocks
 constexpr int KEY_NBYTES = 4096;
 constexpr int MAX_LEVELS = 4;
 
@@ -130,6 +131,7 @@ private:
         if (job_.staging) return fetch(row, range);
         if (array_.codec == RAW && !array_.crc) return read_raw(row, range) ? DONE : NOT_DONE;
         if (!is_covered(row)) return NOT_DONE;
+        if (wants_blocks() && !array_.crc) return read_blocks(row, range) ? DONE : NOT_DONE;
         i64 size = range.nbytes;
         u8* encoded = scratch_.take(Scratch::ENCODED, size);
         if (!encoded || !file_.read(encoded, size, range.start)) return NOT_DONE;
@@ -257,15 +259,45 @@ private:
         return out.memory + out.offset + job_.dst_start[region];
     }
 
+    // Whether the blocks of a Blosc frame that the regions of a row need are decoded alone.
+    bool wants_blocks() const {
+        return array_.parts && array_.nbytes >= PARTED_NBYTES && high_ - low_ <= array_.nbytes / 2;
+    }
+
+    bool decode_blocks(i64 row, const u8* encoded, i64 size, const BloscBlocks& blocks) {
+        i64 begin = 0;
+        const u8* part = decoder_.decode_blocks(encoded, size, blocks, begin);
+        if (!part || !is_legal(part + (low_ - begin), high_ - low_)) return false;
+        copy_row(row, part, begin);
+        return true;
+    }
+
+    // Reads header, starts of blocks and wanted blocks of a Blosc frame.
+    bool read_blocks(i64 row, const Range& range) {
+        const i64 size = range.nbytes;
+        u8* encoded = scratch_.take(Scratch::ENCODED, size);
+        i64 head = std::min(size, HEAD_NBYTES);
+        BloscBlocks blocks;
+        if (!encoded || !file_.read(encoded, head, range.start)) return false;
+        if (!blocks.header.read(encoded, size)) return false;
+        const i64 more = blocks.header.table_end() - head;
+        if (more > 0 && !file_.read(encoded + head, more, range.start + head)) return false;
+        head += std::max<i64>(0, more);
+        if (!decoder_.find_blocks(encoded, size, low_, high_, blocks)) return false;
+        const i64 begin = std::max(head, blocks.begin), missing = std::max<i64>(0, blocks.end - begin);
+        if (!file_.read(encoded + begin, missing, range.start + begin)) return false;
+        if (!decode_blocks(row, encoded, size, blocks)) return false;
+        count_read(head + missing, array_.nbytes);
+        return true;
+    }
+
     bool decode_row(i64 row, const u8* encoded, i64 size) {
         if (u8* out = contiguous(row))
             return decoder_.decode(encoded, size, out) && is_legal(out, array_.nbytes);
-        if (array_.parts && array_.nbytes >= PARTED_NBYTES && high_ - low_ <= array_.nbytes / 2) {
-            i64 begin = 0;
-            const u8* part = decoder_.decode_blocks(encoded, size, low_, high_, begin);
-            if (!part || !is_legal(part + (low_ - begin), high_ - low_)) return false;
-            copy_row(row, part, begin);
-            return true;
+        if (wants_blocks()) {
+            BloscBlocks blocks;
+            return decoder_.find_blocks(encoded, size, low_, high_, blocks) &&
+                   decode_blocks(row, encoded, size, blocks);
         }
         u8* decoded = scratch_.take(Scratch::DECODED, array_.nbytes);
         if (!decoded || !decoder_.decode(encoded, size, decoded)) return false;

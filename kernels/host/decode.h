@@ -115,11 +115,18 @@ struct BloscHeader {
 
     bool is_stored() const { return flags & 0x02; }
     i64 blocks() const { return (nbytes + blocksize - 1) / blocksize; }
+    i64 table_end() const { return is_stored() ? NBYTES : NBYTES + 4 * blocks(); }
 
     i64 splits(i64 block_nbytes) const {
         if (flags & 0x10 || typesize > 16 || block_nbytes != blocksize) return 1;
         return block_nbytes / typesize >= 128 ? typesize : 1;
     }
+};
+
+// Some blocks of a frame, and the bytes of the frame in which they lie.
+struct BloscBlocks {
+    BloscHeader header;
+    i64 first = 0, last = 0, begin = 0, end = 0;
 };
 
 class Decoder {
@@ -172,21 +179,45 @@ public:
         return false;
     }
 
-    // Decodes the blocks of a frame that hold the bytes [low, high). `begin` is the position of the
-    // first of them in the whole chunk; null if there is any doubt.
-    const u8* decode_blocks(const u8* frame, i64 size, i64 low, i64 high, i64& begin) const {
-        BloscHeader header;
-        if (!header.read(frame, size) || header.nbytes != array_.nbytes) return nullptr;
-        begin = 0;
-        if (header.is_stored()) return frame + BloscHeader::NBYTES;
+    // Finds the blocks of a frame that hold the bytes [low, high) of the chunk. Looks at the header
+    // and at as many starts of blocks as it counts; false if there is any doubt.
+    bool find_blocks(const u8* frame, i64 size, i64 low, i64 high, BloscBlocks& found) const {
+        BloscHeader& header = found.header;
+        if (!header.read(frame, size) || header.nbytes != array_.nbytes) return false;
+        if (header.is_stored()) {
+            found.begin = BloscHeader::NBYTES + low, found.end = BloscHeader::NBYTES + high;
+            return true;
+        }
         const i64 blocks = header.blocks();
         i64 first = low / header.blocksize, last = (high + header.blocksize - 1) / header.blocksize;
         // The short last block alone would make a frame shorter than its blocks.
         if (last == blocks && header.nbytes % header.blocksize)
             first = std::min(first, std::max<i64>(0, blocks - 2));
+        found.first = first, found.last = last;
+        found.begin = BloscHeader::NBYTES, found.end = size;
+        if (first == 0 && last == blocks) return true;
+        // Encoders with several threads store blocks in any order.
+        const auto start = [&](i64 block) -> i64 { return u32_at(frame + BloscHeader::NBYTES + 4 * block); };
+        i64 least = size, most = 0;
+        for (i64 block = first; block < last; block++)
+            least = std::min(least, start(block)), most = std::max(most, start(block));
+        if (least < header.table_end() || most >= size) return false;
+        found.begin = least;
+        for (i64 block = 0; block < blocks; block++)
+            if (start(block) > most) found.end = std::min(found.end, start(block));
+        return true;
+    }
+
+    // Decodes blocks that were found. `begin` is the position of the first of their bytes in the
+    // whole chunk; null if there is any doubt.
+    const u8* decode_blocks(const u8* frame, i64 size, const BloscBlocks& found, i64& begin) const {
+        BloscHeader header = found.header;
+        begin = 0;
+        if (header.is_stored()) return frame + BloscHeader::NBYTES;
+        const i64 first = found.first, last = found.last;
         u8* out = scratch_.take(Scratch::DECODED, array_.nbytes);
         if (!out) return nullptr;
-        if (first == 0 && last == blocks) return decode_frame(header, frame, out) ? out : nullptr;
+        if (first == 0 && last == header.blocks()) return decode_frame(header, frame, out) ? out : nullptr;
         u8* taken = scratch_.take(Scratch::PARTS, size);
         i64 end = BloscHeader::NBYTES + 4 * (last - first);
         if (!taken || end > size) return nullptr;
@@ -195,9 +226,9 @@ public:
             const i64 nbytes = std::min(header.blocksize, header.nbytes - block * header.blocksize);
             i64 at = u32_at(frame + BloscHeader::NBYTES + 4 * block);
             for (i64 left = header.splits(nbytes); left > 0; left--) {
-                if (at < BloscHeader::NBYTES || at > size - 4) return nullptr;
+                if (at < found.begin || at > found.end - 4) return nullptr;
                 const i64 length = u32_at(frame + at);
-                if (length <= 0 || length > size - at - 4 || length + 4 > size - end) return nullptr;
+                if (length <= 0 || length > found.end - at - 4 || length + 4 > size - end) return nullptr;
                 std::memcpy(taken + end, frame + at, static_cast<std::size_t>(length + 4));
                 at += length + 4, end += length + 4;
             }

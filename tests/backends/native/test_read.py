@@ -264,3 +264,34 @@ def test_threads_ask_whether_a_long_shard_is_still_wanted(maps, tmp_path, monkey
     with windows_of(65_536, 64, pooled=True, planned=maps):
         assert not store.read().result().any()
     assert [answer == job.AGAIN for answer in answers] == [True, True, False]
+
+
+def in_other_order(frame):
+    """A Blosc frame whose blocks lie last one first, as encoders with several threads may do."""
+    nbytes, blocksize = np.frombuffer(frame, "<u4", 2, 4).tolist()
+    count = -(-nbytes // blocksize)
+    starts = np.frombuffer(frame, "<u4", count, 16).tolist()
+    ends = [*starts[1:], len(frame)]
+    table, blocks, at = [0] * count, b"", 16 + 4 * count
+    for number in reversed(range(count)):
+        block = frame[starts[number] : ends[number]]
+        table[number], at, blocks = at, at + len(block), blocks + block
+    return frame[:16] + np.array(table, "<u4").tobytes() + blocks
+
+
+@each("order", ["as encoded", "other"])
+def test_blocks_of_a_frame_are_fetched_alone(order, tmp_path):
+    values = np.random.default_rng(0).integers(0, 999, (64, 4096)).astype("<u2")
+    codec = named("blosc", cname="lz4", clevel=5, shuffle="shuffle", typesize=2, blocksize=16384)
+    codecs = [named("bytes", endian="little"), codec]
+    created(tmp_path, [64, 4096], [64, 4096], "uint16", codecs)[...] = values
+    (path,) = chunk_files(tmp_path)
+    frame = path.read_bytes()
+    if order == "other":
+        path.write_bytes(in_other_order(frame))
+    store = open_at(tmp_path, {})
+    for index in (np.s_[0], np.s_[30:34, ::3], np.s_[63], np.s_[3::-1]):
+        future = store[index].read()
+        assert np.array_equal(future.result(), values[index])
+        assert future.statistics["key_reads"] == 1
+        assert future.statistics["bytes_fetched"] < len(frame) / 3
