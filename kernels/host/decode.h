@@ -93,6 +93,8 @@ private:
     void (*free_deflate_)(void*) = nullptr;
 };
 
+constexpr unsigned long long UNKNOWN_SIZE = ~0ull;  // zstd.h: ZSTD_CONTENTSIZE_UNKNOWN
+
 // Header of a Blosc 1 frame. Source: c-blosc 1.21, README_CHUNK_FORMAT.rst and blosc.c.
 struct BloscHeader {
     static constexpr i64 NBYTES = 16;
@@ -159,7 +161,10 @@ public:
             }
             case ZSTD: {
                 const unsigned long long stated = functions_.ZSTD_getFrameContentSize(encoded, in);
-                void* context = stated == n ? scratch_.zstd(functions_) : nullptr;
+                // Of one frame without its size, Python's decoder takes a window of up to 128 MiB.
+                const bool fits = stated == n || (stated == UNKNOWN_SIZE && size > 5 && encoded[5] <= 17 << 3 &&
+                                                  functions_.ZSTD_findFrameCompressedSize(encoded, in) == in);
+                void* context = fits ? scratch_.zstd(functions_) : nullptr;
                 return context && functions_.ZSTD_decompressDCtx(context, out, n, encoded, in) == n;
             }
             case LZ4:

@@ -49,13 +49,20 @@ def test_every_byte_of_a_blosc_header(cname, place, whole, tmp_path):
         assert is_error(compare(view)) or number == before or place in range(1, 24)
 
 
+def zstd_unsized(data, **parameters):
+    """Frame that does not tell the size of its contents, which are not known when it begins."""
+    parameters = zstandard.ZstdCompressionParameters(write_content_size=False, **parameters)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
 def odd_values():
     """Name -> codec of Zarr v2, and bytes that a strict or a lenient decoder may refuse."""
     data = DATA.tobytes()
-    frame, empty = zstd.compress(data, 1), zstd.compress(b"", 1)
-    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(data)
-    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
     half = len(data) // 2
+    frame, empty = zstd.compress(data, 1), zstd.compress(b"", 1)
+    unsized = zstd_unsized(data)
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
     member = gzip.compress(data, mtime=0)
     halves = gzip.compress(data[:half]) + gzip.compress(data[half:])
     stream = zlib.compress(data)
@@ -64,6 +71,13 @@ def odd_values():
     return {
         "zstd": ("zstd", frame),
         "zstd, unknown size": ("zstd", unsized),
+        "zstd, unknown size, longer": ("zstd", zstd_unsized(data + b"\0")),
+        "zstd, unknown size, shorter": ("zstd", zstd_unsized(data[:-1])),
+        "zstd, unknown size, halves": (
+            "zstd",
+            zstd_unsized(data[:half]) + zstd_unsized(data[half:]),
+        ),
+        "zstd, unknown size, huge window": ("zstd", zstd_unsized(data, window_log=31)),
         "zstd, unknown size, more": ("zstd", unsized + b"more"),
         "zstd, unknown size, twice": ("zstd", unsized * 2),
         "zstd, unknown size, cut": ("zstd", unsized[:-1]),
