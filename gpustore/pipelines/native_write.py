@@ -10,7 +10,7 @@ from typing import Any
 
 from gpustore.backends.native.write_job import DONE, MISSING, UNTOUCHED, WriteJob
 from gpustore.errors import GpustoreError
-from gpustore.kvstores.base import KvStoreDriver
+from gpustore.kvstores.base import WriteDirectories
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
@@ -42,9 +42,11 @@ def write_native(
     errors: dict[int, GpustoreError] = {}
     try:
         missing = [] if array.keep_fill else _delete_fill(array, rows, job, errors)
-        begin = 0
+        begin = _write_some(rows, job, 0, directories, errors)
         while begin < len(rows):
-            begin = _write_some(rows, job, begin, array.store, errors)
+            more = array.store.write_directories()
+            assert more is not None
+            begin = _write_some(rows, job, begin, more, errors)
     finally:
         if array.cache is not None:
             array.cache.forget(rows.keys)
@@ -75,12 +77,10 @@ def _write_some(
     rows: PlanWindow,
     job: WriteJob,
     begin: int,
-    store: KvStoreDriver,
+    directories: WriteDirectories,
     errors: dict[int, GpustoreError],
 ) -> int:
     """Write rows from `begin` on whose directories can be open together; return the next row."""
-    directories = store.write_directories()
-    assert directories is not None
     end = begin
     try:
         while end < len(rows):

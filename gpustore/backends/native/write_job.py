@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from array import array as numbers
 from collections.abc import Callable
@@ -55,7 +56,7 @@ class WriteJob:
 
     Attributes
     ----------
-    status : bytearray
+    status : array of int
         Of each row: ``UNTOUCHED``, ``DONE``, ``MISSING``, or another number if Python must write.
     directory : array of int
         Descriptor of each row's directory, to be set before :meth:`write`.
@@ -67,27 +68,30 @@ class WriteJob:
         self, encoding: NativeEncoding, rows: PlanWindow, source: HostMemory, *, syncs: bool
     ) -> None:
         n, rank = len(rows), len(rows.count)
-        columns = np.array((rows.src_start, rows.dst_start, *rows.count), np.int64)
+        words = numbers("q", (*rows.src_stride, *rows.dst_stride))
+        for column in (rows.src_start, rows.dst_start, *rows.count):
+            if isinstance(column, np.ndarray):
+                words.frombytes(column.astype(np.int64).tobytes())
+            else:
+                words.extend(column)
         names = [os.fsencode(key[key.rfind("/") + 1 :]) + b"\0" for key in rows.keys]
-        blob = b"".join(names)
-        ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        strides = np.array((*rows.src_stride, *rows.dst_stride), np.int64)
-        self.status = bytearray(n)
-        self.directory = np.full(n, -1, np.int64)
-        status = np.frombuffer(self.status, np.uint8)
-        text = np.frombuffer(blob, np.uint8)
-        address = source.flat.ctypes.data
-        at, stride_at = columns.ctypes.data, strides.ctypes.data
+        words.extend(itertools.accumulate(map(len, names[:-1]), initial=0))
+        text = numbers("b", b"".join(names))
+        self.status = numbers("B", bytes(n))
+        self.directory = numbers("q", (-1,)) * n
+        here = words.buffer_info()[0]
+        columns = here + 16 * rank
+        flat = source.flat
         self._struct = numbers(
             "q",
             (
-                *(encoding.address, address, source.offset, source.flat.size),
-                *(n, rank, at, at + 8 * n, at + 16 * n, stride_at, stride_at + 8 * rank),
-                *(self.directory.ctypes.data, ends.ctypes.data, text.ctypes.data),
-                *(syncs, status.ctypes.data, 0, n, 0),
+                *(encoding.address, flat.__array_interface__["data"][0], source.offset, flat.size),
+                *(n, rank, columns, columns + 8 * n, columns + 16 * n, here, here + 8 * rank),
+                *(self.directory.buffer_info()[0], columns + 8 * n * (2 + rank)),
+                *(text.buffer_info()[0], syncs, self.status.buffer_info()[0], 0, n, 0),
             ),
         )
-        self._kept = (encoding, columns, ends, strides, text, status, source)
+        self._kept = (encoding, words, text, source)
 
     def find_fill(self) -> bool:
         """Find rows that equal the fill value; return whether some have not been looked at."""
@@ -104,7 +108,8 @@ class WriteJob:
     @property
     def stored(self) -> int:
         """Bytes of the files written."""
-        return self._struct[-1]
+        nbytes: int = self._struct[-1]
+        return nbytes
 
     def _call(self, function: Callable[[int, int], int]) -> bool:
         return bool(function(self._struct.buffer_info()[0], _SLICE_NS))
