@@ -109,10 +109,11 @@ def native_files(
     if library() is None or not 0 < rank <= _MAX_RANK:
         return None
     kept = _Kept()
+    functions = kept.numbers(list(addresses().values()))
     ratio = kept.numbers([1] * key_rank)
     separator = kept.text(key_separator.encode())
     struct = [
-        *(0, rank, key_rank, 1, 0, 0, 0, encoded_bound),
+        *(functions, rank, key_rank, 1, 0, 0, 0, encoded_bound),
         *(0, 0, 0, 0, 0, ratio, separator, 0, 0, 0, 0, 0, 0),
     ]
     return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns))
