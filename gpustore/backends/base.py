@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
+
+if TYPE_CHECKING:
+    from gpustore.backends.native.array import NativeArray
 
 
 class Memory(Protocol):
@@ -165,6 +168,7 @@ class Backend(Protocol):
         rows: int,
         regions: int = 0,
         blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
     ) -> Sink:
         """Make the sink of one task of a read.
 
@@ -184,6 +188,8 @@ class Backend(Protocol):
         blocks : tuple of int, optional
             Shape of the memory for blocks from which regions are copied, in elements, if
             :attr:`buffers_blocks`.
+        native : NativeArray, optional
+            Constants with which the native core decodes values for host memory.
         """
 
     def caller_stream(self, stream: Any) -> Any:

@@ -105,12 +105,16 @@ class ChunkedArray:
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
     _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
+    _values: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
 
     @property
     def native(self) -> NativeArray | None:
         """Constants for the native core; None if chunks are read in Python."""
         if not self._native:
-            self._native.append(self._made_native())
+            found = None
+            if self.stored is None and self.store.key_directory(self.key_prefix) is not None:
+                found = self._native_array(self.levels, fill_missing=self.fill_missing)
+            self._native.append(found)
         return self._native[0]
 
     @property
@@ -139,19 +143,26 @@ class ChunkedArray:
         assert directory is not None
         return directory
 
-    def _made_native(self) -> NativeArray | None:
+    @property
+    def native_values(self) -> NativeArray | None:
+        """Constants for decoding values in memory by the native core; None if Python decodes."""
+        if not self._values:
+            self._values.append(self._native_array((), fill_missing=True))
+        return self._values[0]
+
+    def _native_array(
+        self, levels: tuple[ShardLevel, ...], *, fill_missing: bool
+    ) -> NativeArray | None:
         backend: Any = self.backend
-        if self.stored is not None or not isinstance(backend, HostBackend):
-            return None
-        if self.store.key_directory(self.key_prefix) is None:
+        if not isinstance(backend, HostBackend):
             return None
         return native_array(
             self.chain,
-            self.levels,
+            levels,
             shape=self.shape,
             dtype=self.dtype,
             fill_value=self.fill_value,
-            fill_missing=self.fill_missing,
+            fill_missing=fill_missing,
             key_separator=self.key_separator,
             key_ratio=self.key_ratio,
             key_rank=self.key_rank,

@@ -277,7 +277,15 @@ def read_windows(
 
 def _sink(array: ChunkedArray, out: Memory, rows: int) -> Sink:
     check = partial(check_rows, array)
-    return array.backend.sink(array.chain, array.fill_value, (out,), array.limits, check, rows=rows)
+    return array.backend.sink(
+        array.chain,
+        array.fill_value,
+        (out,),
+        array.limits,
+        check,
+        rows=rows,
+        native=array.native_values,
+    )
 
 
 def _scatter(array: ChunkedArray, planned: PlanWindow, sink: Sink) -> None:

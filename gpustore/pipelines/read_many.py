@@ -345,6 +345,7 @@ def _read_copy_part(
         rows=len(plan) // parts + 1,
         regions=len(plan.order) // parts,
         blocks=(blocks, *block.block_shape),
+        native=array.native_values,
     ) as sink:
         for planned in plan.windows(part, parts, blocks, most_units=most_keys(array)):
             window = planned.by_element() if by_element else planned

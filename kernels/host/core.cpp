@@ -66,13 +66,15 @@ public:
 private:
     void read_unit(i64 begin, i64 end) {
         if (begin < 0 || begin >= end || end > job_.rows) return;
-        const int error = open(begin);
+        const int error = job_.values ? 0 : open(begin);
         const bool missing = error == ENOENT || error == ENOTDIR;
         if (missing) reads_++;
         for (i64 row = begin; row < end; row++) {
             u8 status = NOT_DONE;
             if (missing)
                 status = fill(row);
+            else if (job_.values)
+                status = decode_value(row);
             else if (!error)
                 status = read_row(row);
             left_ += status >= NOT_DONE;
@@ -139,6 +141,16 @@ private:
         if (!decode_row(row, encoded, size)) return NOT_DONE;
         count_read(range.nbytes, array_.nbytes);
         return DONE;
+    }
+
+    // Decodes and places a value in memory.
+    u8 decode_value(i64 row) {
+        const u8* value = job_.values[row];
+        i64 size = job_.sizes[row];
+        if (!value) return fill(row);
+        if (size > array_.bound || !is_covered(row)) return NOT_DONE;
+        if (array_.crc && !decoder_.strip_checksum(value, size)) return NOT_DONE;
+        return decode_row(row, value, size) ? DONE : NOT_DONE;
     }
 
     // Reads an encoded value into the staging memory.
@@ -294,6 +306,11 @@ private:
     bool decode_row(i64 row, const u8* encoded, i64 size) {
         if (u8* out = contiguous(row))
             return decoder_.decode(encoded, size, out) && is_legal(out, array_.nbytes);
+        if (array_.codec == RAW) {
+            if (size != array_.nbytes || !is_legal(encoded, size)) return false;
+            copy_row(row, encoded, 0);
+            return true;
+        }
         if (wants_blocks()) {
             BloscBlocks blocks;
             return decoder_.find_blocks(encoded, size, low_, high_, blocks) &&

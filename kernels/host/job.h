@@ -96,6 +96,8 @@ struct Job {
     const Points* points;
     i64 threads;              // that take part, to choose how many units one takes at a time
     Staging* staging;         // null if values are decoded and placed
+    const u8* const* values;  // encoded values in memory, null for missing ones; null for files
+    const i64* sizes;         // bytes of each of them
     u8* status;               // of each row
     std::atomic<i64> next;    // unit that is taken next
     std::atomic<i64> finished;  // units that are over

@@ -212,6 +212,7 @@ class CountingChain(CodecChain):
     def __init__(self, chain):
         super().__init__(chain.layout, chain.stages, None, inner_order=chain.inner_order)
         self.decoded = 0
+        self.all_legal = False  # The native core would not count.
 
     def decode(self, encoded, out=None):
         self.decoded += 1

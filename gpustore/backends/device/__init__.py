@@ -23,6 +23,7 @@ from gpustore.backends.device.sink import DeviceMemory, DeviceSink
 from gpustore.backends.device.staging_buffer import StagingBuffers
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import CommandList
@@ -90,8 +91,10 @@ class DeviceBackend:
         rows: int,
         regions: int = 0,
         blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
     ) -> DeviceSink:
         """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
+        del native  # It places elements in host memory.
         return DeviceSink(
             self.driven,
             self.buffers,

@@ -26,6 +26,7 @@ from gpustore.backends.host.memory import (
 )
 from gpustore.backends.host.points import elements_of, gather_points
 from gpustore.backends.host.sink import HostSink
+from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
@@ -137,9 +138,13 @@ class HostBackend:
         rows: int,
         regions: int = 0,
         blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
     ) -> HostSink:
         """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
-        return HostSink(chain, fill_value, out, check, blocks, counts_fallbacks=self._is_fallback)
+        return HostSink(
+            *(chain, fill_value, out, check, blocks, native),
+            counts_fallbacks=self._is_fallback,
+        )
 
     def _gather_objects(
         self,

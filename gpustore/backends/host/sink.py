@@ -6,7 +6,6 @@ chunk that lands contiguously is decoded where it belongs.
 
 from __future__ import annotations
 
-import math
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ import numpy as np
 from gpustore.backends.base import Check
 from gpustore.backends.host.memory import HostMemory, empty, object_view, too_large
 from gpustore.backends.host.points import elements_of, is_record, of_record, scatter_points
-from gpustore.backends.stack import STACK_NBYTES, stacks
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.decoded_values import decode_values
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.arena import thread_arena
@@ -31,12 +30,6 @@ from gpustore.runtime.statistics import STATISTICS
 
 _REGIONS_LISTED = 4096
 """Regions of a block turned into Python numbers at once."""
-
-
-_GAP_NBYTES = 64
-_CONFLICTING_NBYTES = 512
-_CONFLICTING_LINES = 16
-"""Lines at multiples of 512 bytes from each other share 8 of the 64 sets of a first-level cache."""
 
 
 class _Scratch(threading.local):
@@ -52,7 +45,6 @@ class _Scratch(threading.local):
 
 
 _DECODED = _Scratch()
-_SPREAD = _Scratch()
 
 
 class HostSink:
@@ -64,7 +56,15 @@ class HostSink:
         Whether decoded chunks are counted as fallbacks of a device.
     """
 
-    __slots__ = ("_chain", "_check", "_counts_fallbacks", "_decoded", "_fill_value", "_out")
+    __slots__ = (
+        "_chain",
+        "_check",
+        "_counts_fallbacks",
+        "_decoded",
+        "_fill_value",
+        "_native",
+        "_out",
+    )
 
     nbytes = None
     arena = staticmethod(thread_arena)
@@ -76,6 +76,7 @@ class HostSink:
         out: Sequence[HostMemory],
         check: Check,
         blocks: tuple[int, ...],
+        native: NativeArray | None,
         *,
         counts_fallbacks: bool,
     ) -> None:
@@ -83,6 +84,7 @@ class HostSink:
         self._fill_value = fill_value
         self._out = out
         self._check = check
+        self._native = native
         # Chunks are decoded into blocks, or into the only array.
         self._decoded = empty(blocks, out[0].array.dtype) if blocks else out[0]
         self._counts_fallbacks = counts_fallbacks
@@ -125,9 +127,21 @@ class HostSink:
         self, rows: PlanWindow, values: Sequence[Buffer | None]
     ) -> dict[int, GpustoreError]:
         """Decode and place each value; return the errors of those that fail."""
-        chain, fill_value, out = self._chain, self._fill_value, self._decoded
-        if chain.objects is not None:
+        if self._chain.objects is not None:
             return self._scatter_objects(rows, values)
+        if self._native is None or rows.narrowed or rows.points is not None:
+            return self._scatter_here(rows, values)
+        errors: dict[int, GpustoreError] = {}
+        for row in decode_values(self._native, rows, values, self._decoded):
+            failed = self._scatter_here(rows.part(row, row + 1), values[row : row + 1])
+            errors.update((row, error) for error in failed.values())
+        return errors
+
+    def _scatter_here(
+        self, rows: PlanWindow, values: Sequence[Buffer | None]
+    ) -> dict[int, GpustoreError]:
+        """Decode and place each value in Python."""
+        chain, fill_value, out = self._chain, self._fill_value, self._decoded
         errors: dict[int, GpustoreError] = {}
         src_start, dst_start, shapes = rows.rows()
         stored, dtype = chain.layout.dtype, out.array.dtype
@@ -147,16 +161,8 @@ class HostSink:
                 scratch = _DECODED.take(nbytes)
             except MemoryError:
                 return {0: too_large(chain.layout.shape, stored)}
-        pitch = (
-            0 if rows.narrowed or rows.points is not None else _pitch(rows, shapes, chain.layout)
-        )
-        placed: set[int] = set()
-        if not (in_place or pitch or rows.narrowed or chain.decodes_parts):
-            placed = self._scatter_stacks(rows, (src_start, dst_start, shapes), values)
         view = flat.data
         for i, value in enumerate(values):
-            if i in placed:
-                continue
             start, first, begin = base + dst_start[i], src_start[i], 0
             if not rows.narrowed:
                 first += chain.layout.offset
@@ -186,51 +192,14 @@ class HostSink:
                         decoded = chain.decode(value, scratch)
                 else:
                     decoded = chain.decode(value, scratch)
-                strides = src_stride
-                lines = pitch and begin % pitch == len(decoded) % pitch == 0
-                if lines and nbytes <= 4 * math.prod(shapes[i]) * stored.itemsize:
-                    decoded = _spread(decoded, pitch)
-                    first = _spread_offset(first, pitch)
-                    strides = tuple([_spread_offset(stride, pitch) for stride in src_stride])
                 np.ndarray(shapes[i], dtype, flat, start, dst_stride)[...] = np.ndarray(
-                    shapes[i], stored, decoded, first, strides
+                    shapes[i], stored, decoded, first, src_stride
                 )
             except GpustoreError as error:
                 errors[i] = error
             except MemoryError:
                 errors[i] = too_large(chain.layout.shape, stored)
         return errors
-
-    def _scatter_stacks(
-        self,
-        rows: PlanWindow,
-        places: tuple[list[int], list[int], list[tuple[int, ...]]],
-        values: Sequence[Buffer | None],
-    ) -> set[int]:
-        """Place stacks of small chunks with one assignment each; return their rows.
-
-        `places` is the result of ``rows.rows()``.
-        """
-        placed: set[int] = set()
-        chain, out = self._chain, self._decoded
-        nbytes, dtype = chain.layout.nbytes, out.array.dtype
-        if len(values) == 1 or 2 * nbytes > STACK_NBYTES or rows.points is not None:
-            return placed
-        src_start, dst_start, shapes = places
-        present = [value is not None for value in values]
-        most = STACK_NBYTES // max(nbytes, 1)
-        for stack, step in stacks(src_start, dst_start, shapes, present, most):
-            source = _decode_stack([values[i] for i in stack], chain)
-            if source is None:
-                continue
-            shape = (len(stack), *shapes[stack[0]])
-            there = out.offset + dst_start[stack[0]]
-            here = chain.layout.offset + src_start[stack[0]]
-            np.ndarray(shape, dtype, out.flat, there, (step, *rows.dst_stride))[...] = np.ndarray(
-                shape, chain.layout.dtype, source, here, (nbytes, *rows.src_stride)
-            )
-            placed.update(stack)
-        return placed
 
     def _scatter_objects(
         self, rows: PlanWindow, values: Sequence[Buffer | None]
@@ -275,21 +244,6 @@ class HostSink:
             _copy_some(block, regions, slice(first, min(first + _REGIONS_LISTED, hi)), out)
 
 
-def _decode_stack(values: Sequence[Any], chain: CodecChain) -> memoryview | None:
-    """Decode chunks one behind the other; None if one fails, to be placed alone."""
-    nbytes = chain.layout.nbytes
-    try:
-        scratch = _DECODED.take(len(values) * nbytes)
-        for i, value in enumerate(values):
-            part = scratch[i * nbytes : (i + 1) * nbytes]
-            decoded = memoryview(chain.decode(value, part))
-            if decoded.obj is not scratch.obj:
-                part[:] = decoded
-    except (GpustoreError, MemoryError):
-        return None
-    return scratch
-
-
 def _copy_some(
     block: HostMemory, regions: CopyWindow, rows: slice, out: Sequence[HostMemory]
 ) -> None:
@@ -311,41 +265,3 @@ def _copy_some(
         np.ndarray(shape, dtype, memory.flat, there, dst_stride[target])[...] = np.ndarray(
             shape, dtype, flat, base + src, src_stride[target]
         )
-
-
-def _pitch(rows: PlanWindow, shapes: Sequence[tuple[int, ...]], layout: ChunkBytes) -> int:
-    """Return the bytes between an array's neighbours in a chunk if they conflict in the cache.
-
-    A transposing copy reads one element after the other at this distance. If it is a multiple of a
-    large power of two these share a few lines of the CPU's cache and push each other out: chunks of
-    32 x 128 x 128 in F order were copied at 0.76 GB/s, and at 2.8 with gaps (Zen 5, one thread).
-    """
-    steps = [abs(step) for step in rows.dst_stride]
-    wide = [d for d, step in enumerate(steps) if step and any(shape[d] > 1 for shape in shapes)]
-    if not wide:
-        return 0
-    inner = min(wide, key=steps.__getitem__)
-    pitch = abs(rows.src_stride[inner])
-    if pitch % _CONFLICTING_NBYTES or pitch not in layout.strides:
-        return 0
-    if any(abs(stride) > pitch and stride % pitch for stride in rows.src_stride):
-        return 0
-    return pitch if any(shape[inner] > _CONFLICTING_LINES for shape in shapes) else 0
-
-
-def _spread_offset(offset: int, pitch: int) -> int:
-    """Convert an offset or a stride of bytes to that with gaps behind every `pitch` bytes."""
-    lines, rest = divmod(abs(offset), pitch)
-    spread = lines * (pitch + _GAP_NBYTES) + rest
-    return spread if offset >= 0 else -spread
-
-
-def _spread(decoded: Buffer, pitch: int) -> memoryview:
-    """Copy decoded bytes with a gap behind every `pitch` of them."""
-    lines = len(decoded) // pitch
-    spread = _SPREAD.take(lines * (pitch + _GAP_NBYTES))
-    strides = (pitch + _GAP_NBYTES, 1)
-    np.ndarray((lines, pitch), np.uint8, spread, 0, strides)[...] = np.ndarray(
-        (lines, pitch), np.uint8, decoded
-    )
-    return spread

@@ -45,7 +45,8 @@ class Counts(NamedTuple):
     left: int
 
 
-def _address(column: NDArray[Any]) -> int:
+def address_of(column: NDArray[Any]) -> int:
+    """Return the address of the first byte of an array."""
     address: int = column.__array_interface__["data"][0]
     return address
 
@@ -84,9 +85,10 @@ class Job:
         src_strides: Sequence[Sequence[int]],
         dst_strides: Sequence[Sequence[int]],
         out: Sequence[HostMemory],
-        directory: KeyDirectory,
+        directory: KeyDirectory | None,
         threads: int,
         staging: numbers[int] | None = None,
+        values: tuple[numbers[int], numbers[int]] | None = None,
     ) -> Job:
         """Make the job for the rows of `table`.
 
@@ -97,15 +99,17 @@ class Job:
             the array, along each input dimension.
         out : sequence of HostMemory
             Arrays that are filled.
-        directory : KeyDirectory
-            Open until the job is over.
+        directory : KeyDirectory or None
+            Open until the job is over; None if no files are read.
         threads : int
             Number of threads that will take part.
         staging : array of int64, optional
             Struct ``Staging``, if values are fetched and neither decoded nor placed.
+        values : (addresses, sizes), optional
+            Encoded values in host memory, address 0 for missing ones, if no files are read.
         """
         words = table.words
-        at = _address(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
+        at = address_of(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
         cells, first, src, dst, count, target = [at + 8 * offset for offset in table.offsets()]
         small = numbers("q", itertools.chain(*src_strides, *dst_strides))
         rank = table.input_rank
@@ -113,25 +117,30 @@ class Job:
         targets = 8 * len(small)
         for memory in out:
             flat = memory.flat
-            small.extend((_address(flat), memory.offset, flat.size))
+            small.extend((address_of(flat), memory.offset, flat.size))
         points = 8 * len(small)
         for one in table.points:
             columns = (one.begin, one.end, one.src, one.dst)
-            small.extend(_address(column) for column in columns)
+            small.extend(address_of(column) for column in columns)
         prefix = 8 * len(small)
-        small.frombytes(directory.prefix + bytes(8 - len(directory.prefix) % 8))
+        key_prefix = b"" if directory is None else directory.prefix
+        small.frombytes(key_prefix + bytes(8 - len(key_prefix) % 8))
         status = 8 * len(small)
         small.frombytes(bytes(table.rows + -table.rows % 8))
         here = small.buffer_info()[0]
         struct = numbers(
             "q",
             (
-                *(array.address, directory.descriptor, directory.resolve, here + prefix),
+                array.address,
+                *((-1, 0) if directory is None else (directory.descriptor, directory.resolve)),
+                here + prefix,
                 *(table.units, at, table.rows, cells, first if table.has_first else 0),
                 *(table.regions, rank, src, dst, count, target if table.has_target else 0),
                 *(here, here + dst_stride, here + targets),
                 *(len(table.points), here + points, threads),
-                *(staging.buffer_info()[0] if staging else 0, here + status),
+                staging.buffer_info()[0] if staging else 0,
+                *((values[0].buffer_info()[0], values[1].buffer_info()[0]) if values else (0, 0)),
+                here + status,
                 *_NO_COUNTS,
             ),
         )
@@ -141,7 +150,7 @@ class Job:
             struct.buffer_info()[0],
             small,
             status // 8,
-            (array, table, out, directory, staging),
+            (array, table, out, directory, staging, values),
         )
 
     def read(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 56_152_200_048_168_376
+ABI = 56_152_200_048_168_392
 """Number that ``gpustore_core_abi()`` returns if the library and this package fit together."""
 
 
