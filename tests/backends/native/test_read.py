@@ -239,7 +239,7 @@ def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_pat
     (tmp_path / "c" / "1" / "2").write_bytes(b"short")
     with pytest.raises(gpustore.CorruptChunkError):
         store.read().result()
-    assert left == [7]
+    assert left == [7, 0]  # The sink tries the value once more, by itself.
 
 
 @each("maps", [True, False])
