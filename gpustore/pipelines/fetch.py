@@ -44,6 +44,9 @@ MERGED_NBYTES = 16 << 20
 ATTEMPTS = 5
 """Most attempts to refine a window whose values a writer replaces meanwhile."""
 
+STAGED_NBYTES = 64 << 20
+"""Most decoded bytes of a batch whose values the native core fetches: it needs that much room."""
+
 BATCH_NBYTES = 1 << 20
 """Decoded bytes of a batch of one task, few enough to stay in the processor's cache."""
 
@@ -108,10 +111,11 @@ def fetch(
         Naming the key.
     """
     if rows.byte_start is None or rows.byte_stop is None:
-        if array.native_files is not None and not generations and arena.direct is None:
-            return _fetch_files(array, array.native_files, rows, arena, seen)
         bound = array.chain.encoded_bound
         nbytes = array.chain.layout.nbytes
+        plain = not generations and arena.direct is None
+        if plain and len(rows) * nbytes <= STAGED_NBYTES and array.native_files is not None:
+            return _fetch_files(array, array.native_files, rows, arena, seen)
         columns = _read(array, rows.keys, None, None, generations, arena, nbytes, bound)
         if seen is not None:
             seen.update(zip(rows.keys, columns.generation))
