@@ -22,8 +22,9 @@ DONE: Final = 1
 MISSING: Final = 2
 """Status of a row: not decided yet, written, and equal to the fill value."""
 
-_SLICE_NS: Final = 80_000_000
-"""Nanoseconds after which the thread hears Ctrl-C: enough for files to share an fsync."""
+_SLICE_NS: Final = 10_000_000
+_SYNCED_SLICE_NS: Final = 80_000_000
+"""Nanoseconds after which the thread hears Ctrl-C; with fsync enough for files to share one."""
 
 _NEXT: Final = -3  # next, end and stored are the last members
 
@@ -62,12 +63,13 @@ class WriteJob:
         Descriptor of each row's directory, to be set before :meth:`write`.
     """
 
-    __slots__ = ("_kept", "_struct", "directory", "status")
+    __slots__ = ("_kept", "_slice_ns", "_struct", "directory", "status")
 
     def __init__(
         self, encoding: NativeEncoding, rows: PlanWindow, source: HostMemory, *, syncs: bool
     ) -> None:
         n, rank = len(rows), len(rows.count)
+        self._slice_ns = _SYNCED_SLICE_NS if syncs else _SLICE_NS
         words = numbers("q", (*rows.src_stride, *rows.dst_stride))
         for column in (rows.src_start, rows.dst_start, *rows.count):
             if isinstance(column, np.ndarray):
@@ -112,4 +114,4 @@ class WriteJob:
         return nbytes
 
     def _call(self, function: Callable[[int, int], int]) -> bool:
-        return bool(function(self._struct.buffer_info()[0], _SLICE_NS))
+        return bool(function(self._struct.buffer_info()[0], self._slice_ns))
