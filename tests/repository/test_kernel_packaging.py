@@ -45,7 +45,8 @@ def build(checkout, target, hook, environment):
     return subprocess.run(
         [sys.executable, "-c", code, str(target)],
         cwd=checkout,
-        env={**os.environ, **environment},
+        env={name: value for name, value in os.environ.items() if name != "GPUSTORE_NATIVE"}
+        | environment,
         capture_output=True,
         text=True,
         timeout=200,
