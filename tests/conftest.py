@@ -55,7 +55,8 @@ def pytest_cmdline_main(config):
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     is_worker = hasattr(config, "workerinput")
     if plugins.hasplugin("xdist") and option.numprocesses is None and whole and not is_worker:
-        option.numprocesses = os.cpu_count()
+        # Tests that wait for processes or servers leave a core idle.
+        option.numprocesses = (os.cpu_count() or 1) + 1
     if plugins.hasplugin("timeout") and option.timeout is None:
         option.timeout = 120
 
