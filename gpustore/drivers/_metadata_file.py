@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +91,9 @@ class MetadataFile:
 
     def _decoded(self, data: bytes, where: str | None) -> Any:
         if len(data) <= REMEMBERED_NBYTES:
-            try:
+            # After an error, decoding once more raises it with the name of this file.
+            with suppress(GpustoreError):
                 return decoded(self.format.decode, data, self.limits)
-            except GpustoreError:
-                pass  # Decoding once more raises the error, with the name of this file.
         return self.format.decode(data, where=where or self.name, limits=self.limits)
 
     def blamed(self) -> naming_key:
