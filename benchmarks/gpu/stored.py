@@ -8,8 +8,8 @@ import struct
 
 import gpustore
 from benchmarks.gpu.stream import decode
-from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.blosc.columns import read_columns
+from gpustore.device.encoded_columns import EncodedColumns
 
 _OF_BLOSC = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 
@@ -95,7 +95,7 @@ def streams(codec, values, chunk_nbytes):
         return "lz4", [value[4:] for value in values], sizes
     if not codec.startswith("blosc"):
         return None, [], []
-    columns, reasons = read_columns(EncodedColumns(values), chunk_nbytes, exact=True)
+    columns, reasons = read_columns(EncodedColumns.joined(values), chunk_nbytes, exact=True)
     if reasons:
         raise ValueError(f"frames that were just written: {reasons}")
     kind = _OF_BLOSC[int(columns.code[0])]

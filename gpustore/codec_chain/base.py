@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from gpustore.codec_chain.device_streams import cannot
-from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.component import Component
@@ -294,7 +294,7 @@ class BytesCodec(abc.ABC):
         """Return the encoded bytes; None if the host has none: then all values fall back to it."""
         if commands.encoded is None:
             self._fall_back_all(commands, f"{self.name}: its headers are not in host memory")
-        return EncodedColumns(commands.encoded) if commands.encoded else None
+        return commands.encoded or None
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.encoded_columns import Integers, Mask
 from gpustore.device.command_list import CommandList, can_decompress, checks_bounds
+from gpustore.device.encoded_columns import Integers, Mask
 from gpustore.device.guard import NO_ROW
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Decoders, Device, Spans

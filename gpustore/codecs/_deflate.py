@@ -178,9 +178,8 @@ class Deflate(BytesCodec):
         wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
         size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
         reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        commands.fall_back(reasons)
-        columns = columns.take(reasons)
-        nbytes = np.delete(nbytes, list(reasons))
+        kept = commands.fall_back(reasons)
+        columns, nbytes = columns.take(kept), nbytes[kept]
         if self._wbits == _GZIP:
             expected = crc32s(columns, columns.start, columns.nbytes)
             decompress_values(commands, device, "gzip", commands.values, nbytes)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
 
 ZLIB_HEADER_NBYTES: Final = 2
 ZLIB_CHECKSUM_NBYTES: Final = 4

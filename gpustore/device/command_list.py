@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.device.checksum import CHECKSUMS, Verdict, differing
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.guard import EMPTY_STREAMS, GUARD, NO_CHECKSUM, Guards
 from gpustore.device.protocol import (
     STATUSES,
@@ -35,7 +36,6 @@ from gpustore.device.protocol import (
 )
 from gpustore.device.table import Result, Table, TableLaunch, aligned
 from gpustore.resources.gpu_decode_trust import Distrust
-from gpustore.runtime.buffer import Buffer
 
 UNWRITTEN = 0xFF
 """Value of all bytes of the results before the steps: no status, no likely size or checksum."""
@@ -76,7 +76,7 @@ class CommandList:
         Numbers of the values, chosen by the caller.
     values : Spans, length n
         Places of the encoded values on the device when the steps run.
-    encoded : sequence of bytes-like, length n, optional
+    encoded : EncodedColumns, length n, optional
         Bytes of the values in host memory; None if only the device has them.
 
     Attributes
@@ -85,7 +85,7 @@ class CommandList:
         Rows still on the device, in the order of the next two.
     values : Spans
         Places of the bytes of each row after the steps recorded so far.
-    encoded : list of bytes-like, or None
+    encoded : EncodedColumns or None
         Bytes of the values in host memory until a stage decodes them. Valid while recording only.
     distrust : Distrust or None
         Reason for which some decoders must not see the values; None if all may.
@@ -120,11 +120,11 @@ class CommandList:
         stream: Stream,
         rows: NDArray[np.int64],
         values: Spans,
-        encoded: Sequence[Buffer] | None = None,
+        encoded: EncodedColumns | None = None,
     ) -> None:
         self.rows = rows
         self.values = values
-        self.encoded = None if encoded is None else list(encoded)
+        self.encoded = encoded
         self.distrust: Distrust | None = None
         self.fallbacks: dict[int, str] = {}
         self.launches = 0
@@ -144,25 +144,27 @@ class CommandList:
 
     # ----------------------------------------------------------------- for codecs
 
-    def fall_back(self, reasons: dict[int, str]) -> None:
-        """Leave values to the host; `reasons` by position in :attr:`rows`, not by row."""
+    def fall_back(self, reasons: dict[int, str]) -> NDArray[np.bool_]:
+        """Leave values to the host, and return a mask of the others.
+
+        `reasons` are by position in :attr:`rows`, not by row.
+        """
+        kept = np.ones(len(self.rows), np.bool_)
         if not reasons:
-            return
+            return kept
         self.fallbacks.update((int(self.rows[i]), reason) for i, reason in reasons.items())
-        kept = np.ones(len(self.rows), bool)
         kept[list(reasons)] = False
         self.rows = self.rows[kept]
         self.values = self.values.take(kept)
         if self.encoded is not None:
-            self.encoded = [value for value, keep in zip(self.encoded, kept) if keep]
+            self.encoded = self.encoded.take(kept)
+        return kept
 
     def narrow(self, before: int, behind: int) -> None:
         """Take bytes off both ends of each value, which must be long enough."""
         self.values = self.values.inside(before, behind)
         if self.encoded is not None:
-            self.encoded = [
-                memoryview(value)[before : len(value) - behind] for value in self.encoded
-            ]
+            self.encoded = self.encoded.inside(before, behind)
 
     def scratch(self, nbytes: int) -> int:
         """Allocate device memory for the time of the steps, and return its address.

@@ -6,8 +6,8 @@ import zlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs._deflate_columns import adler32s, crc32s, read_gzip, read_zlib
+from gpustore.device.encoded_columns import EncodedColumns
 from tests.matrix import share
 
 payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5)
@@ -15,7 +15,7 @@ payloads = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5)
 
 @given(payloads, st.integers(0, 9))
 def test_zlib_streams(made, level):
-    columns = EncodedColumns([zlib.compress(data, level) for data in made])
+    columns = EncodedColumns.joined([zlib.compress(data, level) for data in made])
     found, reasons = read_zlib(columns, columns.start, columns.nbytes)
     assert (set(found.tolist()), reasons) == ({-1}, {})
     sums = adler32s(columns, columns.start, columns.nbytes)
@@ -24,7 +24,7 @@ def test_zlib_streams(made, level):
 
 @given(payloads, st.integers(0, 9))
 def test_gzip_members(made, level):
-    columns = EncodedColumns([gzip.compress(data, level) for data in made])
+    columns = EncodedColumns.joined([gzip.compress(data, level) for data in made])
     found, reasons = read_gzip(columns, columns.start, columns.nbytes)
     assert (found.tolist(), reasons) == ([len(data) for data in made], {})
     sums = crc32s(columns, columns.start, columns.nbytes)
@@ -35,7 +35,7 @@ def test_gzip_members(made, level):
 @given(st.binary(max_size=30), st.sampled_from([b"", b"\x78\x9c", b"\x1f\x8b\x08\x00"]))
 def test_headers_that_zlib_refuses_are_refused(tail, head):
     value = head + tail
-    columns = EncodedColumns([value])
+    columns = EncodedColumns.joined([value])
     for read, window_bits in ((read_zlib, 15), (read_gzip, 31)):
         _, reasons = read(columns, columns.start, columns.nbytes)
         if reasons:
@@ -54,7 +54,7 @@ def test_impossible_first_blocks_are_refused():
         whole[:3] + bytes(5),
     ):
         for value, read in ((damaged, read_zlib), (_as_gzip(damaged), read_gzip)):
-            columns = EncodedColumns([value])
+            columns = EncodedColumns.joined([value])
             _, reasons = read(columns, columns.start, columns.nbytes)
             assert reasons[0].endswith("impossible block")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gpustore.device.command_list import UNWRITTEN, CommandList, can_decompress
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.kernels.launch import Listed, indexed_launches
 from gpustore.device.kernels.run import Rows
@@ -37,16 +38,18 @@ class Recorded:
         self.values_nbytes = -(-(int(starts.address[-1]) + len(encoded[-1])) // 16) * 16
         self.pinned = bench.device.allocate_pinned(1 << 20)
         self.arena = bench.allocate(1 << 20)
-        views = []
         for start, value in zip(starts.address.tolist(), encoded, strict=True):
             self.pinned.view[start : start + len(value)] = value
-            views.append(self.pinned.view[start : start + len(value)])
         self.commands = CommandList(
             bench.device,
             bench.stream,
             np.arange(len(encoded)) if rows is None else np.asarray(rows),
             Spans(starts.address + np.uint64(self.arena), starts.nbytes),
-            views,
+            EncodedColumns(
+                np.frombuffer(self.pinned.view, np.uint8),
+                starts.address.astype(np.int64),
+                starts.nbytes.astype(np.int64),
+            ),
         )
 
     def failures(self):

@@ -28,6 +28,7 @@ from gpustore.backends.device.placement import Places, place, place_fill
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans
 from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.runtime.buffer import Buffer
@@ -186,7 +187,11 @@ class Submission:
             ),
             None
             if buffer.has_end
-            else [buffer.view(start, len(value)) for start, value in zip(starts, present)],
+            else EncodedColumns(
+                np.frombuffer(buffer.pinned.view, np.uint8),
+                np.array(starts, np.int64),
+                np.array([len(value) for value in present], np.int64),
+            ),
         )
         # After an error from here on, `give_up` frees the memory of the commands.
         if self._direct is not None and self._direct.expected:

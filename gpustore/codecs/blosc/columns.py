@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask, Rejections
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask, Rejections
 
 _HEADER_NBYTES: Final = 16
 _STORED: Final = 0x02

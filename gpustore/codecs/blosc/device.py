@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 
 from gpustore.codec_chain.device_streams import aligned, destinations, unfit
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -29,6 +28,7 @@ from gpustore.codecs._deflate_columns import (
 from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns, Integers
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
@@ -58,24 +58,24 @@ def decode_frames(
 ) -> None:
     """Record the decoding of all values of `commands`, each one frame; see the module."""
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
-    columns = _fall_back(commands, columns, reasons)
-    encoded = encoded.take(reasons)
+    columns, encoded = _fall_back(commands, columns, encoded, reasons)
     reasons = {
         **_unfit_codes(device, columns, commands.distrust),
         **_damaged_streams(encoded, columns),
     }
-    columns = _fall_back(commands, columns, reasons)
+    columns, encoded = _fall_back(commands, columns, encoded, reasons)
     if len(commands):
-        _record(commands, device, encoded.take(reasons), columns)
+        _record(commands, device, encoded, columns)
 
 
 def _fall_back(
-    commands: CommandList, columns: BloscColumns, reasons: dict[int, str]
-) -> BloscColumns:
-    kept = np.ones(len(columns.nbytes), np.bool_)
-    kept[list(reasons)] = False
-    commands.fall_back(reasons)
-    return columns.take(kept)
+    commands: CommandList,
+    columns: BloscColumns,
+    encoded: EncodedColumns,
+    reasons: dict[int, str],
+) -> tuple[BloscColumns, EncodedColumns]:
+    kept = commands.fall_back(reasons)
+    return columns.take(kept), encoded.take(kept)
 
 
 def _of_code(columns: BloscColumns, code: int) -> BloscStreams:

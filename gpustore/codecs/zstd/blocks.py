@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
 
 _RAW, _RUN, _TREELESS = 0, 1, 3  # Kinds of literals; 2 has a tree of its own.
 _RUN_TABLE, _FSE_TABLE, _REPEATED_TABLE = 1, 2, 3  # How tables of sequences are stored.

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns, Integers, Rejections
 from gpustore.codecs.zstd.blocks import read_blocks
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Rejections
 
 _MAGIC: Final = 0xFD2FB528
 _BLOCK_NBYTES: Final = 128 << 10

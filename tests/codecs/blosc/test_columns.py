@@ -12,8 +12,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.blosc.columns import read_columns
+from gpustore.device.encoded_columns import EncodedColumns
 from tests import snappy
 from tests.codecs.contract import make_payload, stage
 from tests.matrix import share
@@ -73,7 +73,7 @@ def unshuffle(block, typesize, is_bits):
 
 def decode_by_columns(values, decoded_max, *, exact):
     """Decode the frames that are not refused as the columns say, stream by stream."""
-    columns, reasons = read_columns(EncodedColumns(values), decoded_max, exact=exact)
+    columns, reasons = read_columns(EncodedColumns.joined(values), decoded_max, exact=exact)
     kept = np.ones(len(values), bool)
     kept[list(reasons)] = False
     columns = columns.take(kept)
@@ -172,7 +172,7 @@ def test_damaged_frames_are_refused_or_stay_within_their_bounds(made, changes, c
     damaged = bytes(damaged[: len(damaged) - cut] if cut >= 0 else damaged + bytes(-cut))
     # Neighbours that are whole stay so, whatever lies between them.
     values = [memoryview(frame), memoryview(damaged), memoryview(frame)]
-    columns, reasons = read_columns(EncodedColumns(values), len(data), exact=True)
+    columns, reasons = read_columns(EncodedColumns.joined(values), len(data), exact=True)
     assert set(reasons) <= {1}
     kept = np.ones(3, bool)
     kept[list(reasons)] = False
@@ -185,7 +185,7 @@ def test_damaged_frames_are_refused_or_stay_within_their_bounds(made, changes, c
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x02\x01", b"\x02\x01\x21\x04"]))
 def test_arbitrary_bytes_are_refused_or_stay_within_their_bounds(tail, head):
     value = head + tail
-    columns, reasons = read_columns(EncodedColumns([value]), 1 << 20, exact=False)
+    columns, reasons = read_columns(EncodedColumns.joined([value]), 1 << 20, exact=False)
     check_bounds([value], columns, np.array([0 not in reasons]))
 
 
@@ -220,5 +220,5 @@ def test_each_impossible_field_is_refused():
         (first, int32(len(frame)), "a stream that ends outside of its frame"),
     ):
         damaged = frame[:at] + field + frame[at + len(field) :]
-        _, reasons = read_columns(EncodedColumns([damaged]), 5000, exact=True)
+        _, reasons = read_columns(EncodedColumns.joined([damaged]), 5000, exact=True)
         assert reasons == {0: f"blosc: {reason}"}, (at, field)

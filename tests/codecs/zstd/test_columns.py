@@ -6,15 +6,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codec_chain.encoded_columns import EncodedColumns
 from gpustore.codecs.zstd import walk_frames
 from gpustore.codecs.zstd.columns import read_frames
+from gpustore.device.encoded_columns import EncodedColumns
 from tests.codecs.contract import make_payload
 from tests.matrix import share
 
 
 def read(values):
-    columns = EncodedColumns(values)
+    columns = EncodedColumns.joined(values)
     found, reasons = read_frames(columns, columns.start, columns.nbytes)
     return found.tolist(), reasons
 
@@ -132,15 +132,18 @@ def test_a_dictionary_is_left_to_the_host():
 def test_values_of_one_slab_are_not_copied():
     values = [zstandard.compress(make_payload(5000, "steps", seed)) for seed in range(3)]
     slab = np.zeros(20_000, np.uint8)
-    views, at = [], 7
+    starts, at = [], 7
     for value in values:
         slab.data[at : at + len(value)] = value
-        views.append(slab.data[at : at + len(value)])
+        starts.append(at)
         at += len(value) + 5
-    columns = EncodedColumns(views)
-    assert columns.start[0] == 7
-    assert np.shares_memory(columns._data, slab)
-    taken = columns.take({1})
-    assert taken.start.tolist() == columns.start[[0, 2]].tolist()
+    columns = EncodedColumns(slab, np.array(starts), np.array([len(value) for value in values]))
+    assert [bytes(value) for value in columns] == values
+    assert np.shares_memory(np.frombuffer(columns[1], np.uint8), slab)
+    taken = columns.take(np.array([True, False, True]))
+    assert taken.start.tolist() == [starts[0], starts[2]]
     assert read_frames(taken, taken.start, taken.nbytes)[0].tolist() == [5000, 5000]
-    assert read(views) == read(values)
+    assert [bytes(value) for value in columns.inside(2, 3)] == [value[2:-3] for value in values]
+    found, reasons = read_frames(columns, columns.start, columns.nbytes)
+    expected, _ = read(values)
+    assert (found.tolist(), reasons) == (list(expected), {})

@@ -1,14 +1,12 @@
 """Encoded bytes of many values as one array, whose headers NumPy reads all at once.
 
 Headers, lengths and offsets, which the host reads before a device decodes, are a few bytes of each
-stream, and there may be thousands of streams. Values in one staging buffer are not copied.
+stream, and there may be thousands of streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from copy import copy
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +18,49 @@ Mask = NDArray[np.bool_]
 
 
 class EncodedColumns:
-    """Encoded bytes of n values in host memory.
+    """Encoded bytes of n values in one piece of host memory.
 
     Parameters
     ----------
-    values : sequence of bytes-like, length n
-
-    Attributes
-    ----------
+    data : ndarray of uint8
+        Memory that holds all values.
     start, nbytes : ndarray of int64, shape (n,)
-        Position of each value for :meth:`uint`, and its length.
+        First byte of each value in `data`, and its length.
     """
 
     __slots__ = ("_data", "nbytes", "start")
 
-    def __init__(self, values: Sequence[Buffer]) -> None:
-        arrays = [np.frombuffer(value, np.uint8) for value in values]
-        self.nbytes: Integers = np.array([len(array) for array in arrays], np.int64)
-        shared = _shared_memory(values)
-        if shared is None:
-            ends = np.cumsum(self.nbytes)
-            self.start: Integers = ends - self.nbytes
-            self._data = np.concatenate(arrays) if arrays else np.zeros(0, np.uint8)
-        else:
-            origin = shared.__array_interface__["data"][0]
-            addresses = [array.__array_interface__["data"][0] for array in arrays]
-            self.start = np.array(addresses, np.int64) - origin
-            self._data = shared
+    def __init__(self, data: NDArray[np.uint8], start: Integers, nbytes: Integers) -> None:
+        self._data = data
+        self.start = start
+        self.nbytes = nbytes
 
-    def take(self, left_out: Collection[int]) -> EncodedColumns:
-        """Return the columns without the values of the indices `left_out`."""
-        taken = copy(self)
-        taken.start = np.delete(self.start, list(left_out))
-        taken.nbytes = np.delete(self.nbytes, list(left_out))
-        return taken
+    @classmethod
+    def joined(cls, values: Sequence[Buffer]) -> EncodedColumns:
+        """Copy values from anywhere in host memory, one behind the other.
+
+        >>> EncodedColumns.joined([b"ab", b"c"]).start.tolist()
+        [0, 2]
+        """
+        nbytes = np.array([len(value) for value in values], np.int64)
+        data = np.frombuffer(b"".join(values), np.uint8)
+        return cls(data, np.cumsum(nbytes) - nbytes, nbytes)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, i: int) -> memoryview:
+        """Bytes of value `i`."""
+        start = int(self.start[i])
+        return self._data[start : start + int(self.nbytes[i])].data
+
+    def take(self, values: NDArray[np.generic]) -> EncodedColumns:
+        """Return the values of these indices, or those where a mask is true."""
+        return EncodedColumns(self._data, self.start[values], self.nbytes[values])
+
+    def inside(self, before: int, behind: int) -> EncodedColumns:
+        """Return the values without their first `before` and last `behind` bytes."""
+        return EncodedColumns(self._data, self.start + before, self.nbytes - (before + behind))
 
     def uint(self, position: Integers, nbytes: int, ok: Mask) -> Integers:
         """Read little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.
@@ -120,18 +127,3 @@ class Rejections:
         whole = np.zeros(len(self.ok), np.bool_)
         whole[value[wrong]] = True
         self.reject(whole, reason)
-
-
-def _shared_memory(values: Sequence[Buffer]) -> NDArray[np.uint8] | None:
-    """Return the memory that all values are views of, None if they share none."""
-    first = values[0] if values else None
-    if not isinstance(first, memoryview):
-        return None
-    owner: Any = first.obj
-    if not all(isinstance(value, memoryview) and value.obj is owner for value in values):
-        return None
-    try:
-        shared: NDArray[np.uint8] = np.frombuffer(owner, np.uint8)
-    except (TypeError, ValueError, BufferError):
-        return None
-    return shared
