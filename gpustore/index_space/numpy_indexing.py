@@ -29,6 +29,7 @@ from gpustore.index_space.interval import (
     INF,
     INF_STOP,
     INT64_MIN,
+    MAX_RANK,
     check_rank,
     fits_int64,
     strided_slice,
@@ -87,6 +88,11 @@ def index_maps(
     IndexError
         If the index is out of bounds or no index expression.
     """
+    rank = len(maps)
+    if type(index) is tuple and len(index) == rank and maps is identity_maps(rank):
+        found = _index_inside(domain, index)
+        if found is not None:
+            return found
     terms: list[Term] = []
     with_arrays = False
     for item in index if type(index) is tuple else (index,):
@@ -107,6 +113,45 @@ def index_maps(
         return _index_affine(domain, maps, terms)
     except MetadataError as error:
         raise OutOfBoundsError(error.text, status="") from None
+
+
+def _index_inside(
+    domain: IndexDomain, index: tuple[Any, ...]
+) -> tuple[IndexDomain, OutputIndexMaps] | None:
+    """Index each dimension by an integer or ``start:stop`` inside its bounds; None for others.
+
+    Most indices are of this kind. Others, and those outside, take the steps above.
+    """
+    low: list[int] = []
+    high: list[int] = []
+    constants = False
+    box = domain.box
+    for item, first, end in zip(index, box[0], box[1]):
+        if type(item) is slice:
+            start, stop = item.start, item.stop
+            if item.step is not None or type(start) is not int or type(stop) is not int:
+                return None
+            if not -INF < first <= start <= stop <= end < INF:
+                return None
+            low.append(start)
+            high.append(stop)
+        elif type(item) is int and -INF < first <= item < end < INF:
+            constants = True
+        else:
+            return None
+    labels, rank = domain.labels, len(low)
+    maps = identity_maps(rank)
+    if constants:
+        labels = tuple([one for one, item in zip(labels, index) if type(item) is slice])
+        kept = iter(maps)
+        maps = OutputIndexMaps(
+            [next(kept) if type(item) is slice else constant_map(item) for item in index]
+        )
+    explicit = _EXPLICIT[rank]
+    return make_domain(Box._make((tuple(low), tuple(high), explicit, explicit)), labels), maps
+
+
+_EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 
 
 def _slice_bound(value: Any) -> Any:

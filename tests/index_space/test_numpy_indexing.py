@@ -52,6 +52,16 @@ def test_affine_indices_on_explicit_bounds_match_tensorstore(same, domain, indic
     same([("identity", domain)] + [("index", index) for index in indices])
 
 
+@given(st.data(), domains(unbounded=False), st.sampled_from([0, 1]))
+def test_an_index_a_dimension_at_the_bounds_matches_tensorstore(oracle, data, domain, outside):
+    index = []
+    for dim in gs.IndexDomain(**domain):
+        positions = st.integers(dim.inclusive_min - outside, dim.exclusive_max + outside)
+        ends = sorted(data.draw(st.tuples(positions, positions)))
+        index.append(data.draw(st.sampled_from([slice(*ends), slice(*ends, 1), ends[0]])))
+    check(oracle, [("identity", domain), ("index", tuple(index)), ("index", tuple(index))])
+
+
 @given(
     domains(),
     st.lists(
