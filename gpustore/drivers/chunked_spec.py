@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.selection import for_objects, select_backend
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._remembered import created, described, merged
 from gpustore.drivers.base import (
@@ -362,7 +363,7 @@ class _Steps:
             backend=self.backend if chain.objects is None else for_objects(self.backend),
             executor=self.executor,
             limits=self.limits,
-            cache=self._cache_use(metadata, chain.layout.nbytes),
+            cache=self._cache_use(metadata, chain),
             grid=description.grid,
         )
         spec, store = self.spec, self.store
@@ -400,15 +401,16 @@ class _Steps:
             zattrs=_zattrs(self.request.node),
         )
 
-    def _cache_use(self, metadata: Any, nbytes: int) -> CacheUse | None:
-        """Return the use of the cache for decoded chunks, None if it has no room for one."""
-        if self.cache is None or nbytes + OVERHEAD_NBYTES > self.cache.limit:
+    def _cache_use(self, metadata: Any, chain: CodecChain) -> CacheUse | None:
+        """Return the use of the cache for chunks, None if it has no room for a decoded one."""
+        if self.cache is None or chain.layout.nbytes + OVERHEAD_NBYTES > self.cache.limit:
             return None
+        encoded = self.backend.unsupported_reason(chain) is None
         # Another shape decodes the same values in the same way.
         meaning = metadata.with_shape((0,) * len(metadata.shape)).encode()
         recheck = self.spec.options.get("recheck_cached_data", True)
         space = Space(self.store.driver.identity, meaning)
-        return CacheUse(self.cache, space, _bound(recheck, self.read_at))
+        return CacheUse(self.cache, space, _bound(recheck, self.read_at), encoded)
 
 
 def _zattrs(node: Node | None) -> Mapping[str, JsonValue] | None:

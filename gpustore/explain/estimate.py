@@ -37,7 +37,7 @@ Plans = Sequence[tuple[ChunkedArray, ChunkPlan]] | Sequence[tuple[ChunkedArray, 
 
 _NONE = Bounds(0, 0)
 
-_CACHED = "the cache of decoded chunks is in host memory"
+_CACHED = "the cache is in host memory"
 
 
 def estimate(
@@ -62,7 +62,7 @@ def estimate(
     decoders = None if device is None else device.driven
     host_reason = None
     if decoders is not None:
-        host_reason = chain.unsupported_reason(decoders) if array.stored is None else _CACHED
+        host_reason = chain.unsupported_reason(decoders)
     direct_reason = _direct_reason(array, max((one.longest for one in sums), default=0))
     gpu = GpuDecoders(has_nvcomp=True)
     gpu_reason = chain.unsupported_reason(gpu)

@@ -84,7 +84,7 @@ class Explanation:
     chunk_nbytes : int
         Size of a decoded chunk of `chunk_shape`, in bytes.
     refined_by : tuple of str
-        Means of fetching or decoding less than whole stored values: ``"cache"`` of decoded chunks,
+        Means of fetching or decoding less than whole stored values: ``"cache"`` of chunks,
         which is searched first; ``"shard index"`` (once a level of sharding), which is read first;
         ``"byte range"``, the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks
         of a compressed chunk, which may be fetched whole.

@@ -1,12 +1,13 @@
-"""Values of the rows of a window, batch by batch, through the cache of decoded chunks.
+"""Values of the rows of a window, batch by batch, through the cache in host memory.
 
-An array with a cache is read as if its chunks were stored decoded
-(:meth:`gpustore.pipelines.chunked_array.ChunkedArray.reader`):
+An array with a cache is read as if its chunks were stored as they are cached
+(:meth:`gpustore.pipelines.chunked_array.ChunkedArray.reader`): decoded, or encoded if a device
+decodes them.
 
 1. Look up the chunks. Of shards, each innermost chunk is an entry.
 2. Entries read before the time ``CacheUse.bound`` of the array are compared with the stored
    generation, all keys in one request.
-3. Chunks without an entry, or with another generation, are fetched, decoded whole and kept.
+3. Chunks without an entry, or with another generation, are fetched and kept whole.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missing
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.cache import CacheUse, Entry
+from gpustore.runtime.cache import CacheUse, Entry, Part
 from gpustore.runtime.executor import CancelToken
 from gpustore.runtime.statistics import STATISTICS
+
+_ENCODED = "encoded"
+"""Part of a key of values that are kept as they are stored; others are kept decoded."""
 
 
 def cached_batches(
@@ -32,7 +36,7 @@ def cached_batches(
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """Fetch a window of an array with a cache batch by batch.
 
-    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`; the values are decoded
+    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`; the values are cached
     chunks in host memory and belong to ``array.chain``.
     """
     use, stored = array.cache, array.stored
@@ -51,12 +55,14 @@ def cached_batches(
 
 
 def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffer | None]:
-    """Return the decoded chunk of each row; None for a missing one."""
+    """Return the cached chunk of each row; None for a missing one."""
     now = time.time()
-    parts: Sequence[tuple[int, ...] | None] = [None] * len(rows)
+    form = (_ENCODED,) if use.keeps_encoded else ()
+    parts: Sequence[Part] = [form or None] * len(rows)
     if stored.levels:
         cells = rows.cells[: stored.key_rank]
-        parts = list(zip(*(map(int, column) for column in cells))) or [()] * len(rows)
+        parts = [(*form, *cell) for cell in zip(*(map(int, column) for column in cells))]
+        parts = parts or [form] * len(rows)
     found = use.cache.find(use.space, rows.keys, parts)
     entries = [entry for entry, _ in found]
     _check(stored, use, rows, entries, now)
@@ -66,10 +72,11 @@ def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffe
         seen: dict[str, bytes] = {}
         for first, some, values in fetched_batches(stored, rows.take(missing), seen=seen):
             for row, key, value in zip(missing[first:], some.keys, values):
-                decoded = None if value is None else _decoded(stored, key, value)
-                entry = Entry(
-                    decoded, 0 if decoded is None else len(decoded), seen.get(key, b""), now
-                )
+                chunk: Buffer | None = None
+                if value is not None:
+                    chunk = bytes(value) if use.keeps_encoded else _decoded(stored, key, value)
+                nbytes = 0 if chunk is None else len(chunk)
+                entry = Entry(chunk, nbytes, seen.get(key, b""), now)
                 use.cache.put(use.space, key, parts[row], entry, found[row][1])
                 entries[row] = entry
     return [None if entry is None else entry.value for entry in entries]

@@ -74,12 +74,12 @@ class ChunkedArray:
     backend, executor, limits
         Memory space of the arrays read and written, threads of the tasks, and bounds of sizes.
     cache : CacheUse, optional
-        Cache of decoded chunks.
+        Cache of chunks in host memory.
     grid : RectilinearGrid, optional
         Grid of chunks that differ in shape. `chunk_shape`, `chain`, `levels` and `refiners` are
         those of the largest chunks then; :meth:`plans` returns arrays with those of the others.
     stored : ChunkedArray, optional
-        Array of stored chunks, if this one is its view of decoded chunks; see :meth:`reader`.
+        Array of stored chunks, if this one is its view of cached chunks; see :meth:`reader`.
     """
 
     store: KvStoreDriver
@@ -179,18 +179,20 @@ class ChunkedArray:
         return self._encoding[0]
 
     def reader(self) -> ChunkedArray:
-        """Return the array for reads: with a cache, a view whose chunks are stored decoded."""
+        """Return the array for reads: with a cache, a view whose values are the cached chunks."""
         if self.cache is None:
             return self
-        chain = CodecChain(
-            self.chain.layout,
-            (),
-            None,
-            inner_order=self.chain.inner_order,
-            objects=self.chain.objects,
-            objects_max=self.chain.objects_max,
-        )
-        chain.decode_s = self.chain.decode_s  # How long a chunk takes that is not cached.
+        chain = self.chain
+        if not self.cache.keeps_encoded:
+            chain = CodecChain(
+                self.chain.layout,
+                (),
+                None,
+                inner_order=self.chain.inner_order,
+                objects=self.chain.objects,
+                objects_max=self.chain.objects_max,
+            )
+            chain.decode_s = self.chain.decode_s  # How long a chunk takes that is not cached.
         whole = tuple(one for one in self.refiners if isinstance(one, ShardRefiner))
         stored = replace(self, refiners=whole, fill_missing=True)
         return replace(self, chain=chain, refiners=(), stored=stored)
@@ -295,8 +297,8 @@ class ChunkedArray:
     def fewer_parts(self, parts: int, rows: int) -> int:
         """Reduce `parts` so that each fills a submission, if a device decodes the `rows`."""
         nbytes = self.backend.submission_nbytes(self.limits)
-        by_host = self.stored is not None or self.backend.unsupported_reason(self.chain) is not None
-        if nbytes is None or by_host:
+        chain = (self.stored or self).chain
+        if nbytes is None or self.backend.unsupported_reason(chain) is not None:
             return parts
         return max(1, min(parts, rows * self.chain.layout.nbytes // nbytes))
 

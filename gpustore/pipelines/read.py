@@ -320,6 +320,9 @@ def check_rows(
     If values of other keys failed with it, the text ends with up to ``NAMED_KEYS`` of them all.
     """
     if errors:
+        if array.stored is not None and array.cache is not None:
+            # Encoded values are kept before they are decoded.
+            array.cache.forget([rows.keys[row] for row in errors])
         first = min(errors)
         key, error = rows.keys[first], errors[first]
         wrong = list(dict.fromkeys(rows.keys[row] for row in sorted(errors)))

@@ -26,7 +26,7 @@ OVERHEAD_NBYTES: Final = 512
 _STAMPS: Final = 1024
 """Number of stamps. Two values may share one: a change of either only costs a fetch."""
 
-Part = tuple[int, ...] | None
+Part = tuple[int | str, ...] | None
 Key = tuple["Space", str, Part]
 
 
@@ -187,11 +187,15 @@ class CacheUse:
     bound : float
         Time in seconds since the epoch. Entries known to be the stored ones at this time or later
         are used as they are, older ones are checked; infinite if each use checks.
+    keeps_encoded : bool
+        Whether entries are chunks as they are stored, because a device decodes them; otherwise they
+        are decoded chunks.
     """
 
     cache: Cache
     space: Space
     bound: float
+    keeps_encoded: bool
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop the entries of the values `names`, which were or may have been changed."""

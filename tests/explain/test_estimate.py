@@ -160,7 +160,7 @@ CASES = {
     "no library": ("zstd", {}, {"decodes": ()}, "host"),
     "own kernels": ("blosc-lz4", {}, {"decodes": ()}, "own kernels"),
     "not trusted": ("zstd", {"gpu_decode_trust": "never"}, {}, "host"),
-    "cached": ("zstd", {"cache_pool": {"total_bytes_limit": 1 << 20}}, {}, "host"),
+    "cached": ("zstd", {"cache_pool": {"total_bytes_limit": 1 << 20}}, {}, "nvcomp"),
 }
 
 

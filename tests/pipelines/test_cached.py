@@ -1,4 +1,4 @@
-"""Reads through the cache of decoded chunks: the same as without, and fewer of them."""
+"""Reads through the cache in host memory: the same as without, and fewer of them."""
 
 import threading
 
@@ -11,7 +11,11 @@ import gpustore
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES
 from gpustore.runtime.statistics import STATISTICS
+from tests.emulator import host_build
 from tests.matrix import each
+from tests.on_device import emulated, on_host
+
+needs_compiler = pytest.mark.skipif(host_build.COMPILER is None, reason="no C++ compiler")
 
 BYTES = {"name": "bytes", "configuration": {"endian": "big"}}
 CHAINS = {
@@ -401,6 +405,54 @@ def test_fields_of_records_in_shards():
             expected = open(plain, **view).read().result()
             assert np.array_equal(store.read().result(), expected)
             assert counted(lambda store=store: store.read().result())[:2] == [9, 0]
+
+
+def devices_pair(device, tmp_path, chain):
+    """An array in files, opened on a device and on the host with one pool, and without a cache."""
+    _, plain = pair(0, chain, url=f"file://{tmp_path}/a|zarr3:")
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    url = f"file://{tmp_path}/a|zarr3:"
+    stores = [
+        gpustore.open(url, context=context, device=name, recheck_cached_data=False).result()
+        for name in (device.name, "cpu")
+    ]
+    return *stores, plain
+
+
+@needs_compiler
+@each("chain", CHAINS)
+def test_a_device_decodes_cached_chunks(tmp_path, chain):
+    """They are kept as they are stored, beside the decoded ones of a store in host memory."""
+    with emulated() as device:
+        there, host, plain = devices_pair(device, tmp_path, chain)
+        plain[:6] = 1
+        expected = plain.read().result()
+        for fetches in (True, False):
+            assert np.array_equal(host.read().result(), expected)
+            future = there.read()
+            assert np.array_equal(on_host(device, future.result()), expected)
+            counts = future.statistics
+            assert (counts["bytes_fetched"] > 0) == fetches
+            assert counts["host_fallbacks"] == 0
+            stored = 12 if chain == "shards" else 4
+            assert counts["chunks_decoded_device"] == (0 if chain == "raw" else stored)
+        del future
+        host[...] = 2  # What a writer changes is dropped in either form.
+        assert (on_host(device, there.read().result()) == 2).all()
+        assert (host.read().result() == 2).all()
+
+
+@needs_compiler
+def test_a_damaged_chunk_does_not_stay_for_a_device(tmp_path):
+    with emulated() as device:
+        there, _, plain = devices_pair(device, tmp_path, "gzip")
+        plain[...] = 1
+        good = plain.kvstore["c/1/1"]
+        plain.kvstore["c/1/1"] = good[:-1]
+        with pytest.raises(gpustore.CorruptChunkError, match="c/1/1"):
+            there.read().result()
+        plain.kvstore["c/1/1"] = good
+        assert (on_host(device, there.read().result()) == 1).all()
 
 
 @pytest.mark.parametrize("recheck", [True, False])
