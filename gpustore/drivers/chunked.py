@@ -47,8 +47,9 @@ from gpustore.pipelines.reads_under_way import wait_with_others
 from gpustore.pipelines.write import write
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.context import Context
-from gpustore.runtime.executor import CancelToken, Executor
+from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, Promise
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout

@@ -24,7 +24,7 @@ from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missi
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cache import CacheUse, Entry, Part
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 _ENCODED = "encoded"

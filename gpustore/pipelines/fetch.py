@@ -31,7 +31,7 @@ from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, ReadStat
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 GAP_NBYTES = 4096

@@ -17,7 +17,7 @@ from gpustore.backends.native.job import AGAIN, ENDED, Counts, Job
 from gpustore.backends.native.request import Request
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
@@ -69,7 +69,7 @@ class NativeRead:
         wanted = CancelToken.current()
         job = self._after(None)
         while job is not None:
-            while (progress := job.read()) == AGAIN:
+            while (progress := job.read(wanted)) == AGAIN:
                 wanted.check()
             wanted.check()
             if progress == ENDED:
@@ -121,7 +121,7 @@ class PlannedRead:
     def work(self) -> None:
         """Read chunks until all are taken."""
         wanted = CancelToken.current()
-        while self._request.read():
+        while self._request.read(wanted):
             wanted.check()
 
     def finish(self) -> Any:

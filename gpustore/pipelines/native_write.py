@@ -14,7 +14,7 @@ from gpustore.kvstores.base import WriteDirectories
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 
@@ -63,7 +63,7 @@ def _delete_fill(
 ) -> list[int]:
     """Delete the chunks that would hold fill values only, and return their rows."""
     wanted = CancelToken.current()
-    while job.find_fill():
+    while job.find_fill(wanted):
         wanted.check()
     missing = [row for row, one in enumerate(job.status) if one == MISSING]
     if missing:
@@ -93,7 +93,7 @@ def _write_some(
         job.take(begin, end)
         wanted = CancelToken.current()
         wanted.check()
-        while job.write():
+        while job.write(wanted):
             wanted.check()
     finally:
         for row in range(begin, end):

@@ -25,7 +25,7 @@ from gpustore.pipelines.fetch import BATCH_NBYTES, fetch_whole
 from gpustore.pipelines.native_write import write_native
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.sharding.shard_codec import pack, unpack
 

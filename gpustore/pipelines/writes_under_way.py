@@ -31,8 +31,9 @@ from gpustore.pipelines.value_change import (
     write_rows,
 )
 from gpustore.planning.chunk_plan import ChunkPlan
-from gpustore.runtime.executor import CancelToken, wait_at_exit
-from gpustore.runtime.future import CancelledError, Future, Promise, epoch, without_locals
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.executor import wait_at_exit
+from gpustore.runtime.future import Future, Promise, epoch, without_locals
 from gpustore.runtime.statistics import Operation, attributed
 
 PLANNED_ROWS = 4096

@@ -7,7 +7,8 @@
 * A task never waits for another. :meth:`Executor.run_all` fans out without a waiting task: the
   worker that finishes last goes on. If user code on a worker waits nevertheless (a callback, a
   user's chunk function), a spare thread takes its place, so the pool cannot deadlock.
-* Cancelling skips what has not begun, and running tasks may ask ``CancelToken.current()``.
+* Cancelling skips what has not begun, and running tasks may ask ``CancelToken.current()``
+  (``cancel_token.py``).
 * After a fork the child has fresh locks and an empty pool, and can use it at once.
 * Between tasks workers hold no reference to the last one.
 """
@@ -20,13 +21,14 @@ import sys
 import threading
 import time
 import weakref
+from array import array as numbers
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
 from gpustore.runtime.future import (
-    CancelledError,
     Future,
     Promise,
     epoch,
@@ -44,41 +46,6 @@ _SLICE_S = 0.005
 
 # Longest wait of the interpreter at exit for writes under way, in seconds.
 _DRAIN_S = 5.0
-
-
-class CancelToken:
-    """Tells whether the work of a thread is still wanted; got from :meth:`current`."""
-
-    __slots__ = ("_cancelled",)
-
-    def __init__(self, cancelled: Callable[[], bool] | None) -> None:
-        self._cancelled = cancelled
-
-    @staticmethod
-    def current() -> CancelToken:
-        """Return the token of the task this thread runs; outside tasks, one never cancelled.
-
-        Ask for it on the thread that begins the work; it may be checked on others.
-        """
-        return CancelToken(thread_state.cancelled)
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the task was cancelled, or another task of the same fan-out failed."""
-        return self._cancelled is not None and self._cancelled()
-
-    def during(self, task: Callable[[], T]) -> T:
-        """Call `task`, whose current token this is."""
-        outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
-        try:
-            return task()
-        finally:
-            thread_state.cancelled = outer
-
-    def check(self) -> None:
-        """Raise CancelledError if the work is no longer wanted, for instance before a rename."""
-        if self.cancelled:
-            raise CancelledError
 
 
 class Executor:
@@ -297,6 +264,8 @@ class _Group(Generic[T]):
         "_owner",
         "_tasks",
         "_then",
+        "_token",
+        "_word",
         "future",
     )
 
@@ -317,6 +286,9 @@ class _Group(Generic[T]):
         self._begun = 0
         self._left = len(tasks)
         self._error: BaseException | None = None
+        self._word = numbers("b", b"\0")
+        self._token = CancelToken(self._cancelled, self._word)
+        self.future.add_done_callback(partial(_tell, self._word))
 
     def __call__(self) -> None:
         until = time.perf_counter() + _SLICE_S
@@ -354,7 +326,7 @@ class _Group(Generic[T]):
         """Call a task; return what stops a thread that helps, for instance Ctrl-C."""
         assert tasks is not None
         error: BaseException | None = None
-        outer, thread_state.cancelled = thread_state.cancelled, self._cancelled
+        outer, RUNNING.token = RUNNING.token, self._token
         operation, CURRENT.operation = CURRENT.operation, self.future._statistics
         try:
             tasks[index]()
@@ -363,12 +335,13 @@ class _Group(Generic[T]):
         finally:
             # The traceback of an error keeps this frame, which must not keep the tasks.
             tasks = None
-            thread_state.cancelled, CURRENT.operation = outer, operation
+            RUNNING.token, CURRENT.operation = outer, operation
         if error is not None:
             without_locals(error)
             with self._lock:
                 if self._error is None:
                     self._error = error
+            self._word[0] = 1
             if thread_state.crew is None and not isinstance(error, Exception | CancelledError):
                 self.future.cancel()
                 return error
@@ -387,6 +360,12 @@ class _Group(Generic[T]):
             self.future.cancel()
         else:
             self.future._finish(None, error)
+
+
+def _tell(word: numbers[int], future: Future[Any]) -> None:
+    """Tell native code, which looks at `word`, that a fan-out was cancelled."""
+    if future.cancelled():
+        word[0] = 1
 
 
 def _cores() -> int:

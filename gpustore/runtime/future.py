@@ -33,12 +33,10 @@ from concurrent.futures import Future as _ThreadFuture
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
+from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
 T = TypeVar("T")
-
-# TensorStore's class for it. It derives from BaseException, so `except Exception` lets it pass.
-CancelledError = asyncio.CancelledError
 
 _CANCELLED: Final = CancelledError()  # marks the state; each caller gets an instance of its own
 
@@ -73,10 +71,9 @@ class Crew(Protocol):
 
 
 class _ThreadState(threading.local):
-    """State of the current thread: its pool, and the task it runs."""
+    """State of the current thread."""
 
     crew: Crew | None = None  # pool of the thread
-    cancelled: Callable[[], bool] | None = None  # whether the running task was cancelled
 
 
 thread_state = _ThreadState()
@@ -291,7 +288,7 @@ class Future(Generic[T]):
         """Call `fn` and finish with what it returns or raises."""
         if self._done or fn is None:
             return
-        outer, thread_state.cancelled = thread_state.cancelled, self.cancelled
+        outer, RUNNING.token = RUNNING.token, CancelToken(self.cancelled)
         operation, CURRENT.operation = CURRENT.operation, self._statistics
         error: BaseException | None = None
         try:
@@ -302,7 +299,7 @@ class Future(Generic[T]):
             error = raised
         # A traceback keeps this frame, and the closure of `fn` may hold arrays.
         fn = None
-        thread_state.cancelled, CURRENT.operation = outer, operation
+        RUNNING.token, CURRENT.operation = outer, operation
         if error is None:
             self._follow(value) if isinstance(value, Future) else self._finish(value, None)
         elif isinstance(error, Exception | CancelledError) or thread_state.crew is not None:

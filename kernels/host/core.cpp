@@ -31,10 +31,10 @@ struct Range {
 
 class Worker {
 public:
-    Worker(Job& job, Scratch& scratch)
-        : job_(job), array_(*job.array), scratch_(scratch), decoder_(array_, scratch) {}
+    Worker(Job& job, Scratch& scratch, const u8* cancelled)
+        : job_(job), array_(*job.array), scratch_(scratch), cancelled_(cancelled), decoder_(array_, scratch) {}
 
-    // Works on units until none is left or `nanoseconds` are over.
+    // Works on units until none is left, `nanoseconds` are over, or the work is cancelled.
     Progress work(i64 nanoseconds) {
         using Clock = std::chrono::steady_clock;
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
@@ -43,6 +43,7 @@ public:
         const i64 taken = array_.levels ? 1 : std::max<i64>(1, std::min(most, share));
         bool more = false;
         for (;;) {
+            if ((more = is_set(cancelled_))) break;
             const i64 begin = job_.next.fetch_add(taken, std::memory_order_relaxed);
             if (begin >= job_.units) break;
             const i64 stop = std::min(begin + taken, job_.units);
@@ -55,7 +56,7 @@ public:
         }
         file_.close();
         scratch_.shrink(Scratch::KEPT_NBYTES);
-        if (!finished_) return TAKEN;  // Python may look at the counters already
+        if (!finished_) return more ? AGAIN : TAKEN;  // Python may look at the counters already
         job_.reads += reads_, job_.fetched += fetched_, job_.decoded += decoded_;
         job_.missing += missing_, job_.left += left_;
         // Last: whoever finishes the last unit sees what all have counted.
@@ -426,6 +427,7 @@ private:
     Job& job_;
     const Array& array_;
     Scratch& scratch_;
+    const u8* const cancelled_;
     const Decoder decoder_;
     File file_;
     Range index_[MAX_LEVELS];   // shards whose index is in scratch memory
@@ -454,21 +456,26 @@ EXPORT std::int64_t gpustore_core_abi() {
     return sizeof(Job) + sizeof(Request) + sizeof(Staging) + 1000 * structs;
 }
 
-// Takes part in a job. 0 nanoseconds are no limit.
-EXPORT std::int64_t gpustore_core_read(gpustore::Job* job, std::int64_t nanoseconds) {
-    return gpustore::Worker(*job, gpustore::thread_scratch()).work(nanoseconds);
+// Takes part in a job. 0 nanoseconds are no limit. `cancelled` is a byte that another thread sets
+// when the work is no longer wanted, or null.
+EXPORT std::int64_t gpustore_core_read(
+    gpustore::Job* job, std::int64_t nanoseconds, const unsigned char* cancelled) {
+    return gpustore::Worker(*job, gpustore::thread_scratch(), cancelled).work(nanoseconds);
 }
 
 // Finds the rows of a write that equal the fill value. Returns 1 if `nanoseconds` were over first, and
-// may be called again; 0 if all rows are looked at.
-EXPORT std::int64_t gpustore_core_find_fill(gpustore::WriteJob* job, std::int64_t nanoseconds) {
-    return gpustore::Writer(*job, gpustore::thread_scratch()).find_fill(nanoseconds);
+// may be called again, or if the write is cancelled, as in gpustore_core_read(); 0 if all rows are
+// looked at.
+EXPORT std::int64_t gpustore_core_find_fill(
+    gpustore::WriteJob* job, std::int64_t nanoseconds, const unsigned char* cancelled) {
+    return gpustore::Writer(*job, gpustore::thread_scratch(), cancelled).find_fill(nanoseconds);
 }
 
-// Writes the other rows. Returns 1 if `nanoseconds` were over first, and may be called again; 0 if all
-// are written or left. No file is without its name in between.
-EXPORT std::int64_t gpustore_core_write(gpustore::WriteJob* job, std::int64_t nanoseconds) {
-    return gpustore::Writer(*job, gpustore::thread_scratch()).work(nanoseconds);
+// Writes the other rows. Returns 1 if `nanoseconds` were over first, and may be called again, or if the
+// write is cancelled; 0 if all are written or left. No file is without its name in between.
+EXPORT std::int64_t gpustore_core_write(
+    gpustore::WriteJob* job, std::int64_t nanoseconds, const unsigned char* cancelled) {
+    return gpustore::Writer(*job, gpustore::thread_scratch(), cancelled).work(nanoseconds);
 }
 
 // Plans a read; null if the core does not plan it. The request must outlive the job.
@@ -484,8 +491,9 @@ EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request
 }
 
 // Takes part in a planned read, as gpustore_core_read().
-EXPORT std::int64_t gpustore_core_read_planned(gpustore::PlannedJob* planned, std::int64_t nanoseconds) {
-    return gpustore_core_read(&planned->job, nanoseconds);
+EXPORT std::int64_t gpustore_core_read_planned(
+    gpustore::PlannedJob* planned, std::int64_t nanoseconds, const unsigned char* cancelled) {
+    return gpustore_core_read(&planned->job, nanoseconds, cancelled);
 }
 
 // Writes down what was done (reads, fetched, decoded, missing, left) and forgets the read, on which
@@ -501,7 +509,7 @@ EXPORT void gpustore_core_end(gpustore::PlannedJob* planned, std::int64_t* count
 EXPORT std::int64_t gpustore_core_read_now(const gpustore::Request* request, std::int64_t* counts) {
     gpustore::PlannedJob* planned = gpustore_core_plan(request);
     if (!planned) return 0;
-    gpustore_core_read(&planned->job, 0);
+    gpustore_core_read(&planned->job, 0, nullptr);
     gpustore_core_end(planned, counts);
     return 1;
 }

@@ -23,9 +23,12 @@ enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
 // and words their errors.
 enum Status : u8 { UNTOUCHED, DONE, MISSING, NOT_DONE, NO_ROOM };
 
-// What became of a call that takes part in a job: its time was over first, all units are taken, or it
-// has finished the last one, which one call does.
+// What became of a call that takes part in a job: its time was over or the work cancelled first, all
+// units are taken, or it has finished the last one, which one call does.
 enum Progress : i64 { TAKEN, AGAIN, ENDED };
+
+// Reads a byte that another thread may set meanwhile; null is never set.
+inline bool is_set(const u8* byte) { return byte && __atomic_load_n(byte, __ATOMIC_RELAXED); }
 
 // One level of sharding, seen from the cells of the innermost chunks.
 struct ShardLevel {

@@ -131,14 +131,15 @@ private:
 
 class Writer {
 public:
-    Writer(WriteJob& job, Scratch& scratch)
+    Writer(WriteJob& job, Scratch& scratch, const u8* cancelled)
         : job_(job), encoding_(*job.encoding), array_(*encoding_.array), scratch_(scratch),
-          encoder_(encoding_, scratch) {}
+          cancelled_(cancelled), encoder_(encoding_, scratch) {}
 
-    // Finds the chunks that equal the fill value. 1 if `nanoseconds` were over first, as in work().
+    // Finds the chunks that equal the fill value. 1 if `nanoseconds` were over first or the write is
+    // cancelled, as in work().
     int find_fill(i64 nanoseconds) {
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
-        while (job_.next < job_.end) {
+        while (!is_set(cancelled_) && job_.next < job_.end) {
             const i64 row = job_.next++;
             if (!is_covered(row))
                 job_.status[row] = NOT_DONE;
@@ -146,13 +147,13 @@ public:
                 job_.status[row] = MISSING;
             if (Clock::now() >= end) break;
         }
-        return job_.next < job_.end;
+        return is_set(cancelled_) || job_.next < job_.end;
     }
 
-    // Writes the rows that are not decided yet.
+    // Writes the rows that are not decided yet. Once the write is cancelled no file gets its name.
     int work(i64 nanoseconds) {
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
-        while (job_.next < job_.end) {
+        while (!is_set(cancelled_) && job_.next < job_.end) {
             const i64 row = job_.next++;
             if (job_.status[row] == UNTOUCHED && !begin(row)) job_.status[row] = NOT_DONE;
             if (begun_ == MOST_BEGUN || begun_nbytes_ >= BEGUN_NBYTES || !job_.syncs) finish();
@@ -160,7 +161,7 @@ public:
         }
         finish();
         scratch_.shrink(Scratch::KEPT_NBYTES);
-        return job_.next < job_.end;
+        return is_set(cancelled_) || job_.next < job_.end;
     }
 
 private:
@@ -255,12 +256,13 @@ private:
         return true;
     }
 
-    // Gives all files that are begun their names.
+    // Gives all files that are begun their names, unless the write is cancelled.
     void finish() {
         bool synced[MOST_BEGUN];
-        for (int i = 0; i < begun_; i++) synced[i] = !job_.syncs || file_[i].sync();
+        for (int i = 0; i < begun_; i++)
+            synced[i] = !is_set(cancelled_) && (!job_.syncs || file_[i].sync());
         for (int i = 0; i < begun_; i++) {
-            const bool done = synced[i] && file_[i].rename();
+            const bool done = synced[i] && !is_set(cancelled_) && file_[i].rename();
             if (!done) file_[i].remove();
             job_.status[row_[i]] = done ? DONE : NOT_DONE;
             if (done) job_.stored += size_[i];
@@ -272,6 +274,7 @@ private:
     const Encoding& encoding_;
     const Array& array_;
     Scratch& scratch_;
+    const u8* const cancelled_;
     const Encoder encoder_;
     NewFile file_[MOST_BEGUN];
     i64 row_[MOST_BEGUN], size_[MOST_BEGUN];

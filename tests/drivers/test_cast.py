@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.runtime.future import CancelledError
+from gpustore.runtime.cancel_token import CancelledError
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
 from tests.matrix import each

@@ -20,7 +20,7 @@ from gpustore.kvstores.file.linked_lock import WHOLE_FILE
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines.write import write
-from gpustore.runtime.future import CancelledError
+from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.statistics import STATISTICS
 from tests.pipelines.arrays import make_array, memory, stored, whole
 

@@ -25,7 +25,8 @@ from gpustore.kvstores.columns import WriteRequest
 from gpustore.pipelines.fetch import ATTEMPTS
 from gpustore.pipelines.read import SMALL_ROWS, read
 from gpustore.pipelines.write import write
-from gpustore.runtime.executor import CancelToken, Executor
+from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.sharding.refiner import Probe

@@ -16,7 +16,7 @@ from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
 from gpustore.planning import crop_plan
 from gpustore.runtime.batch import Batch
-from gpustore.runtime.future import CancelledError
+from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, Rule

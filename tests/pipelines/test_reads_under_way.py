@@ -17,8 +17,8 @@ from gpustore.pipelines import merged_reads
 from gpustore.pipelines import reads_under_way as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.reads_under_way import wait_with_others
+from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import CancelledError
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS, operation
 from tests.kvstores.faulty import Fault, Rule

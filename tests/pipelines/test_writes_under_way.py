@@ -15,8 +15,8 @@ from gpustore.errors import CorruptChunkError, StoreIOError
 from gpustore.pipelines import writes_under_way as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
+from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import CancelledError
 from gpustore.runtime.statistics import STATISTICS, operation
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.matrix import share

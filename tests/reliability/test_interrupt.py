@@ -43,8 +43,7 @@ def interrupt(action, path, delay_s):
 @pytest.mark.parametrize("delay_s", [0.05, 0.3])
 def test_write(path, delay_s):
     changed, changed_late, temporary, _, idle, works = interrupt("write", path, delay_s)
-    # The native core hears of it after a slice of time: a small part of the 2048 chunks.
-    assert int(changed) <= 128
+    assert int(changed) <= 16
     assert int(changed_late) == 0
     assert int(temporary) == 0
     assert idle == works == "True"

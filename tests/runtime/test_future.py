@@ -13,8 +13,9 @@ import pytest
 import tensorstore
 
 from gpustore.runtime import future as gpustore_future
-from gpustore.runtime.executor import CancelToken, Executor
-from gpustore.runtime.future import CancelledError, Future, Promise, failed, ready
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future, Promise, failed, ready
 
 
 @pytest.fixture(params=[gpustore_future, tensorstore], ids=["gpustore", "tensorstore"])

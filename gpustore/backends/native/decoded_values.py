@@ -13,6 +13,7 @@ from gpustore.backends.native.job import AGAIN, Job, address_of
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.cancel_token import CancelToken
 
 
 def decode_values(
@@ -35,6 +36,11 @@ def decode_values(
     -------
     list of int
         Rows that the core has left alone.
+
+    Raises
+    ------
+    CancelledError
+        If the work of this thread is no longer wanted.
     """
     n = len(values)
     words = numbers("q", range(n + 1))
@@ -52,6 +58,7 @@ def decode_values(
         *(array, table, [rows.src_stride], [rows.dst_stride], [out], None, 1),
         values=(addresses, sizes),
     )
-    while job.read() == AGAIN:
-        pass
+    wanted = CancelToken.current()
+    while job.read(wanted) == AGAIN:
+        wanted.check()
     return job.left()

@@ -14,7 +14,7 @@ from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.job import AGAIN, Counts, Job
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 
 ALIGNMENT: Final = 64
 """Multiple of bytes at which each value begins."""
@@ -80,6 +80,6 @@ def fetch_files(
     staging = numbers("q", (columns[0], len(memory), ALIGNMENT, *columns[1:], 0))
     job = Job.of(array, table, [()], [()], [], directory, 1, staging)
     wanted = CancelToken.current()
-    while job.read() == AGAIN:
+    while job.read(wanted) == AGAIN:
         wanted.check()
     return FetchedFiles(at, nbytes, generation, job.statuses(), job.counts())

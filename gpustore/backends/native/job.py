@@ -18,6 +18,7 @@ from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.library import library
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
+from gpustore.runtime.cancel_token import CancelToken
 
 SLICE_NS: Final = 20_000_000
 """Nanoseconds after which a thread looks whether its work is still wanted, and hears Ctrl-C."""
@@ -55,7 +56,7 @@ def address_of(column: NDArray[Any]) -> int:
 def _core() -> Any:
     core = library()
     assert core is not None
-    core.gpustore_core_read.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    core.gpustore_core_read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     core.gpustore_core_read.restype = ctypes.c_int64
     return core
 
@@ -153,16 +154,22 @@ class Job:
             (array, table, out, directory, staging, values),
         )
 
-    def read(self) -> int:
+    def read(self, wanted: CancelToken) -> int:
         """Read rows until none is left or a slice of time is over; any number of threads may.
+
+        Parameters
+        ----------
+        wanted : CancelToken
+            Of the task that this thread runs; it is to be checked if the result is :data:`AGAIN`.
 
         Returns
         -------
         int
-            :data:`AGAIN` if time was over first, :data:`TAKEN` if no rows are left to take, and
-            :data:`ENDED` to the one caller who has read the last rows: no thread reads any more.
+            :data:`AGAIN` if time was over first or the work is not wanted, :data:`TAKEN` if no rows
+            are left to take, and :data:`ENDED` to the one caller who has read the last rows: no
+            thread reads any more.
         """
-        progress: int = _core().gpustore_core_read(self._address, SLICE_NS)
+        progress: int = _core().gpustore_core_read(self._address, SLICE_NS, wanted.address)
         return progress
 
     def counts(self) -> Counts:

@@ -17,6 +17,7 @@ from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory
+from gpustore.runtime.cancel_token import CancelToken
 
 MOST_ROWS: Final = 4096
 """Most chunks of a read that the core plans."""
@@ -127,12 +128,14 @@ class Request:
         self._planned = _core().gpustore_core_plan(self._words.buffer_info()[0]) or 0
         return bool(self._planned)
 
-    def read(self) -> bool:
+    def read(self, wanted: CancelToken) -> bool:
         """Read until nothing is left or a slice of time is over; return whether something is left.
 
-        Any number of threads may call this at once, once the read is planned.
+        Any number of threads may call this at once, once the read is planned, each with the token
+        of its task. If the work is no longer wanted, something is left.
         """
-        progress: int = _core().gpustore_core_read_planned(self._planned, SLICE_NS)
+        core = _core()
+        progress: int = core.gpustore_core_read_planned(self._planned, SLICE_NS, wanted.address)
         return progress == AGAIN
 
     def end(self) -> Counts:
@@ -157,7 +160,7 @@ def _core() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in (
         ("gpustore_core_plan", pointer, (pointer,)),
-        ("gpustore_core_read_planned", number, (pointer, number)),
+        ("gpustore_core_read_planned", number, (pointer, number, pointer)),
         ("gpustore_core_end", None, (pointer, pointer)),
         ("gpustore_core_read_now", number, (pointer, pointer)),
     ):

@@ -16,6 +16,7 @@ from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.encoding import NativeEncoding
 from gpustore.backends.native.library import library
 from gpustore.planning.window import PlanWindow
+from gpustore.runtime.cancel_token import CancelToken
 
 UNTOUCHED: Final = 0
 DONE: Final = 1
@@ -34,7 +35,7 @@ def _core() -> Any:
     core = library()
     assert core is not None
     for function in (core.gpustore_core_find_fill, core.gpustore_core_write):
-        function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+        function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         function.restype = ctypes.c_int64
     return core
 
@@ -43,7 +44,8 @@ class WriteJob:
     """Struct ``WriteJob`` of ``kernels/host/write_job.h``, and the memory it refers to.
 
     For one thread, which calls both methods until they return False: they return after a slice of
-    time, so that it hears Ctrl-C.
+    time, so that it hears Ctrl-C, and after the row at hand once `wanted` says that the write was
+    cancelled. What is written by then stays.
 
     Parameters
     ----------
@@ -95,13 +97,13 @@ class WriteJob:
         )
         self._kept = (encoding, words, text, source)
 
-    def find_fill(self) -> bool:
+    def find_fill(self, wanted: CancelToken) -> bool:
         """Find rows that equal the fill value; return whether some have not been looked at."""
-        return self._call(_core().gpustore_core_find_fill)
+        return self._call(_core().gpustore_core_find_fill, wanted)
 
-    def write(self) -> bool:
+    def write(self, wanted: CancelToken) -> bool:
         """Write rows that are ``UNTOUCHED``; return whether some have not been looked at."""
-        return self._call(_core().gpustore_core_write)
+        return self._call(_core().gpustore_core_write, wanted)
 
     def take(self, begin: int, end: int) -> None:
         """Set the rows that the methods work on."""
@@ -113,5 +115,5 @@ class WriteJob:
         nbytes: int = self._struct[-1]
         return nbytes
 
-    def _call(self, function: Callable[[int, int], int]) -> bool:
-        return bool(function(self._struct.buffer_info()[0], self._slice_ns))
+    def _call(self, function: Callable[[int, int, int], int], wanted: CancelToken) -> bool:
+        return bool(function(self._struct.buffer_info()[0], self._slice_ns, wanted.address))

@@ -28,7 +28,7 @@ from gpustore.kvstores.buckets.authorization import Asked
 from gpustore.kvstores.buckets.listing import parse_xml
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
-from gpustore.runtime.future import CancelledError
+from gpustore.runtime.cancel_token import CancelledError
 
 PART_NBYTES: Final = 16 << 20
 _MOST_PARTS: Final = 10_000

@@ -22,7 +22,7 @@ from gpustore.kvstores.file.key import parent_of
 from gpustore.kvstores.file.linked_lock import LinkedLock
 from gpustore.kvstores.file.lock import hold
 from gpustore.kvstores.file.root import generation_of, io_error
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from gpustore.kvstores.http.pool import POOL
 from gpustore.resources._request_concurrency import Permits
 from gpustore.resources._retries import Retries
 from gpustore.resources.http_request_timeouts import Timeouts
-from gpustore.runtime.executor import CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
 
 PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native import library
-from gpustore.backends.native.job import ENDED, Job
+from gpustore.backends.native.job import AGAIN, ENDED, Job
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.row_table import RowTable, TablePoints
+from gpustore.runtime.cancel_token import CancelToken
 from tests.matrix import each
 from tests.pipelines.arrays import BYTES, GZIP, make_array
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.wh
 
 NO_SYMLINKS = 0x04
 GUARD = 128
+WANTED = CancelToken()
 VALUES = np.arange(1, 25, dtype="<u2").reshape(4, 6)
 STRIDES = VALUES.strides
 BLOSC = NamedConfiguration(
@@ -88,7 +90,7 @@ def read(stored, rows, *, edges=None, points=(), prefix=b"c/", src=STRIDES, dst=
         os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix, bytes
     )
     job = Job.of(array.native, table, [src], [dst], [memory], directory, 1)
-    assert job.read() == ENDED
+    assert job.read(WANTED) == ENDED
     assert (guarded[:GUARD] == 0xA5).all()
     assert (guarded[-GUARD:] == 0xA5).all()
     left = job.left()
@@ -311,13 +313,29 @@ def test_no_descriptors_are_left_for_the_process(stored):
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.dup(directory.descriptor))
-        assert job.read() == ENDED
+        assert job.read(WANTED) == ENDED
     finally:
         for one in taken:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert job.left() == [0]
     assert (flat == 0xA5).all()
+
+
+def test_a_cancelled_read_stops(stored):
+    folder, array = stored
+    word = numbers("b", b"\1")
+    token = CancelToken(lambda: True, word)
+    flat = np.full(VALUES.nbytes, 0xA5, np.uint8)
+    memory = HostMemory(flat.view("<u2"), flat, 0, STRIDES)
+    table = RowTable(numbers("q", [0, 1, 0, 0, 0, 0, 4, 6]), 1, 1, 1, 2, 2)
+    directory = KeyDirectory(os.open(folder, os.O_RDONLY), NO_SYMLINKS, b"c/", bytes)
+    job = Job.of(array.native, table, [STRIDES], [STRIDES], [memory], directory, 1)
+    assert job.read(token) == AGAIN
+    assert (flat == 0xA5).all()
+    word[0] = 0
+    assert job.read(token) == ENDED
+    assert (flat == VALUES.view(np.uint8).reshape(-1)).all()
 
 
 def test_a_file_that_shrinks_and_grows_while_it_is_read(tmp_path):

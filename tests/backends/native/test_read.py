@@ -249,8 +249,8 @@ def test_threads_ask_whether_a_long_shard_is_still_wanted(maps, tmp_path, monkey
     ways = Request if maps else Job
     read, answers = ways.read, []
 
-    def counted(one):
-        answers.append(read(one))
+    def counted(*arguments):
+        answers.append(read(*arguments))
         return answers[-1]
 
     monkeypatch.setattr(module, "SLICE_NS", 1)

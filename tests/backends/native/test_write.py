@@ -1,6 +1,7 @@
 """The core leaves rows alone whose numbers or names are impossible, and touches nothing."""
 
 import os
+from array import array as numbers
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from gpustore.backends.native.library import library
 from gpustore.backends.native.write_job import DONE, MISSING, UNTOUCHED, WriteJob
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.window import PlanWindow
+from gpustore.runtime.cancel_token import CancelToken
 from tests.pipelines.arrays import make_array
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native core")
 
 NOT_DONE = 3
+WANTED = CancelToken()
+UNWANTED = CancelToken(lambda: True, numbers("b", b"\1"))
 
 
 def on_disk(shape, **changes):
@@ -45,13 +49,22 @@ def job_of(folder, **changes):
 
 def test_a_row(tmp_path):
     job, values = job_of(tmp_path)
-    assert not job.find_fill()
+    assert not job.find_fill(WANTED)
     assert list(job.status) == [UNTOUCHED]
     job.take(0, 1)
-    assert not job.write()
+    assert not job.write(WANTED)
     assert list(job.status) == [DONE]
     assert job.stored == values.nbytes
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"0": values.tobytes()}
+    os.close(job.directory[0])
+
+
+def test_a_cancelled_write_stops(tmp_path):
+    job, _ = job_of(tmp_path)
+    assert job.find_fill(UNWANTED)
+    assert job.write(UNWANTED)
+    assert list(job.status) == [UNTOUCHED]
+    assert list(tmp_path.iterdir()) == []
     os.close(job.directory[0])
 
 
@@ -78,9 +91,9 @@ IMPOSSIBLE = {
 def test_impossible_rows_are_left_alone(tmp_path, changes):
     (tmp_path / "inside").mkdir()
     job, _ = job_of(tmp_path / "inside", **changes)
-    job.find_fill()
+    job.find_fill(WANTED)
     job.take(0, 1)
-    job.write()
+    job.write(WANTED)
     assert list(job.status) == [NOT_DONE]
     assert [path.name for path in tmp_path.rglob("*")] == ["inside"]
     os.close(job.directory[0])
@@ -91,7 +104,7 @@ def test_a_directory_that_is_not_open(tmp_path, descriptor):
     job, _ = job_of(tmp_path)
     os.close(job.directory[0])
     job.directory[0] = descriptor
-    job.write()
+    job.write(WANTED)
     assert list(job.status) == [NOT_DONE]
 
 
@@ -100,7 +113,7 @@ def test_a_directory_that_was_removed(tmp_path):
     folder.mkdir()
     job, _ = job_of(folder)
     folder.rmdir()
-    job.write()
+    job.write(WANTED)
     assert list(job.status) == [NOT_DONE]
     os.close(job.directory[0])
 
@@ -121,5 +134,5 @@ def test_a_chunk_that_is_all_fill_value(dtype, value, step):
         row |= {"whole": [True], "keys": ["c/0"]}
         row |= {"src_stride": (values.itemsize,), "dst_stride": values.strides}
         job = WriteJob(array.native_encoding, PlanWindow(**row), memory, syncs=False)
-        job.find_fill()
+        job.find_fill(WANTED)
         assert list(job.status) == [UNTOUCHED if other else MISSING]
