@@ -1,0 +1,144 @@
+"""Host time of the device path: reads on a device that does nothing and costs nothing.
+
+The values are real. They lie in files in the page cache, of which many are links to the same few.
+Of the CPU time of a read the time that the system takes to open, read and close the same files is
+given apart; what remains is gpustore's.
+
+``pytest benchmarks/test_device_host_cost.py`` prints the rows as a table.
+"""
+
+import os
+import resource
+import shutil
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+import gpustore
+from benchmarks.formats import SHAPE, ArrayFormat
+from benchmarks.gpu.recording_device import opened
+from benchmarks.null_device import NullDevice
+
+SMALL, LARGE = (32, 32, 32), (32, 128, 128)
+
+FORMATS = [
+    ArrayFormat(3, "zstd", SMALL),
+    ArrayFormat(2, "blosc", SMALL),
+    ArrayFormat(3, "zstd", SMALL, "sharded"),
+    ArrayFormat(3, "zstd", LARGE),
+    ArrayFormat(2, "blosc", LARGE),
+]
+
+REPEATS = {"256 MiB": 4, "2560 MiB": 40}
+"""How often the volume of 64 MiB is there, along the first dimension."""
+
+CROP = "8 chunks"
+
+ROUNDS_S = 1.0
+MOST_ROUNDS = 200
+
+HEADS = (
+    "format", "read", "chunks", "us a chunk", "system, us a chunk", "caller, us a chunk",
+    "ms a submission", "wall, ms", "submissions", "launches", "copies", "waits",
+)  # fmt: skip
+
+
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize("cost_format", FORMATS, ids=str)
+    metafunc.parametrize("read", [CROP, *REPEATS])
+
+
+@pytest.fixture(scope="module")
+def rows(request):
+    """Rows of the table, which is printed behind the last one."""
+    found = []
+    yield found
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n| {' | '.join(HEADS)} |")
+        print(f"| --- | ---{' | ---:' * (len(HEADS) - 2)} |")
+        for row in found:
+            print(f"| {' | '.join(map(str, row))} |")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("host_cost")
+    yield path
+    shutil.rmtree(path)
+
+
+def spec_of(folder, array_format, repeats, volume):
+    """Specification of an array on disk: one volume, and links to its files for the repeats."""
+    path = folder / f"{array_format}-{repeats}"
+    shape = (SHAPE[0] * repeats, *SHAPE[1:])
+    spec = array_format.tensorstore_spec(f"{path}/", shape)
+    if path.exists():
+        return spec, path
+    context = gpustore.Context({"file_io_sync": False})
+    store = gpustore.open(spec, create=True, context=context, device="cpu").result()
+    store[: SHAPE[0]] = volume
+    root = path / "c" if array_format.version == 3 else path
+    count = len([*root.iterdir()]) - (array_format.version == 2)
+    for i in range(count, count * repeats):
+        shutil.copytree(root / str(i % count), root / str(i), copy_function=os.link)
+    return spec, path
+
+
+def system_s(path):
+    """Seconds that the system takes to open, look at, read and close all files, once."""
+    files = [one for one in path.rglob("*") if one.is_file()]
+    room = memoryview(bytearray(max(one.stat().st_size for one in files)))
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    for name in files:
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        os.fstat(file)
+        os.readv(file, [room])
+        os.close(file)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime - begin
+
+
+def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read):
+    repeats = REPEATS.get(read, 1)
+    spec, path = spec_of(folder, cost_format, repeats, volume)
+    threads = request.config.getoption("--threads")
+    names = ("data_copy_concurrency", "file_io_concurrency")
+    context = gpustore.Context({name: {"limit": threads} for name in names})
+    part = np.s_[...]
+    chunks = repeats * volume.nbytes // (2 * int(np.prod(cost_format.chunk)))
+    if read == CROP:
+        part, chunks = tuple(slice(n // 2, n // 2 + n) for n in cost_format.chunk), 8
+    device, times, counted = NullDevice(), [], {}
+    with opened(device) as name:
+        store = gpustore.open(spec, context=context, device=name).result()
+
+        def once():
+            device.counts.clear()
+            begin = time.process_time(), time.thread_time(), time.perf_counter()
+            future = store[part].read()
+            future.result()
+            end = time.process_time(), time.thread_time(), time.perf_counter()
+            times.append([b - a for a, b in zip(begin, end)])
+            counted.update(future.statistics.snapshot())
+
+        for _ in range(2):  # The first read takes the memory that is kept.
+            once()
+        rounds = max(3, min(MOST_ROUNDS, int(ROUNDS_S / times[1][2])))
+        times.clear()
+        benchmark.pedantic(once, rounds=rounds, iterations=1)
+    assert counted.get("retries", 0) == counted.get("host_fallbacks", 0) == device.unread == 0
+    cpu, caller, wall = map(statistics.median, zip(*times))
+    files = 0.0 if read == CROP else statistics.median(system_s(path) for _ in range(3))
+    submissions = device.counts["download"]
+    figures = [
+        f"{cpu / chunks * 1e6:.1f}",
+        "" if read == CROP else f"{files / chunks * 1e6:.1f}",
+        f"{caller / chunks * 1e6:.1f}",
+        f"{(cpu - files) / max(1, submissions) * 1e3:.2f}",
+        f"{wall * 1e3:.2f}",
+        submissions,
+    ]
+    figures += [counted.get(head, 0) for head in HEADS[-3:]]
+    benchmark.extra_info.update(zip(HEADS[3:], figures))
+    rows.append([cost_format, read, chunks, *figures])
