@@ -381,7 +381,8 @@ class Device(Protocol):
         Parameters
         ----------
         stream : object, optional
-            An object with ``__cuda_stream__``, a CuPy stream, or the address of a CUDA stream.
+            A stream of CuPy or PyTorch, an object with ``__cuda_stream__``, or the address of a
+            CUDA stream.
         """
 
     def record(self, stream: Stream) -> Event:

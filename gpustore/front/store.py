@@ -114,10 +114,10 @@ class TensorStore(OpenedArray):
             ``__cuda_array_interface__`` or DLPack. Shape and data type must be those of the store.
             The array must stay alive until the Future is ready.
         stream : object, optional
-            CUDA stream that used `out` last (a CuPy stream, an object with ``__cuda_stream__``, or
-            its address), by default CuPy's current one. Work that the stream received before this
-            call is done first. Stores in host memory ignore it, so that one program runs with
-            ``device="auto"`` anywhere.
+            CUDA stream that used `out` last (of CuPy or PyTorch, an object with
+            ``__cuda_stream__``, or its address), by default CuPy's current one. Work that the
+            stream received before this call is done first. Stores in host memory ignore it, so
+            that one program runs with ``device="auto"`` anywhere.
 
         Returns
         -------

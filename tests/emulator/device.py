@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpustore.backends.device.foreign import ForeignArray, foreign_array
+from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
@@ -306,10 +306,8 @@ class EmulatedDevice:
             if isinstance(stream, EmulatedStream):
                 return stream
             if stream is not None:
-                handle = (
-                    stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream
-                )
-                found = [known for known in self._queue.streams if known.number == handle]
+                address = stream_handle(stream).address
+                found = [known for known in self._queue.streams if known.number == address]
                 if not found:
                     raise TypeError(f"stream: expected a stream of this device, got {stream!r}")
                 return found[0]

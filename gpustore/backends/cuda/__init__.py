@@ -24,7 +24,7 @@ import numpy as np
 
 from gpustore.backends import nvcomp
 from gpustore.backends.cuda import gds
-from gpustore.backends.device.foreign import ForeignArray, StreamHandle, foreign_array
+from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
 from gpustore.device.kernels import instance, source
 from gpustore.device.protocol import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
@@ -190,13 +190,9 @@ class CudaDevice:
     def caller_stream(self, stream: Any = None) -> Any:
         if stream is None:
             return cupy.cuda.get_current_stream()
-        if isinstance(stream, int):
-            stream = StreamHandle(stream)
         if hasattr(stream, "ptr"):
             return stream
-        if not hasattr(stream, "__cuda_stream__"):
-            raise TypeError(f"stream: expected a CUDA stream, got {stream!r}")
-        return cupy.cuda.Stream.from_external(stream)
+        return cupy.cuda.Stream.from_external(stream_handle(stream))
 
     @_on_device
     def record(self, stream: Any) -> Any:

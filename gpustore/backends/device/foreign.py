@@ -89,3 +89,29 @@ class StreamHandle:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self.address)
+
+
+def stream_handle(stream: Any) -> StreamHandle:
+    """Return the handle of a CUDA stream of any library.
+
+    Parameters
+    ----------
+    stream : object
+        Address of the stream, an object with ``__cuda_stream__``, or a stream of PyTorch, whose
+        attribute ``cuda_stream`` is the address.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+
+    >>> stream_handle(7)
+    StreamHandle(address=7)
+    """
+    if hasattr(stream, "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    elif hasattr(stream, "cuda_stream"):
+        stream = stream.cuda_stream
+    if not isinstance(stream, int):
+        raise TypeError(f"stream: expected a CUDA stream, got {stream!r}")
+    return StreamHandle(stream)

@@ -314,11 +314,17 @@ class Borrowed:
         return self.stream.__cuda_stream__()
 
 
+class TorchStream:
+    def __init__(self, stream):
+        self.cuda_stream = stream.number
+
+
 FORMS = {
     "current": lambda stream: None,
     "stream": lambda stream: stream,
     "address": lambda stream: stream.number,
     "protocol": Borrowed,
+    "torch": TorchStream,
 }
 
 

@@ -6,7 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.backends.device.foreign import DeviceBytes, ForeignArray, StreamHandle, foreign_array
+from gpustore.backends.device.foreign import (
+    DeviceBytes,
+    ForeignArray,
+    StreamHandle,
+    foreign_array,
+    stream_handle,
+)
 from tests.emulator.dlpack import DlpackArray, TorchLikeArray
 
 VIEW = ForeignArray(None, 4096, (16, -4), (3, 2), np.dtype("<f4"))
@@ -57,3 +63,9 @@ def test_what_others_take_is_by_address():
     found = foreign_array(DeviceBytes(512, 10), 0)
     assert (found.address, found.shape, found.strides, found.dtype) == (512, (10,), (1,), "u1")
     assert StreamHandle(7).__cuda_stream__() == (0, 7)
+
+
+@pytest.mark.parametrize("stream", ["7", None, 1.5, TorchLikeArray(VIEW)])
+def test_other_objects_are_no_streams(stream):
+    with pytest.raises(TypeError, match="expected a CUDA stream"):
+        stream_handle(stream)
