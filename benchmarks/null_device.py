@@ -83,6 +83,7 @@ class NullDevice:
     """
 
     name = "null"
+    multiprocessors = 132
 
     def __init__(self):
         self.counts = Counter()
