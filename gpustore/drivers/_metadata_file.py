@@ -93,8 +93,9 @@ class MetadataFile:
         if len(data) <= REMEMBERED_NBYTES:
             # After an error, decoding once more raises it with the name of this file.
             with suppress(GpustoreError):
-                return decoded(self.format.decode, data, self.limits)
-        return self.format.decode(data, where=where or self.name, limits=self.limits)
+                return decoded(self.format.metadata_class, data, self.limits)
+        kind = self.format.metadata_class
+        return kind.decode(data, where=where or self.name, limits=self.limits)
 
     def blamed(self) -> naming_key:
         """Return a context manager that attaches the key to errors about the contents of the

@@ -7,18 +7,14 @@ reading. All results are immutable, and depend on the arguments alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from gpustore.drivers.format import ArrayDescription, Format
-from gpustore.metadata.document import parse_shape
+from gpustore.metadata.document import ArrayMetadata, parse_shape, with_json_numbers
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, parse
-
-Decode: TypeAlias = Callable[..., Any]
-"""The function ``decode`` of a :class:`~gpustore.drivers.format.Format`."""
 
 REMEMBERED_NBYTES = 16 << 10
 """Longest document, and text of constraints, whose parsed form is remembered."""
@@ -26,7 +22,7 @@ REMEMBERED_NBYTES = 16 << 10
 _NO_SCHEMA = Schema()
 
 
-class _Spelled:
+class Spelled:
     """Something that is told by its text from others; ``1``, ``1.0`` and ``true`` differ."""
 
     __slots__ = ("_text", "value")
@@ -36,7 +32,7 @@ class _Spelled:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Spelled) and self._text == other._text
+        return isinstance(other, Spelled) and self._text == other._text
 
     def __hash__(self) -> int:
         return hash(self._text)
@@ -66,15 +62,16 @@ class _Same:
 
 
 @lru_cache(maxsize=64)
-def decoded(decode: Decode, data: bytes, limits: Limits) -> Any:
+def decoded(kind: type[ArrayMetadata], data: bytes, limits: Limits) -> Any:
     """Return the metadata in a document of at most :data:`REMEMBERED_NBYTES`.
 
-    Documents that differ in shape alone are decoded once, because arrays of one data set often do.
+    Of documents that differ only in shape, fill value and what the user adds, as those of one data
+    set often do, the rest is decoded once.
 
     Raises
     ------
     GpustoreError
-        If the document is wrong; `decode` knows why.
+        If the document is wrong; decoding it as `kind` tells why.
     """
     value = parse(
         data,
@@ -83,26 +80,50 @@ def decoded(decode: Decode, data: bytes, limits: Limits) -> Any:
         max_depth=limits.metadata_depth,
         non_finite=True,
     )
+    if b"NaN" in data or b"Infinity" in data:
+        value = with_json_numbers(value, "", "")
     shape = value.pop("shape", None) if isinstance(value, dict) else None
     # A zarr-python chunk may have size 0 along a dimension of extent 0, and only there.
-    if not isinstance(shape, list) or 0 in shape:
-        return decode(data, where="", limits=limits)
-    first = _first(decode, _Spelled(repr(value), data), limits)
-    shape = parse_shape(shape, 0, rank=first.rank, max_rank=limits.rank)
-    return first if shape == first.shape else first.with_shape(shape)
+    if not isinstance(shape, list) or 0 in shape or "fill_value" not in value:
+        return kind.decode(data, where="", limits=limits)
+    fill_value, free = value.pop("fill_value"), kind.take_free(value)
+    first = _first(kind, Spelled(repr(value), (data, repr(fill_value), repr(free))), limits)
+    metadata = first.metadata
+    shape = parse_shape(shape, 0, rank=metadata.rank, max_rank=limits.rank)
+    fields: dict[str, Any] = {}
+    if repr(fill_value) != first.fill_value:
+        fields["fill_value"] = metadata.parse_fill_value(fill_value)
+    if repr(free) != first.free:
+        fields[kind.free_member] = metadata.parse_free(free, limits)
+    if not fields and shape == metadata.shape:
+        return metadata
+    return metadata.with_members(shape=shape, **fields)
+
+
+class _First(NamedTuple):
+    """Metadata in the first of some documents, and the text of what differs in the others."""
+
+    metadata: Any
+    fill_value: str
+    free: str
 
 
 @lru_cache(maxsize=64)
-def _first(decode: Decode, data: _Spelled, limits: Limits) -> Any:
-    """Return the metadata in the first of the documents that differ in shape alone."""
-    return decode(data.value, where="", limits=limits)
+def _first(kind: type[ArrayMetadata], rest: Spelled, limits: Limits) -> _First:
+    data, fill_value, free = rest.value
+    return _First(kind.decode(data, where="", limits=limits), fill_value, free)
 
 
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     """Return the array that `metadata` describe."""
-    if metadata.original is not None:
-        return described(format_, metadata.original, limits).with_shape(metadata.shape)
-    return _described(format_, _Same(metadata), limits)
+    original = metadata.original
+    if original is None:
+        return _described(format_, _Same(metadata), limits)
+    first = _described(format_, _Same(original), limits)
+    if metadata.differs_in_shape:
+        return first.with_shape(metadata.shape)
+    description: ArrayDescription = format_.redescribe(metadata, first, limits=limits)
+    return description
 
 
 @lru_cache(maxsize=64)
@@ -119,11 +140,11 @@ def constraints(format_: Format, value: JsonValue) -> Any:
     text = repr(value)
     if len(text) > REMEMBERED_NBYTES:
         return format_.constraints(value)
-    return _constraints(format_, _Spelled(text, value))
+    return _constraints(format_, Spelled(text, value))
 
 
 @lru_cache(maxsize=64)
-def _constraints(format_: Format, json: _Spelled) -> Any:
+def _constraints(format_: Format, json: Spelled) -> Any:
     return format_.constraints(json.value)
 
 

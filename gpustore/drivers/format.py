@@ -23,6 +23,7 @@ from gpustore.index_space.bounds import Box
 from gpustore.index_space.domain import make_domain
 from gpustore.metadata.component import Component, is_opaque, select
 from gpustore.metadata.data_type import V3_DATA_TYPES
+from gpustore.metadata.document import ArrayMetadata
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.runtime.limits import Limits
@@ -498,6 +499,10 @@ class Format(Protocol):
     def selection(self) -> Selection:
         """Part of each stored element that the format opens."""
 
+    @property
+    def metadata_class(self) -> type[ArrayMetadata]:
+        """Class of the metadata, which parses stored documents."""
+
     def selecting(self, selection: Selection) -> Format:
         """Return the format for another part of each stored element."""
 
@@ -510,10 +515,6 @@ class Format(Protocol):
     def constraints_of(self, metadata: Any) -> Any:
         """Return constraints that only these metadata fulfil."""
 
-    @staticmethod
-    def decode(data: Any, *, where: str, limits: Limits) -> Any:
-        """Parse a stored document."""
-
     def describe(self, metadata: Any, *, limits: Limits) -> ArrayDescription:
         """Return the array that `metadata` describe, with its codecs resolved.
 
@@ -521,6 +522,14 @@ class Format(Protocol):
         ------
         MetadataError, UnsupportedError, LimitError
             If a codec is unknown, unsupported or not applicable.
+        """
+
+    def redescribe(
+        self, metadata: Any, first: ArrayDescription, *, limits: Limits
+    ) -> ArrayDescription:
+        """Return the array that `metadata` describe, made from the description `first` of their
+        :attr:`~gpustore.metadata.document.ArrayMetadata.original`; raises the errors of
+        :meth:`describe`.
         """
 
     def create(self, constraints: Any, merged: Schema, *, limits: Limits) -> Any:

@@ -77,6 +77,7 @@ class Zarr2Format:
         stored_first=True,
         has_units=False,
     )
+    metadata_class = Zarr2Metadata
     metadata_key = ".zarray"
     no_constraints = Zarr2Constraints()
 
@@ -103,11 +104,6 @@ class Zarr2Format:
         filters = tuple(parse_filters(metadata.filters, stored=True)) or None
         known = dataclasses.replace(metadata, compressor=compressor, filters=filters, extra={})
         return self.constraints(known.to_json())
-
-    @staticmethod
-    def decode(data: Any, *, where: str, limits: Limits) -> Zarr2Metadata:
-        """Parse a stored ``.zarray``."""
-        return Zarr2Metadata.decode(data, where=where, limits=limits)
 
     def take_constraints(self, members: Members) -> Zarr2Constraints:
         """Take ``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
@@ -156,6 +152,16 @@ class Zarr2Format:
             inner_rank=component.rank,
             blank=blank,
         )
+
+    def redescribe(
+        self, metadata: Zarr2Metadata, first: ArrayDescription, *, limits: Limits
+    ) -> ArrayDescription:
+        """Return the array that `metadata` describe; codecs are those of `first`."""
+        del limits
+        component = self.component(metadata)
+        fill, blank = fill_of_component(component, metadata.dtype, metadata.fill_value)
+        shape = metadata.shape + component.shape
+        return dataclasses.replace(first, shape=shape, fill_value=fill, blank=blank)
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
         """Compare stored metadata with the caller's constraints."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.chain_spec import parse_chain, parse_v3, passed_over
 from gpustore.codec_chain.merge import (
     complete_v3,
@@ -25,6 +26,7 @@ from gpustore.codec_chain.merge import (
     shard_v3,
 )
 from gpustore.data_types.dtype import MORE_NUMBERS
+from gpustore.data_types.unit import Unit
 from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
@@ -63,6 +65,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.chunk_shape import choose_read_write_chunk_shapes, choose_single_chunk_shape
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.sharding.shard import resolve_codecs
+from gpustore.sharding.shard_codec import ShardStage
 from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_member
 
 
@@ -90,6 +93,7 @@ class Zarr3Format:
         stored_first=False,
         has_units=True,
     )
+    metadata_class = Zarr3Metadata
     metadata_key = "zarr.json"
     no_constraints = Zarr3Constraints()
 
@@ -120,11 +124,6 @@ class Zarr3Format:
         if not metadata.has_labels:
             members.pop("dimension_names", None)
         return Zarr3Constraints.from_json(members)
-
-    @staticmethod
-    def decode(data: Any, *, where: str, limits: Limits) -> Zarr3Metadata:
-        """Parse a stored ``zarr.json``."""
-        return Zarr3Metadata.decode(data, where=where, limits=limits)
 
     def take_constraints(self, members: Members) -> Zarr3Constraints:
         """Take ``metadata``."""
@@ -161,10 +160,7 @@ class Zarr3Format:
                 grid.check_inner([n * size for n, size in zip(divisor, codecs.chunk_shape)])
             elif not parse_chain(metadata.codecs, stored=True).keeps_shape:
                 grid.check_codecs()
-        fill, blank = fill_of_component(component, stored, metadata.fill_value)
-        if fill is not None and component.is_element:
-            with in_member("codecs"):
-                codecs.chain.check_fill(fill)
+        fill, blank = _fill_of(metadata, component, stored, codecs.chain)
         return ArrayDescription(
             shape=metadata.shape + component.shape,
             chunk_shape=metadata.chunk_shape + component.shape,
@@ -177,12 +173,29 @@ class Zarr3Format:
             key_prefix=encoding.prefix if rank else encoding.scalar_key,
             key_separator=encoding.separator,
             labels=metadata.labels + ("",) * component.rank,
-            units=metadata.dimension_units + (None,) * component.rank,
+            units=_units_of(metadata, component),
             codec_json={"driver": self.json_id, **codecs.chain.to_json()},
             inner_rank=component.rank,
             blank=blank,
             grid=grid,
             passed_over=passed_over(metadata.codecs) + _transformers(metadata),
+        )
+
+    def redescribe(
+        self, metadata: Zarr3Metadata, first: ArrayDescription, *, limits: Limits
+    ) -> ArrayDescription:
+        """Return the array that `metadata` describe; codecs are those of `first`."""
+        if any(isinstance(stage, ShardStage) for stage in first.chain.stages):
+            return self.describe(metadata, limits=limits)  # They know the fill value.
+        stored = _stored(metadata.data_type, metadata.codecs)
+        component = self.selection.of(stored)
+        fill, blank = _fill_of(metadata, component, stored, first.chain)
+        return replace(
+            first,
+            shape=metadata.shape + component.shape,
+            fill_value=fill,
+            blank=blank,
+            units=_units_of(metadata, component),
         )
 
     def validate(self, constraints: Zarr3Constraints, metadata: Zarr3Metadata) -> None:
@@ -295,6 +308,21 @@ class Zarr3Format:
             else (second if first is None else first)
         )
         return _codec_json(codecs)
+
+
+def _fill_of(
+    metadata: Zarr3Metadata, component: Component, stored: np.dtype[Any], chain: CodecChain
+) -> tuple[Any, Any]:
+    """Return the result of :func:`fill_of_component`; MetadataError if the codecs refuse it."""
+    fill, blank = fill_of_component(component, stored, metadata.fill_value)
+    if fill is not None and component.is_element:
+        with in_member("codecs"):
+            chain.check_fill(fill)
+    return fill, blank
+
+
+def _units_of(metadata: Zarr3Metadata, component: Component) -> tuple[Unit | None, ...]:
+    return metadata.dimension_units + (None,) * component.rank
 
 
 def _stored(data_type: V3DataType, codecs: Sequence[NamedConfiguration]) -> np.dtype[Any]:

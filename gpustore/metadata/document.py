@@ -47,8 +47,7 @@ class ArrayMetadata(abc.ABC):
     shape : tuple of int, length rank
         Extents in elements.
     original : ArrayMetadata or None
-        Metadata that differ from these in shape alone, if these were made of them by
-        :meth:`with_shape`.
+        Metadata of which these were made by :meth:`with_shape` or :meth:`with_members`.
     """
 
     document_name: ClassVar[str]
@@ -119,6 +118,19 @@ class ArrayMetadata(abc.ABC):
         """Number of dimensions."""
         return len(self.shape)
 
+    @classmethod
+    @abc.abstractmethod
+    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Take the members that make :attr:`free_member` out of a parsed document."""
+
+    @abc.abstractmethod
+    def parse_fill_value(self, value: JsonValue) -> Any:
+        """Return the field ``fill_value`` for another value of that member."""
+
+    @abc.abstractmethod
+    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
+        """Return the field :attr:`free_member` for other members of :meth:`take_free`."""
+
     def with_shape(self, shape: tuple[int, ...]) -> Self:
         """Return the metadata of the array resized to `shape`, of the same rank.
 
@@ -127,13 +139,26 @@ class ArrayMetadata(abc.ABC):
         MetadataError
             If the ranks differ, or edges of chunks do not reach as far.
         """
-        resized = object.__new__(type(self))
+        return self.with_members(shape=tuple(shape))
+
+    def with_members(self, **fields: Any) -> Self:
+        """Return the metadata with other parsed values of the shape, the fill value or
+        :attr:`free_member`; raises the errors of :meth:`with_shape`.
+        """
+        changed = object.__new__(type(self))
         for name in _names(type(self)):
-            object.__setattr__(resized, name, getattr(self, name))
-        object.__setattr__(resized, "shape", tuple(shape))
-        object.__setattr__(resized, "original", self.original or self)
-        resized.check_shape()
-        return resized
+            object.__setattr__(changed, name, getattr(self, name))
+        for name, value in fields.items():
+            object.__setattr__(changed, name, value)
+        object.__setattr__(changed, "original", self.original or self)
+        changed.check_shape()
+        return changed
+
+    @property
+    def differs_in_shape(self) -> bool:
+        """Whether nothing but the shape is another than that of :attr:`original`."""
+        others = ("fill_value", self.free_member)
+        return all(getattr(self, name) is getattr(self.original, name, None) for name in others)
 
     def same_array(self, other: Self) -> bool:
         """Whether `other` describes the same array, perhaps resized.
@@ -211,7 +236,7 @@ def read_document(
             non_finite=True,
         )
         if b"NaN" in data or b"Infinity" in data:
-            value = _with_json_numbers(value, name, invalid_json_status)
+            value = with_json_numbers(value, name, invalid_json_status)
         return from_json(value)
     except GpustoreError as error:
         located = error.prefixed(f"Error reading {where}", key=where)
@@ -222,7 +247,7 @@ def read_document(
         raise located from error.__cause__
 
 
-def _with_json_numbers(document: JsonValue, name: str, status: str) -> JsonValue:
+def with_json_numbers(document: JsonValue, name: str, status: str) -> JsonValue:
     """Return the document with NaN and infinities of `fill_value` as strings.
 
     Attributes keep theirs; anywhere else they are an error.

@@ -34,7 +34,7 @@ from gpustore.metadata.fill_value import (
 )
 from gpustore.metadata.named_configuration import json_equal
 from gpustore.metadata.object_type import object_type
-from gpustore.metadata.zarr2_member import UNSET, Codec, Unset, parse_members
+from gpustore.metadata.zarr2_member import MEMBERS, UNSET, Codec, Unset, parse_members
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
@@ -95,14 +95,19 @@ class Zarr2Metadata(ArrayMetadata):
 
     def __post_init__(self) -> None:
         self.check_shape()
-        if self.fill_value is not None and self.dtype.hasobject:
-            fill_value = fill_value_array(self.fill_value, object_type(self.dtype))
-            object.__setattr__(self, "fill_value", fill_value)
-        elif self.fill_value is not None and not is_opaque(self.dtype):
-            # JSON has one NaN only; the value compared with must be the one that is written.
-            given = fill_value_array(self.fill_value, of_elements(self.dtype))
-            written = v2_fill_value_to_json(given, self.dtype)
-            object.__setattr__(self, "fill_value", parse_v2_fill_value(written, self.dtype))
+        object.__setattr__(self, "fill_value", self._normal(self.fill_value))
+
+    def _normal(self, fill_value: Any) -> FillValue | None:
+        """Return a fill value in the form in which it is kept."""
+        if fill_value is None:
+            return None
+        if self.dtype.hasobject:
+            return fill_value_array(fill_value, object_type(self.dtype))
+        if is_opaque(self.dtype):
+            return cast("FillValue", fill_value)
+        # JSON has one NaN only; the value compared with must be the one that is written.
+        given = fill_value_array(fill_value, of_elements(self.dtype))
+        return parse_v2_fill_value(v2_fill_value_to_json(given, self.dtype), self.dtype)
 
     @classmethod
     def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -129,6 +134,17 @@ class Zarr2Metadata(ArrayMetadata):
         """Raise MetadataError or LimitError if a chunk is too large."""
         with in_member("chunks"):
             check_chunk_nbytes(self.chunks, self.dtype.itemsize, limits, is_sharded=False)
+
+    @classmethod
+    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return {name: document.pop(name) for name in [*document] if name not in MEMBERS}
+
+    def parse_fill_value(self, value: JsonValue) -> FillValue | None:
+        return self._normal(parse_v2_fill_value(value, self.dtype))
+
+    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
+        del limits
+        return members
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:

@@ -48,6 +48,15 @@ UNSET: Final = Unset.UNSET
 """Stands for a member without a constraint, since None stands for JSON's ``null``."""
 
 
+MEMBERS: Final = frozenset(
+    {
+        *("zarr_format", "shape", "chunks", "dtype", "compressor", "fill_value", "order"),
+        *("filters", "dimension_separator"),
+    }
+)
+"""Names of the members that :func:`parse_members` takes."""
+
+
 def parse_members(members: Members, *, limits: Limits, is_stored: bool) -> dict[str, Any]:
     """Take all known members; unknown ones are left in `members`.
 

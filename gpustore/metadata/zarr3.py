@@ -29,9 +29,18 @@ from gpustore.metadata.document import (
     merge_mappings,
     merge_values,
 )
-from gpustore.metadata.fill_value import FillValue, fill_value_array, v3_fill_value_to_json
+from gpustore.metadata.fill_value import (
+    FillValue,
+    fill_value_array,
+    parse_v3_fill_value,
+    v3_fill_value_to_json,
+)
 from gpustore.metadata.named_configuration import NamedConfiguration, json_equal
-from gpustore.metadata.zarr3_member import parse_dimension_units, parse_members
+from gpustore.metadata.zarr3_member import (
+    parse_attributes,
+    parse_dimension_units,
+    parse_members,
+)
 from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from gpustore.strict_json.parsing import JsonValue, in_member
 
@@ -105,9 +114,13 @@ class Zarr3Metadata(ArrayMetadata):
 
     def __post_init__(self) -> None:
         self.check_shape()
+        object.__setattr__(self, "fill_value", self._normal(self.fill_value))
+
+    def _normal(self, fill_value: FillValue) -> FillValue:
+        """Return a fill value in the form in which it is kept."""
         if isinstance(self.data_type, DataType):
-            fill_value = fill_value_array(self.fill_value, self.data_type)
-            object.__setattr__(self, "fill_value", fill_value)
+            return fill_value_array(fill_value, self.data_type)
+        return fill_value
 
     @classmethod
     def from_json(cls, value: JsonValue, *, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -134,6 +147,17 @@ class Zarr3Metadata(ArrayMetadata):
         with in_member("chunk_grid"), in_member("configuration"), in_member("chunk_shape"):
             itemsize = self.data_type.itemsize
             check_chunk_nbytes(self.chunk_shape, itemsize, limits, is_sharded=is_sharded)
+
+    @classmethod
+    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return {"attributes": document.pop("attributes")} if "attributes" in document else {}
+
+    def parse_fill_value(self, value: JsonValue) -> FillValue:
+        return self._normal(parse_v3_fill_value(value, self.data_type))
+
+    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
+        value = members.get("attributes", {})
+        return parse_attributes(value, self.rank, limits, is_stored=True)
 
     @property
     def labels(self) -> tuple[str, ...]:

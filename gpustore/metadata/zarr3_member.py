@@ -146,7 +146,7 @@ def _take_dimensions(
         rank = len(dimension_names)
 
     def attributes(value: JsonValue) -> Mapping[str, JsonValue]:
-        return _attributes(value, rank, limits, is_stored=default is not None)
+        return parse_attributes(value, rank, limits, is_stored=default is not None)
 
     return {
         "chunk_shape": chunk_shape,
@@ -208,9 +208,10 @@ def _strings(value: JsonValue, rank: int | None, limits: Limits) -> tuple[str | 
     return tuple(strings)
 
 
-def _attributes(
+def parse_attributes(
     value: JsonValue, rank: int | None, limits: Limits, *, is_stored: bool
 ) -> Mapping[str, JsonValue]:
+    """Parse ``attributes``: an object, with a unit or null for each dimension if it has units."""
     attributes = dict(expect_object(value))
     if _UNITS in attributes:
         with in_member(_UNITS):

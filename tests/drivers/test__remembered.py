@@ -37,7 +37,8 @@ V3 = {
     "attributes": {"shape": [1], "dimension_units": ["4 nm", None]},
     "dimension_names": ["x", None],
 }
-INNER = {"chunk_shape": [1, 3], "codecs": ["bytes"], "index_codecs": ["bytes"]}
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+INNER = {"chunk_shape": [1, 3], "codecs": [LITTLE], "index_codecs": [LITTLE]}
 EDGES = {"kind": "inline", "chunk_shapes": [[2, 5], 3]}
 DOCUMENTS = {
     "v2": V2,
@@ -71,7 +72,20 @@ def outcome(document):
     except GpustoreError as error:
         return type(error), str(error), error.key
     parts = (found.domain, found.chunk_shape, found.read_shape, found.dtype, found.labels)
-    return metadata.to_json(), *parts, found.units, found.codec_json, found.grid is None
+    parts += tuple(map(bits, (found.fill_value, found.blank, metadata.fill_value)))
+    parts += (metadata.encode(), found.units, found.codec_json, found.grid is None)
+    return metadata.to_json(), *parts, missing_chunk(found.chain)
+
+
+def bits(array):
+    if array is None:
+        return None
+    return array.dtype, array.tolist(), b"" if array.dtype.hasobject else array.tobytes()
+
+
+def missing_chunk(chain):
+    """What shards that are encoded as a whole read where inner chunks are missing."""
+    return [stage.missing for stage in chain.stages if hasattr(stage, "missing")]
 
 
 CACHES = (
@@ -83,6 +97,103 @@ CACHES = (
 def forget():
     for cache in CACHES:
         cache.cache_clear()
+
+
+TYPES_V2 = (
+    *("<f4", ">i2", "<c8", "|b1", "<M8[s]", "<U2", "|S3", "|V2", ">f2"),
+    [["a", ">u2", [2]]],
+)
+TYPES_V3 = (
+    *("float32", "int8", "complex64", "bool", "string", "r16", "uint64"),
+    {"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}},
+    {"name": "fixed_length_utf32", "configuration": {"length_bytes": 8}},
+)
+FILL_VALUES = (
+    *(
+        0,
+        1,
+        -1,
+        0.0,
+        -0.0,
+        1.5,
+        1e300,
+        300,
+        2**63,
+        True,
+        False,
+        None,
+        "",
+        "a",
+        "abcd",
+        "NaN",
+        "NaT",
+    ),
+    *(
+        float("nan"),
+        float("-inf"),
+        "Infinity",
+        "0x7fc00001",
+        "0xff",
+        "AAA=",
+        "AQAAAA==",
+        "AQAAAAAAAAA=",
+    ),
+    *([1.0, 2], ["NaN", float("inf")], [1, 2, 3], {"a": 1}, [], {}),
+)
+MORE = (
+    *({}, {"attributes": {}}, {"attributes": {"dimension_units": ["2 nm", "s"]}}),
+    *({"attributes": {"dimension_units": [1, None]}}, {"attributes": {"dimension_units": ["m"]}}),
+    *({"attributes": {"a": float("nan")}}, {"attributes": []}, {"attributes": None}),
+    *({"other": 1}, {"other": float("inf")}, {"other": {"must_understand": False}}),
+    {"consolidated_metadata": None},
+)
+
+
+def same_as_alone(first, others):
+    """Documents mean the same, or raise the same error, after `first` was remembered."""
+    for document in others:
+        forget()
+        expected = repr(outcome(document))
+        forget()
+        outcome(first)
+        assert repr(outcome(document)) == expected, document
+        assert repr(outcome(document)) == expected, document
+
+
+def typed(version, dtype):
+    if version == 2:
+        return {**V2, "shape": [4, 6], "dtype": dtype}
+    codecs = ["vlen-utf8"] if dtype == "string" else V3["codecs"]
+    if dtype == "r16":
+        codecs = ["bytes"]
+    return {**V3, "shape": [4, 6], "data_type": dtype, "codecs": codecs, "fill_value": None}
+
+
+@each("version, dtype", [*((2, one) for one in TYPES_V2), *((3, one) for one in TYPES_V3)])
+def test_what_is_remembered_of_one_fill_value_is_right_for_others(version, dtype):
+    document = typed(version, dtype)
+    documents = [{**document, "fill_value": value} for value in FILL_VALUES]
+    readable = [one for one in documents if isinstance(outcome(one)[0], dict)]
+    assert len(readable) > 1
+    for first in readable[:2]:
+        same_as_alone(first, documents)
+
+
+@each("name", DOCUMENTS)
+def test_what_is_remembered_of_attributes_is_right_for_others(name):
+    document = {key: one for key, one in DOCUMENTS[name].items() if key != "attributes"}
+    document["shape"] = [4, 6]
+    for more in ({}, {"attributes": {"dimension_units": ["4 nm", None]}}, {"other": "x"}):
+        others = [{**document, **one, "fill_value": 0} for one in MORE]
+        same_as_alone({**document, **more}, others)
+
+
+def test_whole_shards_of_another_fill_value_have_that_one():
+    codecs = [{"name": "sharding_indexed", "configuration": INNER}, "crc32c"]
+    document = {**V3, "shape": [4, 6], "data_type": "uint8", "codecs": codecs}
+    documents = [{**document, "fill_value": value} for value in (3, 4, 256)]
+    assert outcome(documents[0])[-1] == [b"\3"]
+    same_as_alone(documents[0], documents)
 
 
 @each("name", DOCUMENTS)
@@ -97,7 +208,7 @@ def test_what_is_remembered_of_one_shape_is_right_for_others(name, first):
         assert repr(outcome({**document, "shape": shape})) == expected, shape
 
 
-def test_documents_that_differ_in_shape_are_decoded_and_described_once(monkeypatch):
+def test_documents_that_are_alike_are_decoded_and_described_once(monkeypatch):
     forget()
     format_ = registry.find("drivers", "zarr3").format
     calls = []
@@ -106,7 +217,8 @@ def test_documents_that_differ_in_shape_are_decoded_and_described_once(monkeypat
         type(format_), "describe", lambda *a, **k: calls.append(a) or describe(*a, **k)
     )
     for extent in range(1, 100):
-        assert outcome({**V3, "shape": [extent, 6]})[0]["shape"] == [extent, 6]
+        document = {**V3, "fill_value": extent, "attributes": {"a": extent}}
+        assert outcome({**document, "shape": [extent, 6]})[0]["shape"] == [extent, 6]
     assert len(calls) == 1
 
 
