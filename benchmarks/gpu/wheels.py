@@ -35,7 +35,7 @@ def lots(cuda=13):
     zarr = next(r for r in extras["test"] if _name(r) == "zarr")
     zarrs = next(r for r in extras["test"] if _name(r) == "zarrs")
     first = [nvcomp, f"nvidia-libnvcomp-cu{cuda}", kvikio, f"libkvikio-cu{cuda}", "rapids-logger"]
-    first += [*core, *extras["snappy"], *extras["libdeflate"], zarr, "donfig", "msgspec", "pyyaml"]
+    first += [*core, *extras["snappy"], zarr, "donfig", "msgspec", "pyyaml"]
     return {"first": first, "second": [tensorstore, zarrs]}
 
 

@@ -4,10 +4,8 @@ isal (Intel's ISA-L) decodes them 1.4 to 2.7 times as fast as the standard libra
 the two lowest levels 5 times as fast; it has no counterpart of the higher ones. Measured in
 ``docs/design/002-dependencies.md``. Both release the GIL.
 
-libdeflate, where installed (extra ``libdeflate``), decodes whole chunks in three quarters of isal's
-time. It does not report the end of the stream, but it compares the stream's last bytes with the
-checksum of the decoded data: a value with these bytes only at its end is one stream and nothing
-else. isal decodes all other values and reports their damage.
+The native core calls libdeflate instead, which takes three quarters of isal's time and decodes one
+whole stream only. isal also decodes several members, and reports damage.
 
 On a device nvcomp decodes the streams. It compares no checksum, so a kernel computes that of the
 decoded bytes; gzip's length is compared before. nvcomp does not report the end of a stream either:
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 from isal import isal_zlib
@@ -47,14 +44,6 @@ from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
-
-_libdeflate: ModuleType | None
-try:
-    import deflate
-except ImportError:
-    _libdeflate = None
-else:
-    _libdeflate = deflate
 
 # Its stub calls it an instance.
 _ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]
@@ -135,10 +124,6 @@ class Deflate(BytesCodec):
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
     ) -> Buffer:
         """Decode one stream, for gzip also several members in a row, as the format allows."""
-        if exact and decoded_max:
-            whole = self._decode_whole(encoded, decoded_max)
-            if whole is not None:
-                return deliver(whole, decoded_max, exact=True, out=out)
         stream = isal_zlib.decompressobj(self._wbits)
         try:
             decoded = stream.decompress(encoded, decoded_max + 1)
@@ -190,25 +175,6 @@ class Deflate(BytesCodec):
             decompress_values(commands, device, "deflate", src, nbytes)
             name = "adler32"
         commands.checksum(name, commands.values, expected)
-
-    def _decode_whole(self, encoded: Buffer, nbytes: int) -> Buffer | None:
-        """Return libdeflate's result if the value is certainly one stream of `nbytes` bytes."""
-        if _libdeflate is None:
-            return None
-        try:
-            if self._wbits == _GZIP:
-                decoded = _libdeflate.gzip_decompress(encoded, nbytes)
-                # CRC-32 and length modulo 2**32 (RFC 1952 2.3.1).
-                size = (nbytes & 0xFFFFFFFF).to_bytes(4, "little")
-                end = _libdeflate.crc32(decoded).to_bytes(4, "little") + size
-            else:
-                decoded = _libdeflate.zlib_decompress(encoded, nbytes)
-                end = _libdeflate.adler32(decoded).to_bytes(4, "big")  # RFC 1950 2.2
-        except _libdeflate.DeflateError:
-            return None
-        value = bytes(encoded)
-        is_whole = len(decoded) == nbytes and value.find(end) == len(value) - len(end)
-        return decoded if is_whole else None
 
     @property
     def _wbits(self) -> int:

@@ -12,10 +12,7 @@ namespace gpustore {
 
 struct Functions {
     // c-blosc 1: blosc.h
-    int (*blosc_cbuffer_validate)(const void* cbuffer, size_t cbytes, size_t* nbytes);
-    void (*blosc_cbuffer_sizes)(const void* cbuffer, size_t* nbytes, size_t* cbytes, size_t* blocksize);
     int (*blosc_decompress_ctx)(const void* src, void* dest, size_t destsize, int threads);
-    int (*blosc_getitem)(const void* src, int start, int nitems, void* dest);
     int (*blosc_compress_ctx)(int clevel, int doshuffle, size_t typesize, size_t nbytes, const void* src, void* dest, size_t destsize, const char* compressor, size_t blocksize, int threads);
 
     // zstd: zstd.h; contexts are ZSTD_DCtx and ZSTD_CCtx, `parameter` is ZSTD_cParameter
@@ -33,15 +30,11 @@ struct Functions {
     int (*LZ4_decompress_safe)(const char* src, char* dst, int src_size, int dst_capacity);
     int (*LZ4_compress_fast)(const char* src, char* dst, int src_size, int dst_capacity, int acceleration);
 
-    // libdeflate: libdeflate.h; contexts are libdeflate_decompressor and libdeflate_compressor
+    // libdeflate: libdeflate.h; contexts are libdeflate_decompressor
     void* (*libdeflate_alloc_decompressor)();
     void (*libdeflate_free_decompressor)(void* context);
     int (*libdeflate_gzip_decompress_ex)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity, size_t* src_used, size_t* dst_used);
     int (*libdeflate_zlib_decompress_ex)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity, size_t* src_used, size_t* dst_used);
-    void* (*libdeflate_alloc_compressor)(int level);
-    void (*libdeflate_free_compressor)(void* context);
-    size_t (*libdeflate_gzip_compress)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity);
-    size_t (*libdeflate_zlib_compress)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity);
 
     // crc32c: crc32c.h
     uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t* data, size_t count);

@@ -1,8 +1,7 @@
 // What Python hands to the native core: the constants of an array, and the columns of one window.
 //
 // All numbers are 64-bit signed integers in the host's byte order, so that both sides agree without
-// padding; gpustore/backends/native/job.py writes the same members in the same order, and
-// gpustore_core_abi() is compared with its sizes when the library is loaded.
+// padding; gpustore/backends/native/job.py writes the same members in the same order.
 #pragma once
 
 #include <atomic>
@@ -15,6 +14,10 @@ namespace gpustore {
 
 using i64 = std::int64_t;
 using u8 = unsigned char;
+
+// Hash of the declarations that both sides share, and of the functions exported: the package loads no
+// library that has another. tests/backends/native/test_declarations.py says what it must be.
+constexpr i64 ABI = 55300917723971434;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };

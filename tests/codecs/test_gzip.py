@@ -1,7 +1,6 @@
 """gzip against the standard library and numcodecs, and every kind of damage."""
 
 import gzip
-import importlib
 import struct
 import zlib
 
@@ -9,7 +8,6 @@ import numcodecs
 import pytest
 from hypothesis import given
 
-from gpustore.codecs import _deflate
 from gpustore.errors import CorruptChunkError
 from tests.codecs.contract import (
     check_damage,
@@ -22,15 +20,6 @@ from tests.codecs.contract import (
 from tests.matrix import each
 
 LEVELS = (0, 1, 2, 6)
-
-
-@pytest.fixture(scope="module", params=["libdeflate", "isal"], autouse=True)
-def library(request):
-    """Everything holds with libdeflate and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "isal":
-            patch.setattr(_deflate, "_libdeflate", None)
-        yield request.param
 
 
 @pytest.mark.matrix
@@ -98,14 +87,3 @@ def test_reads_a_header_with_every_optional_field():
 def test_refuses_a_zlib_stream():
     with pytest.raises(CorruptChunkError, match="inflate"):
         stage("gzip").decode(zlib.compress(b"abc"), 3, exact=True)
-
-
-def test_libdeflate_decodes_whole_chunks(library, monkeypatch):
-    if library == "isal":
-        monkeypatch.setattr(_deflate, "_libdeflate", importlib.import_module("deflate"))
-    monkeypatch.setattr(_deflate.isal_zlib, "decompressobj", None)
-    payload = make_payload(100_000, "steps")
-    out = memoryview(bytearray(len(payload)))
-    encoded = gzip.compress(payload)
-    for value in (encoded, bytearray(encoded), memoryview(encoded)):
-        assert stage("gzip").decode(value, len(payload), exact=True, out=out) == payload

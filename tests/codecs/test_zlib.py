@@ -1,14 +1,12 @@
 """zlib against the standard library and numcodecs, and every kind of damage."""
 
 import gzip
-import importlib
 import zlib
 
 import numcodecs
 import pytest
 from hypothesis import given
 
-from gpustore.codecs import _deflate
 from gpustore.errors import CorruptChunkError
 from tests.codecs.contract import (
     check_damage,
@@ -21,15 +19,6 @@ from tests.codecs.contract import (
 from tests.matrix import each
 
 LEVELS = (0, 1, 9)
-
-
-@pytest.fixture(scope="module", params=["libdeflate", "isal"], autouse=True)
-def library(request):
-    """Everything holds with libdeflate and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "isal":
-            patch.setattr(_deflate, "_libdeflate", None)
-        yield request.param
 
 
 @pytest.mark.matrix
@@ -67,14 +56,3 @@ def test_refuses_bytes_after_the_stream():
 def test_refuses_a_gzip_member():
     with pytest.raises(CorruptChunkError, match="inflate"):
         stage("zlib", "v2").decode(gzip.compress(b"abc"), 3, exact=True)
-
-
-def test_libdeflate_decodes_whole_chunks(library, monkeypatch):
-    if library == "isal":
-        monkeypatch.setattr(_deflate, "_libdeflate", importlib.import_module("deflate"))
-    monkeypatch.setattr(_deflate.isal_zlib, "decompressobj", None)
-    payload = make_payload(100_000, "steps")
-    out = memoryview(bytearray(len(payload)))
-    encoded = zlib.compress(payload)
-    for value in (encoded, bytearray(encoded), memoryview(encoded)):
-        assert stage("zlib", "v2").decode(value, len(payload), exact=True, out=out) == payload

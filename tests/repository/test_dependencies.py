@@ -63,7 +63,6 @@ def test_every_import_is_declared():
         CORE
         | EXTRAS["cli"]
         | EXTRAS["cloud"]
-        | EXTRAS["libdeflate"]
         | EXTRAS["pcodec"]
         | EXTRAS["snappy"]
         | EXTRAS["zfp"]

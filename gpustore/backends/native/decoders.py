@@ -1,22 +1,22 @@
 """Finds functions of other installed libraries that the native core calls by address.
 
 Extension modules of numcodecs, google-crc32c and deflate export the C functions of the libraries
-inside them, or link shared libraries that do: ``dlsym`` finds the same names in both cases. A
-function that is not found has the address 0, and what needs it is done in Python.
+inside them, or link shared libraries that do: ``dlsym`` finds the same names in both cases. Of
+libdeflate conda has the shared library alone. A function that is not found has the address 0, and
+what needs it is done in Python.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
+from pathlib import Path
 
 # Library -> its functions, in the order of `Functions` in kernels/host/functions.h.
 _FUNCTIONS = {
     "blosc": (
-        "blosc_cbuffer_validate",
-        "blosc_cbuffer_sizes",
         "blosc_decompress_ctx",
-        "blosc_getitem",
         "blosc_compress_ctx",
     ),
     "zstd": (
@@ -36,10 +36,6 @@ _FUNCTIONS = {
         "libdeflate_free_decompressor",
         "libdeflate_gzip_decompress_ex",
         "libdeflate_zlib_decompress_ex",
-        "libdeflate_alloc_compressor",
-        "libdeflate_free_compressor",
-        "libdeflate_gzip_compress",
-        "libdeflate_zlib_compress",
     ),
     "crc32c": ("crc32c_extend",),
 }
@@ -53,6 +49,8 @@ _LIBRARIES = {
     "zlib": "libdeflate",
     "crc32c": "crc32c",
 }
+
+_CONDA_LIBDEFLATE = "libdeflate.0.dylib" if sys.platform == "darwin" else "libdeflate.so.0"
 
 
 def addresses(*codecs: str) -> dict[str, int]:
@@ -101,7 +99,7 @@ def _find(library: str) -> dict[str, int]:
 
 
 def _path(library: str) -> str:
-    """Import the extension module that has a library inside, and return its path."""
+    """Return the path of a library, or of the extension module that has it inside; import that."""
     if library == "blosc":
         from numcodecs import blosc as module
     elif library == "zstd":
@@ -109,7 +107,10 @@ def _path(library: str) -> str:
     elif library == "lz4":
         from numcodecs import lz4 as module
     elif library == "libdeflate":
-        from deflate import _deflate as module
+        try:
+            from deflate import _deflate as module
+        except ImportError:
+            return str(Path(sys.prefix, "lib", _CONDA_LIBDEFLATE))
     else:
         from google_crc32c import _crc32c as module
     path: str = module.__file__

@@ -11,8 +11,9 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 56_152_200_048_168_392
-"""Number that ``gpustore_core_abi()`` returns if the library and this package fit together."""
+ABI = 55_300_917_723_971_434
+"""Number that ``gpustore_core_abi()`` returns if the library and this package fit together: a hash
+of the declarations that both share."""
 
 
 def library() -> ctypes.CDLL | None:

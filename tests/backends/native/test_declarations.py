@@ -1,0 +1,236 @@
+"""Python writes the structs of the native core member by member as their headers declare them."""
+
+import ctypes
+import hashlib
+import os
+import re
+from array import array as numbers
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpustore.backends.host.memory import memory_of
+from gpustore.backends.native import library
+from gpustore.backends.native.array import CODECS
+from gpustore.backends.native.decoders import addresses
+from gpustore.backends.native.job import Job
+from gpustore.backends.native.request import MOST_ROWS, Request, strided_maps
+from gpustore.backends.native.write_job import WriteJob
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.kvstores.base import KeyDirectory
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.planning.row_table import RowTable, TablePoints
+from gpustore.planning.window import PlanWindow
+from gpustore.sharding.shard import ShardLevel
+from tests.pipelines.arrays import BYTES, make_array
+from tests.sharding.test_shard_index import index_format
+
+FOLDER = Path(__file__).parents[3] / "kernels" / "host"
+HEADERS = ("functions.h", "job.h", "write_job.h")
+needs_core = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+
+
+def code(name):
+    """Text of a file without comments and superfluous space."""
+    text = re.sub(r"//.*", "", (FOLDER / name).read_text(encoding="utf-8"))
+    return " ".join(text.split())
+
+
+def members(struct):
+    """Names of the members of a struct and of structs inside it, each of one word, in order."""
+    found = re.search(rf"struct {struct} \{{(.*?)\}};", " ".join(map(code, HEADERS)))[1]
+    found = re.sub(r"const \w+\* \w+\(\) const \{.*?\}", "", found)
+    for declaration in filter(None, map(str.strip, found.split(";"))):
+        first, *others = re.split(r"[\s*]*,[\s*]*", declaration)
+        inner, name = re.search(r"(\w+)[>\s*]+(\w+)$", first).groups()
+        if inner == "Target" and "*" not in first:
+            yield from (f"{name}.{one}" for one in members(inner))
+        else:
+            yield from (name, *others)
+
+
+def at(address, struct):
+    """Values of the members of a struct in memory, by name."""
+    names = list(members(struct))
+    return dict(zip(names, words(address, len(names)), strict=True))
+
+
+def words(address, count):
+    """Integers in memory."""
+    return list((ctypes.c_int64 * count).from_address(address))
+
+
+def data(array):
+    """Address of a NumPy array."""
+    return array.__array_interface__["data"][0]
+
+
+def test_the_number_of_the_library_is_a_hash_of_the_declarations():
+    declared = re.sub(r"constexpr i64 ABI = \w+;", "", " ".join(map(code, HEADERS)))
+    exported = re.findall(r"EXPORT std::int64_t [^{]*\{|EXPORT [^{]*\{", code("core.cpp"))
+    digest = hashlib.sha256("\n".join([declared, *exported]).encode()).digest()
+    abi = int.from_bytes(digest[:7], "big")
+    message = f"declarations have changed: set ABI in kernels/host/job.h and library.py to {abi}"
+    assert f"constexpr i64 ABI = {abi};" in code("job.h"), message
+    assert abi == library.ABI, message
+
+
+def on_disk(**changes):
+    """An array whose chunks would lie in files."""
+    store = KvStore.open("file:///nowhere/").result().driver
+    return make_array((64, 96), (4, 6), store=store, key_prefix="/nowhere/c/", **changes)
+
+
+@needs_core
+def test_an_array():
+    chain = NamedConfiguration("zstd", {"level": 1, "checksum": False})
+    checksum = NamedConfiguration("crc32c")
+    order = NamedConfiguration("transpose", {"order": (1, 0)})
+    levels = (ShardLevel(index_format((4, 2)), (1, 0), (3, 5)),)
+    array = on_disk(
+        dtype="uint32",
+        codecs=(order, NamedConfiguration("bytes", {"endian": "big"}), chain, checksum),
+        levels=levels,
+        fill_value=np.array(7, "u4"),
+        blank=np.array(7, "u4"),
+        key_separator=".",
+    )
+    found = at(array.native.address, "Array")
+    assert words(found.pop("functions"), 3) == list(addresses("zstd", "crc32c").values())[:3]
+    level = at(found.pop("level"), "ShardLevel")
+    assert level.pop("chunks") == 8
+    assert (level.pop("at_end"), level.pop("crc")) == (1, 1)
+    assert {name: words(address, 2) for name, address in level.items()} == {
+        "order": [1, 0],
+        "count": [4, 2],
+        "divisor": [3, 5],
+    }
+    assert ctypes.string_at(found.pop("separator")) == b"."
+    assert ctypes.string_at(found.pop("fill"), 4) == (7).to_bytes(4, "little")
+    columns = ("ratio", "shape", "chunk_shape", "stride")
+    assert [words(found.pop(name), 2) for name in columns] == [
+        list(array.key_ratio),
+        [64, 96],
+        [4, 6],
+        [4, 16],
+    ]
+    assert found == {
+        **{"rank": 2, "key_rank": 2, "itemsize": 4, "word": 4, "offset": 0, "nbytes": 96},
+        **{"bound": array.chain.encoded_bound, "codec": CODECS.index("zstd"), "crc": 1},
+        **{"parts": 0, "levels": 1, "fill_missing": 1, "bools": 0},
+    }
+
+
+@needs_core
+def test_a_job(tmp_path):
+    array = on_disk()
+    columns = np.arange(8).reshape(4, 2)
+    table = RowTable(
+        numbers("q", range(40)),
+        *(2, 3, 4, 2, 1),
+        points=[TablePoints(*columns)],
+        has_first=True,
+        has_target=True,
+    )
+    outs = [memory_of(np.zeros(one, "u2")) for one in (5, 7)]
+    directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
+    staging, values = numbers("q", [0]), (numbers("q", [1]), numbers("q", [2]))
+    job = Job.of(array.native, table, [[2], [4]], [[6], [8]], outs, directory, 13, staging, values)
+    found = at(job._struct.buffer_info()[0], "Job")
+    here = table.words.buffer_info()[0]
+    edges = {"unit": 0, "cells": 3, "first": 9, "src_start": 13, "dst_start": 17, "count": 21}
+    for name, offset in {**edges, "target": 25}.items():
+        assert found.pop(name) == here + 8 * offset, name
+    assert ctypes.string_at(found.pop("prefix")) == b"c/"
+    assert (words(found.pop("src_stride"), 2), words(found.pop("dst_stride"), 2)) == (
+        [2, 4],
+        [6, 8],
+    )
+    first, size = found.pop("out"), len(list(members("Target")))
+    for number, out in enumerate(outs):
+        one = at(first + 8 * size * number, "Target")
+        assert one == {"memory": data(out.flat), "offset": 0, "nbytes": out.flat.size}
+    points = at(found.pop("points"), "Points")
+    names = ("begin", "end", "src", "dst")
+    assert points == {name: data(column) for name, column in zip(names, columns, strict=True)}
+    assert found.pop("status") == job._small.buffer_info()[0] + 8 * job._status
+    assert found == {
+        **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
+        **{"units": 2, "rows": 3, "regions": 4, "rank": 1, "point_sets": 1, "threads": 13},
+        "staging": staging.buffer_info()[0],
+        **{"values": values[0].buffer_info()[0], "sizes": values[1].buffer_info()[0]},
+        **dict.fromkeys(("next", "finished", *job.counts()._fields), 0),
+    }
+
+
+@needs_core
+def test_a_request(tmp_path):
+    array = on_disk()
+    transform = IndexTransform(IndexDomain(inclusive_min=[3, 5], shape=[10, 20]))
+    maps = strided_maps(transform, array.shape, array.chunk_shape)
+    out = memory_of(np.zeros((10, 20), "u2"))
+    directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
+    request = Request(array.native, transform, maps, out, directory, 13)
+    address = request._words.buffer_info()[0]
+    found = at(address, "Request")
+    after = address + 8 * len(found)
+    assert ctypes.string_at(found.pop("prefix")) == b"c/"
+    assert found == {
+        **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
+        **{"out.memory": data(out.flat), "out.offset": 0, "out.nbytes": 400},
+        **{"most_rows": MOST_ROWS, "threads": 13, "rank": 2},
+    }
+    assert list(members("Map")) == ["input_dimension", "offset", "stride"]
+    assert list(members("Input")) == ["low", "extent", "dst_stride"]
+    assert words(after, 12) == [0, 0, 1, 1, 0, 1, 3, 10, 40, 5, 20, 2]
+
+
+@needs_core
+def test_a_write():
+    options = {
+        "cname": "zstd",
+        "clevel": 3,
+        "shuffle": "bitshuffle",
+        "typesize": 2,
+        "blocksize": 64,
+    }
+    array = on_disk(codecs=(BYTES, NamedConfiguration("blosc", options)))
+    encoding = at(array.native_encoding.address, "Encoding")
+    assert encoding == {
+        **{"array": array.native.address, "level": 3, "checksum": 0, "shuffle": 2},
+        **{"typesize": 2, "blocksize": 64, "compressor": 4},
+    }
+    zstd = on_disk(codecs=(BYTES, NamedConfiguration("zstd", {"level": 5, "checksum": True})))
+    found = at(zstd.native_encoding.address, "Encoding")
+    assert (found["level"], found["checksum"]) == (5, 1)
+    rows = PlanWindow(
+        cells=([0, 1], [0, 0]),
+        src_start=[1, 2],
+        dst_start=[3, 4],
+        count=([5, 6], [7, 8]),
+        whole=[True, True],
+        src_stride=(12, 2),
+        dst_stride=(192, 4),
+        keys=["c/0", "c/1"],
+    )
+    source = memory_of(np.zeros((8, 6), "u2"))
+    job = WriteJob(array.native_encoding, rows, source, syncs=True)
+    job.take(3, 9)
+    found = at(job._struct.buffer_info()[0], "WriteJob")
+    columns = {"src_start": [1, 2], "dst_start": [3, 4], "count": [5, 6, 7, 8]}
+    columns |= {
+        "src_stride": [12, 2],
+        "dst_stride": [192, 4],
+        "directory": [-1, -1],
+        "name": [0, 2],
+    }
+    for name, column in columns.items():
+        assert words(found.pop(name), len(column)) == column, name
+    assert ctypes.string_at(found.pop("names"), 4) == b"0\x001\0"
+    assert found.pop("status") == job.status.buffer_info()[0]
+    assert found == {
+        **{"encoding": array.native_encoding.address, "memory": data(source.flat), "offset": 0},
+        **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9, "stored": 0},
+    }
