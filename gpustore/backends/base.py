@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
+from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 
@@ -156,6 +158,19 @@ class Backend(Protocol):
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if a device decodes them."""
+
+    def choose_decoder(
+        self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule
+    ) -> Choice | None:
+        """Choose who decodes a read; None if only one side can, or nothing is to be decoded.
+
+        Parameters
+        ----------
+        chunks : sequence of (CodecChain, int)
+            Number of chunks of the read by their chain, one entry a chunk shape.
+        rule : DecodeRule
+            Value of the context resource ``gpu_decode_choice``.
+        """
 
     def sink(
         self,

@@ -171,6 +171,14 @@ class BytesCodec(abc.ABC):
         """Name of the device codec of the streams in a value, None without one."""
         return None
 
+    def device_streams(self, decoded_nbytes: int) -> tuple[int, int]:
+        """Return the number of streams in a value, and the decoded bytes of the longest.
+
+        They are an estimate for values of `decoded_nbytes` decoded bytes, made without a value, for
+        codecs with a :attr:`device_codec`.
+        """
+        return 1, decoded_nbytes
+
     @property
     def native_codec(self) -> str | None:
         """Name of the codec of the native core that decodes whole values, None without one."""

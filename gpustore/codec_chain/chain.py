@@ -26,6 +26,7 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.decoder_choice import Streams
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
@@ -301,6 +302,20 @@ class CodecChain:
     def trusted_as(self, other: CodecChain) -> CodecChain:
         """Return the chain with the rule of `other` for decoders of a device."""
         return self.distrusted(other._distrust)
+
+    def for_host(self, reason: str) -> CodecChain:
+        """Return the chain whose values the host decodes, for `reason`, on every device."""
+        return self.distrusted(Distrust(reason, of_all=True))
+
+    def device_streams(self, count: int) -> list[Streams]:
+        """Estimate the streams in `count` values that the libraries of a device decode."""
+        found = []
+        for step in self._steps:
+            codec = step.stage.device_codec
+            if codec is not None:
+                streams, longest_nbytes = step.stage.device_streams(step.decoded_max)
+                found.append(Streams(codec, count * streams, longest_nbytes))
+        return found
 
     def unsupported_reason(self, device: Decoders) -> str | None:
         """Return why no chunk can be decoded on `device`, None if chunks can be."""

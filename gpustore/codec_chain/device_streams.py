@@ -1,7 +1,4 @@
-"""Steps on a device that codecs share: destinations, alignment, decompression of streams.
-
-:func:`prefers_host` alone decides where few large streams are decoded.
-"""
+"""Steps on a device that codecs share: destinations, alignment, decompression of streams."""
 
 from __future__ import annotations
 
@@ -19,39 +16,6 @@ from gpustore.resources.gpu_decode_trust import Distrust
 _ALIGNMENT: Final = 16
 # Least bytes of the guards before, between and behind outputs.
 _PADDING: Final = 32
-
-_FEW_AND_LARGE: Final = {
-    "blosclz": (64, 1 << 20),
-    "lz4": (64, 1 << 20),
-    "snappy": (64, 1 << 20),
-    "zstd": (64, 1 << 20),
-    "deflate": (64, 512 << 10),
-    "gzip": (64, 512 << 10),
-}
-"""Number of streams, and decoded bytes of the longest, by codec.
-
-Fewer streams, of which one is longer, keep a device waiting for one warp: a host with several
-threads is faster. Not measured.
-"""
-
-
-def prefers_host(codec: str, count: int, max_nbytes: int) -> bool:
-    """Whether the host decodes streams faster than a device, because they are few and large.
-
-    Parameters
-    ----------
-    codec : str
-        Name of a :class:`~gpustore.device.protocol.DeviceCodec`, or ``"blosclz"``.
-    count : int
-        Number of streams that are decoded together.
-    max_nbytes : int
-        Decoded bytes of the longest stream.
-
-    >>> prefers_host("zstd", 4, 16 << 20), prefers_host("zstd", 4000, 16 << 20)
-    (True, False)
-    """
-    few, large = _FEW_AND_LARGE[codec]
-    return count < few and max_nbytes > large
 
 
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
@@ -82,8 +46,6 @@ def unfit(
         return f"{codec}: a stream of {max_nbytes} bytes, the device decodes at most " + str(
             known.decoded_max_nbytes
         )
-    if prefers_host(codec, len(dst_nbytes), max_nbytes):
-        return f"{codec}: {len(dst_nbytes)} streams of up to {max_nbytes} bytes are too few"
     return None
 
 

@@ -315,6 +315,9 @@ class Device(Protocol):
     name: str
     """Name of the device, as of :class:`~gpustore.resources.device.DeviceName`: ``"cuda:0"``."""
 
+    multiprocessors: int
+    """Number of multiprocessors, which decode streams at the same time."""
+
     # ----------------------------------------------------------------- memory and budget
 
     def memory(self) -> MemoryInfo:

@@ -61,7 +61,14 @@ from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
 
-_RESOURCES = ("cache_pool", "data_copy_concurrency", "device", "gpu_decode_trust", "limits")
+_RESOURCES = (
+    "cache_pool",
+    "data_copy_concurrency",
+    "device",
+    "gpu_decode_choice",
+    "gpu_decode_trust",
+    "limits",
+)
 """Context resources of a chunked driver, besides those of its kvstore."""
 
 _RESOURCE_MEMBERS = (*zip(_RESOURCES, _RESOURCES), (METADATA_POOL, "cache_pool"))
@@ -364,6 +371,7 @@ class _Steps:
             executor=self.executor,
             limits=self.limits,
             cache=self._cache_use(metadata, chain),
+            decode_rule=self.resources["gpu_decode_choice"].value,
             grid=description.grid,
         )
         spec, store = self.spec, self.store

@@ -24,7 +24,7 @@ from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Decoders
 from gpustore.explain.explanation import Bounds, CodecPath, Explanation
-from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.chunked_array import ChunkedArray, decoder_choice
 from gpustore.pipelines.fetch import GAP_NBYTES
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
@@ -56,6 +56,10 @@ def estimate(
     together : int
         Number of reads or crops that share the chunks.
     """
+    choice = decoder_choice(plans)
+    is_chosen = choice is not None and choice.by_host
+    if choice is not None and is_chosen:
+        array = array.for_host(choice.reason)
     chain = (array.stored or array).chain
     sums = [_needed(one, plan) for one, plan in plans]
     device = _device(array)
@@ -81,8 +85,14 @@ def estimate(
         refined_by=_refined_by(array),
         codecs=_codecs(chain, None if host_reason else decoders),
         host_reason=host_reason,
+        device_reason=None if choice is None or is_chosen else choice.reason,
         direct_reason=direct_reason,
-        counts=MappingProxyType(_counts(array, sums, len(shapes), host_reason, direct_reason)),
+        counts=MappingProxyType(
+            {
+                **_counts(array, sums, len(shapes), host_reason, direct_reason),
+                "few_stream_reads": Bounds(is_chosen, is_chosen),
+            }
+        ),
         gpu=_codecs(chain, None if gpu_reason else gpu) if on_host else (),
         gpu_reason=gpu_reason if on_host else None,
         gpu_missing=tuple(missing_for_cuda()) if on_host else (),

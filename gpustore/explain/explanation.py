@@ -93,6 +93,9 @@ class Explanation:
         decoded by the host.
     host_reason : str or None
         Reason for which the host decodes all chunks of an array in device memory.
+    device_reason : str or None
+        Figures for which a device decodes, where the host could be faster with few long streams:
+        number and size of the streams of this read, and the thresholds.
     direct_reason : str or None
         Reason against reads from files into device memory; None if large values may be read so.
     counts : mapping of str to Bounds
@@ -121,6 +124,7 @@ class Explanation:
     refined_by: tuple[str, ...]
     codecs: tuple[CodecPath, ...]
     host_reason: str | None
+    device_reason: str | None
     direct_reason: str | None
     counts: Mapping[str, Bounds]
     gpu: tuple[CodecPath, ...]
@@ -179,6 +183,8 @@ class Explanation:
             lines.append(("on a GPU", _decoders_text(self.gpu, self.gpu_reason)))
         elif self.counts["chunks_decoded_device"].most:
             lines.append(("", "the host: values whose bytes the device does not take"))
+        if self.device_reason is not None:
+            lines.append(("because", self.device_reason))
         return lines if self.advice is None else [*lines, ("advice", self.advice)]
 
     def _read_text(self) -> str:

@@ -55,7 +55,12 @@ def _context_json(driver: Driver) -> dict[str, JsonValue]:
         if name != METADATA_POOL  # No type of resource; a member of the spec itself.
     }
     # Not TensorStore's: shown only if they say something.
-    for name, default in (("device", "auto"), ("gpu_decode_trust", "auto"), ("limits", {})):
+    for name, default in (
+        ("device", "auto"),
+        ("gpu_decode_choice", "auto"),
+        ("gpu_decode_trust", "auto"),
+        ("limits", {}),
+    ):
         if context.get(name) == default:
             del context[name]
     return context

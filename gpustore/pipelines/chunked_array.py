@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,14 +14,18 @@ from gpustore.backends.host import HostBackend
 from gpustore.backends.native.array import NativeArray, native_array, native_files
 from gpustore.backends.native.encoding import NativeEncoding, native_encoding
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, check_bounds, plan_chunks
+from gpustore.planning.copy_plan import CopyPlan
+from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
+from gpustore.runtime.statistics import STATISTICS
 from gpustore.sharding.refiner import RawBytesRefiner, Refiner
 from gpustore.sharding.shard import ShardLevel, ShardRefiner
 
@@ -75,6 +79,8 @@ class ChunkedArray:
         Memory space of the arrays read and written, threads of the tasks, and bounds of sizes.
     cache : CacheUse, optional
         Cache of chunks in host memory.
+    decode_rule : DecodeRule
+        Rule that chooses who decodes reads into a device.
     grid : RectilinearGrid, optional
         Grid of chunks that differ in shape. `chunk_shape`, `chain`, `levels` and `refiners` are
         those of the largest chunks then; :meth:`plans` returns arrays with those of the others.
@@ -100,6 +106,7 @@ class ChunkedArray:
     executor: Executor
     limits: Limits
     cache: CacheUse | None = None
+    decode_rule: DecodeRule = AUTO
     grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
@@ -196,6 +203,11 @@ class ChunkedArray:
         whole = tuple(one for one in self.refiners if isinstance(one, ShardRefiner))
         stored = replace(self, refiners=whole, fill_missing=True)
         return replace(self, chain=chain, refiners=(), stored=stored)
+
+    def for_host(self, reason: str) -> ChunkedArray:
+        """Return the array whose chunks the host decodes, for `reason`, on every device."""
+        stored = None if self.stored is None else self.stored.for_host(reason)
+        return replace(self, chain=self.chain.for_host(reason), stored=stored)
 
     def plans(
         self,
@@ -327,6 +339,29 @@ class ChunkedArray:
     def key_rank(self) -> int:
         """Number of dimensions in a key."""
         return len(self.shape) - self.inner_rank
+
+
+Plan = TypeVar("Plan", ChunkPlan, CopyPlan)
+
+
+def decoder_choice(
+    plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]],
+) -> Choice | None:
+    """Choose who decodes one read, given its plans; None if only one side can."""
+    if not plans:
+        return None
+    array, _ = plans[0]
+    chunks = [(one.chain, len(plan)) for one, plan in plans if len(plan)]
+    return array.backend.choose_decoder(chunks, array.decode_rule) if chunks else None
+
+
+def with_decoder(plans: Sequence[tuple[ChunkedArray, Plan]]) -> list[tuple[ChunkedArray, Plan]]:
+    """Return the plans of one read with arrays whose chunks the host decodes, if it is faster."""
+    choice = decoder_choice(plans)
+    if choice is None or not choice.by_host:
+        return list(plans)
+    STATISTICS.add(few_stream_reads=1)
+    return [(one.for_host(choice.reason), plan) for one, plan in plans]
 
 
 def refiners_of(

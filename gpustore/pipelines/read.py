@@ -32,7 +32,7 @@ from gpustore.backends.native.request import MOST_ROWS, Request, StridedMaps, st
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
-from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
 from gpustore.pipelines.native_read import NativeRead, PlannedRead, count
 from gpustore.planning.chunk_plan import ChunkPlan
@@ -118,6 +118,7 @@ def read(
         result = output.array
     rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
+    plans = with_decoder(plans)
 
     if array.backend.defers_small_reads and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])

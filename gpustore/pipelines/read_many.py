@@ -23,7 +23,7 @@ from typing import Any
 
 from gpustore.backends.base import NEW, Memory, Output
 from gpustore.index_space import IndexTransform
-from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import BATCH_NBYTES
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.read import (
@@ -240,6 +240,7 @@ def read_regions(
     Future
         Resolves with `result` when no task touches the arrays any more, also if it failed.
     """
+    plans = with_decoder(plans)
     elements = sum(math.prod(memory.array.shape) for memory in out)
     parts = _copy_parts(array, plans, elements)
     if parts is None:

@@ -13,7 +13,6 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpustore.codec_chain.device_streams import prefers_host
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.metadata.named_configuration import NamedConfiguration
@@ -228,13 +227,6 @@ def test_a_checksum_needs_no_bytes_on_the_host(device):
     found = decode(device, codec, values, NBYTES, seen=False)
     assert found.values == {0: WHOLE, 1: HALF + HALF[::-1]}
     assert list(found.failed) == [2]
-
-
-def test_few_large_streams_are_for_the_host_and_many_for_the_device():
-    for codec in ("lz4", "snappy", "zstd", "deflate", "gzip", "blosclz"):
-        assert prefers_host(codec, 1, 1 << 30)
-        assert not prefers_host(codec, 10_000, 1 << 30)
-        assert not prefers_host(codec, 1, 1000)
 
 
 # --------------------------------------------------------------------------- chains

@@ -251,6 +251,7 @@ def test_default_values():
     assert values.pop("cache_pool").total_bytes_limit == 0
     assert values.pop("memory_key_value_store").entries == {}
     assert values.pop("device").kind == "auto"
+    assert values.pop("gpu_decode_choice").side == "auto"
     assert values.pop("gpu_decode_trust") == "auto"
     locking = values.pop("file_io_locking")
     assert (locking.mode, locking.acquire_timeout_s) == ("os", 60.0)

@@ -111,6 +111,7 @@ class CudaDevice:
         self.failure: str | None = None
         self._nvcomp = nvcomp.engine()
         self.decoder = "own kernels alone" if self._nvcomp is None else self._nvcomp.name
+        self.multiprocessors = self._multiprocessors()
         self._kernels: dict[str, _Kernel] = {}
         self._keep_freed_memory()
 
@@ -120,6 +121,12 @@ class CudaDevice:
         runtime = cupy.cuda.runtime
         pool = runtime.deviceGetDefaultMemPool(self.ordinal)
         runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, _KEEP_ALL)
+
+    @_on_device
+    def _multiprocessors(self) -> int:
+        runtime = cupy.cuda.runtime
+        number = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, self.ordinal)
+        return int(number)
 
     # ----------------------------------------------------------------- memory and budget
 

@@ -25,6 +25,7 @@ from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.decoder_choice import Choice, choose, joined
 from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import copy_launches
@@ -32,6 +33,7 @@ from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
+from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
@@ -70,6 +72,15 @@ class DeviceBackend:
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if the device does."""
         return chain.unsupported_reason(self.driven)
+
+    def choose_decoder(
+        self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule
+    ) -> Choice | None:
+        """Choose who decodes a read; see :meth:`gpustore.backends.base.Backend.choose_decoder`."""
+        if any(chain.is_raw or self.unsupported_reason(chain) for chain, _ in chunks):
+            return None
+        streams = [one for chain, count in chunks for one in chain.device_streams(count)]
+        return choose(joined(streams), self.driven.multiprocessors, rule)
 
     def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why no file is read straight into device memory, None if large values are.

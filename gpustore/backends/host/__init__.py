@@ -31,6 +31,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
+from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 
@@ -123,6 +124,9 @@ class HostBackend:
         """Return that the store is in host memory: no device decodes its chunks."""
         del chain
         return "the store is in host memory"
+
+    def choose_decoder(self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule) -> None:
+        """Return None: only the host decodes into host memory."""
 
     def submission_nbytes(self, limits: Limits) -> None:
         """Return None: small batches of values stay in the processor's cache."""

@@ -55,6 +55,7 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codecs.blosc import snappy
+from gpustore.codecs.blosc.block import streams_of
 from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames
 from gpustore.codecs.blosc.frame import (
     CODES,
@@ -174,6 +175,16 @@ class _Blosc(BytesCodec):
     @property
     def device_codec(self) -> str:
         return DEVICE_CODECS[self.cname]
+
+    def device_streams(self, decoded_nbytes: int) -> tuple[int, int]:
+        """Return the streams of the blocks of a frame."""
+        return streams_of(
+            decoded_nbytes,
+            cname=self.cname,
+            clevel=self.clevel,
+            typesize=self.typesize,
+            blocksize=self.blocksize,
+        )
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

@@ -23,8 +23,8 @@ _BIT_SHUFFLE: Final = 0x04
 _RESERVED: Final = 0x08
 _NOT_SPLIT: Final = 0x10
 _CODES: Final = 5
-_MAX_SPLITS: Final = 16
-_MIN_STREAM_NBYTES: Final = 128
+MAX_SPLITS: Final = 16
+MIN_STREAM_NBYTES: Final = 128
 # Of a block: its offset, the length of its stream, a byte of it.
 _MIN_BLOCK_NBYTES: Final = 9
 
@@ -188,8 +188,8 @@ def read_columns(
     every = np.ones(len(frame), np.bool_)
     start = encoded.uint(encoded.start[frame] + _HEADER_NBYTES + 4 * number, 4, every)
     elements = block_nbytes // typesize[frame]
-    is_split = ((flags[frame] & _NOT_SPLIT) == 0) & (typesize[frame] <= _MAX_SPLITS)
-    is_split &= (block_nbytes == blocksize[frame]) & (elements >= _MIN_STREAM_NBYTES)
+    is_split = ((flags[frame] & _NOT_SPLIT) == 0) & (typesize[frame] <= MAX_SPLITS)
+    is_split &= (block_nbytes == blocksize[frame]) & (elements >= MIN_STREAM_NBYTES)
     splits = np.where(is_split, typesize[frame], 1)
     found.reject_of(frame, block_nbytes % splits != 0, "blocks of parts of elements")
     streams = _read_streams(encoded, found, blocks, start, splits, cbytes, count_of)

@@ -32,8 +32,8 @@ _MEMCPYED: Final = 0x02
 _SHUFFLES: Final = 0x05
 _RESERVED: Final = 0x08
 _NOT_SPLIT: Final = 0x10
-_MAX_SPLITS: Final = 16
-_MIN_STREAM_NBYTES: Final = 128
+MAX_SPLITS: Final = 16
+MIN_STREAM_NBYTES: Final = 128
 _MAX_CBYTES: Final = 2**31 - 1
 
 HEADER_NBYTES: Final = _HEADER.size
@@ -227,6 +227,6 @@ def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tup
 def _splits(header: BloscHeader, nbytes: int) -> int:
     """Return the number of streams of a block of `nbytes` bytes."""
     typesize = header.typesize
-    if header.flags & _NOT_SPLIT or typesize > _MAX_SPLITS or nbytes != header.blocksize:
+    if header.flags & _NOT_SPLIT or typesize > MAX_SPLITS or nbytes != header.blocksize:
         return 1
-    return typesize if nbytes // typesize >= _MIN_STREAM_NBYTES else 1
+    return typesize if nbytes // typesize >= MIN_STREAM_NBYTES else 1
