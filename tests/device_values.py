@@ -3,6 +3,7 @@
 import numpy as np
 
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of
 
@@ -38,17 +39,17 @@ def decode_on(device, record, encoded, *, offset=0, seen=True, apart=False):
         values_nbytes = sum(pitch) + 16
         pinned = device.allocate_pinned(values_nbytes)
         arena = bench.allocate(values_nbytes)
-        views = []
         for start, value in zip(starts.tolist(), encoded, strict=True):
             pinned.view[start : start + len(value)] = bytes(value)
-            views.append(pinned.view[start : start + len(value)])
         sizes = np.array([len(value) for value in encoded], np.uint64)
         spans = Spans(starts + np.uint64(arena), sizes)
         if apart:
             own = [bench.put(value, offset=offset) for value in encoded]
             spans = Spans(np.array(own, np.uint64), sizes)
         rows = 100 + np.arange(len(encoded))
-        commands = CommandList(device, bench.stream, rows, spans, views if seen else None)
+        data = np.frombuffer(pinned.view, np.uint8)
+        columns = EncodedColumns(data, starts.astype(np.int64), sizes.astype(np.int64))
+        commands = CommandList(device, bench.stream, rows, spans, columns if seen else None)
         record(commands, device)
         found = _run(bench, commands, pinned, arena, values_nbytes)
         device.free_pinned(pinned)
