@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -40,6 +41,24 @@ UNIT_NBYTES = 1 << 20
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
+
+
+class Waiting:
+    """Reads of an array that wait for a thread (:mod:`gpustore.pipelines.strided_reads`).
+
+    Attributes
+    ----------
+    reads : deque
+        Weak references to their Futures; for those that were forced the reads themselves.
+    called : int or None
+        Epoch of the process in which a worker was called that has not come yet.
+    """
+
+    __slots__ = ("called", "reads")
+
+    def __init__(self) -> None:
+        self.reads: deque[Any] = deque()
+        self.called: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,7 @@ class ChunkedArray:
     decode_rule: DecodeRule = AUTO
     grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
+    waiting: Waiting = field(default_factory=Waiting, init=False, compare=False, repr=False)
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
     _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)

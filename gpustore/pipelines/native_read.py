@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.job import AGAIN, ENDED, Counts, Job
-from gpustore.backends.native.request import Request
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
-from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
 Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -97,40 +94,6 @@ class NativeRead:
         count(counts)
         if counts.left:
             self._read_left(job.table, job.left())
-
-
-class PlannedRead:
-    """Read of few chunks that the core plans, by any number of threads.
-
-    Parameters
-    ----------
-    request : Request
-    read_again : callable
-        Begins the whole read anew, with a plan in Python, if the core has left chunks alone.
-    result : object
-        Result of the read.
-    """
-
-    def __init__(
-        self, request: Request, read_again: Callable[[], Future[Any]], result: Any
-    ) -> None:
-        self._request = request
-        self._read_again = read_again
-        self._result = result
-
-    def work(self) -> None:
-        """Read chunks until all are taken."""
-        wanted = CancelToken.current()
-        while self._request.read(wanted):
-            wanted.check()
-
-    def finish(self) -> Any:
-        """Return the result once no thread works on the read, or a Future of it."""
-        counts = self._request.end()
-        if counts.left:
-            return self._read_again()
-        count(counts)
-        return self._result
 
 
 def count(counts: Counts) -> None:

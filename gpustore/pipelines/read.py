@@ -27,14 +27,21 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import NEW, Memory, Output, Sink
-from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.request import MOST_ROWS, Request, StridedMaps, strided_maps
+from gpustore.backends.native.request import MOST_ROWS, StridedMaps, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
-from gpustore.pipelines.native_read import NativeRead, PlannedRead, count
+from gpustore.pipelines.native_read import NativeRead
+from gpustore.pipelines.strided_reads import (
+    NATIVE_ROW_S,
+    SMALL_ROWS,
+    SMALL_S,
+    TINY_ROWS,
+    TINY_S,
+    StridedRead,
+)
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
@@ -42,17 +49,6 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.strict_json.parsing import text
-
-SMALL_ROWS = 32
-SMALL_S = 300e-6
-"""Most chunks and seconds of decoding of a local read that runs in the thread that asks for it."""
-
-TINY_ROWS = 3
-TINY_S = 60e-6
-"""Most chunks and seconds of a read that does so even while an earlier one is not asked for."""
-
-NATIVE_ROW_S = 4e-6
-"""Seconds that the native core takes to open, read and close a file."""
 
 NAMED_KEYS = 10
 """Most keys that one error names."""
@@ -104,7 +100,7 @@ def read(
     if array.native is not None and array.grid is None:
         maps = strided_maps(transform, array.shape, array.chunk_shape)
         if maps is not None and maps.rows <= min(MOST_ROWS, array.limits.chunks_per_request):
-            return _read_strided(array, array.native, transform, maps, output, wait)
+            return _read_strided(array, transform, maps, output)
     shape = tuple(transform.domain.shape)
     backend = array.backend
     if output.array is None:
@@ -147,55 +143,23 @@ def read(
 
 
 def _read_strided(
-    array: ChunkedArray,
-    native: NativeArray,
-    transform: IndexTransform,
-    maps: StridedMaps,
-    output: Output,
-    wait: Wait | None,
+    array: ChunkedArray, transform: IndexTransform, maps: StridedMaps, output: Output
 ) -> Future[Any]:
     """Read few chunks through strided maps, as the native core plans it."""
-    shape = tuple(transform.domain.shape)
-    memory = output.memory(array.backend, shape, array.dtype)
-    result = output.filled(memory)
+    memory = output.memory(array.backend, tuple(transform.domain.shape), array.dtype)
     STATISTICS.add(reads=1, chunks_planned=maps.rows)
-    seconds = maps.rows * array.chain.decode_s
-    tiny = maps.rows <= TINY_ROWS and seconds <= TINY_S
+    return StridedRead(array, transform, maps, memory, output.filled(memory), read_again).ask()
 
-    def again() -> Future[Any]:
-        tasks = [
-            task
-            for one, plan in array.plans(transform, memory.strides)
-            for task in _tasks(one, plan, memory)
-        ]
-        return array.executor.run_all(tasks, lambda: result)
 
-    def read_now() -> Any:
-        counts = Request(native, transform, maps, memory, array.key_directory()).read_now()
-        if counts is None or counts.left:
-            return again()
-        count(counts)
-        return result
-
-    if tiny or (maps.rows <= SMALL_ROWS and seconds <= SMALL_S and not _LAST.waits()):
-        future = Future.deferred(read_now, array.executor)
-        if not tiny:
-            _LAST.read = weakref.ref(future)
-        return future
-
-    def begin() -> Future[Any]:
-        seconds = maps.rows * (array.chain.decode_s + NATIVE_ROW_S)
-        threads = max(1, min(array.executor.limit, maps.rows, int(seconds / SPLIT_S)))
-        directory = array.key_directory()
-        request = Request(native, transform, maps, memory, directory, threads)
-        if not request.plan():
-            return again()
-        reading = PlannedRead(request, again, result)
-        return array.executor.run_all([reading.work] * threads, reading.finish, helped=True)
-
-    if wait is None or output.array is not None:
-        return begin()
-    return wait(array, transform, memory, begin)
+def read_again(one: StridedRead) -> Future[Any]:
+    """Begin a read anew, with a plan in Python."""
+    array, memory, result = one.array, one.memory, one.result
+    tasks = [
+        task
+        for some, plan in array.plans(one.transform, memory.strides)
+        for task in _tasks(some, plan, memory)
+    ]
+    return array.executor.run_all(tasks, lambda: result)
 
 
 def _tasks(

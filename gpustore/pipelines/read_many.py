@@ -27,15 +27,13 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import BATCH_NBYTES
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.read import (
-    NATIVE_ROW_S,
-    SMALL_ROWS,
-    SMALL_S,
     batches,
     check_rows,
     contiguous,
     most_keys,
     read_windows,
 )
+from gpustore.pipelines.strided_reads import NATIVE_ROW_S, SMALL_ROWS, SMALL_S
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan, check_row_count

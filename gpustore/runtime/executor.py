@@ -77,6 +77,10 @@ class Executor:
         """Call `task` on a worker; `task` must handle its errors itself."""
         self._crew.put(task)
 
+    def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
+        """Call `fn` on a worker and finish `future` with its result."""
+        self._crew.put(partial(future._run, fn))
+
     def submit(
         self, fn: Callable[..., T | Future[T]], /, *args: object, drain: bool = False
     ) -> Future[T]:

@@ -56,8 +56,8 @@ os.register_at_fork(after_in_child=_enter_child)
 class Runner(Protocol):
     """Executor of deferred tasks, as a Future needs it."""
 
-    def execute(self, task: Callable[[], object], /) -> None:
-        """Call `task` soon, on another thread."""
+    def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
+        """Finish `future` with the result of `fn` soon, on another thread."""
 
 
 class Crew(Protocol):
@@ -186,7 +186,7 @@ class Future(Generic[T]):
             fn, executor = claimed
             del claimed
             self._epoch = _epoch
-            executor.execute(lambda: self._run(fn))
+            executor.begin(self, fn)
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> T:
         """Wait for the operation and return its result.
@@ -321,6 +321,7 @@ class Future(Generic[T]):
         with self._lock:
             if not self._done:
                 self._callbacks.append(cancel)
+                self._help = inner._help
         inner.add_done_callback(copy)
         # A cancellation before `cancel` was added has not called it.
         if self.cancelled():

@@ -476,7 +476,7 @@ EXPORT std::int64_t gpustore_core_write(
     return gpustore::Writer(*job, gpustore::thread_scratch(), cancelled).work(nanoseconds);
 }
 
-// Plans a read; null if the core does not plan it. The request must outlive the job.
+// Plans reads; null if the core does not plan them. The request must outlive the job.
 EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request) {
     gpustore::PlannedJob* planned = nullptr;
     try {
@@ -488,18 +488,27 @@ EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request
     return nullptr;
 }
 
+// Returns the number of chunks that planned reads meet.
+EXPORT std::int64_t gpustore_core_rows(const gpustore::PlannedJob* planned) { return planned->job.rows; }
+
 // Takes part in a planned read, as gpustore_core_read().
 EXPORT std::int64_t gpustore_core_read_planned(
     gpustore::PlannedJob* planned, std::int64_t nanoseconds, const unsigned char* cancelled) {
     return gpustore_core_read(&planned->job, nanoseconds, cancelled);
 }
 
-// Writes down what was done (reads, fetched, decoded, missing, left) and forgets the read, on which
-// no thread works any more.
-EXPORT void gpustore_core_end(gpustore::PlannedJob* planned, std::int64_t* counts) {
-    const gpustore::Job& job = planned->job;
+// Writes down what was done (reads, fetched, decoded, missing, left) and, unless `left` is null, a 1 for
+// each item of which something was left. Forgets the read, on which no thread works any more.
+EXPORT void gpustore_core_end(gpustore::PlannedJob* planned, std::int64_t* counts, unsigned char* left) {
+    using namespace gpustore;
+    const Job& job = planned->job;
     counts[0] = job.reads, counts[1] = job.fetched, counts[2] = job.decoded;
     counts[3] = job.missing, counts[4] = job.left;
+    for (i64 row = 0; left && row < job.rows; row++) {
+        if (job.status[row] == DONE || job.status[row] == MISSING) continue;
+        const i64 begin = job.first ? job.first[row] : row, end = job.first ? job.first[row + 1] : row + 1;
+        for (i64 region = begin; region < end; region++) left[job.target ? job.target[region] : 0] = 1;
+    }
     delete planned;
 }
 
@@ -508,6 +517,6 @@ EXPORT std::int64_t gpustore_core_read_now(const gpustore::Request* request, std
     gpustore::PlannedJob* planned = gpustore_core_plan(request);
     if (!planned) return 0;
     gpustore_core_read(&planned->job, 0, nullptr);
-    gpustore_core_end(planned, counts);
+    gpustore_core_end(planned, counts, nullptr);
     return 1;
 }

@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 55300917723971434;
+constexpr i64 ABI = 6740490358472886;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -115,23 +115,25 @@ struct Map {
     i64 input_dimension, offset, stride;  // dimension -1: a constant
 };
 
-// One dimension of the domain that is read, and the bytes between neighbours in the array filled.
-struct Input {
-    i64 low, extent, dst_stride;
+// One array that a request fills, through strided maps.
+struct Item {
+    Target out;
+    i64 rank;                 // of its domain
+    // Follow: a Map for each dimension of the array read; then, for each dimension of the domain, its
+    // first indices, its extents, and the bytes between neighbours in the array filled.
+
+    const Map* maps() const { return reinterpret_cast<const Map*>(this + 1); }
 };
 
-// A read that the core plans by itself: through strided maps, of few chunks.
+// Reads of one array that the core plans by itself, together.
 struct Request {
     const Array* array;
     i64 directory, resolve;
     const char* prefix;
-    Target out;
     i64 most_rows, threads;
-    i64 rank;                 // of the domain
-    // A Map for each dimension of the array, and an Input for each of the domain, follow.
+    i64 count;                // of the items, which follow
 
-    const Map* maps() const { return reinterpret_cast<const Map*>(this + 1); }
-    const Input* inputs() const { return reinterpret_cast<const Input*>(maps() + array->rank); }
+    const Item* items() const { return reinterpret_cast<const Item*>(this + 1); }
 };
 
 }  // namespace gpustore

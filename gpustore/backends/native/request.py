@@ -9,13 +9,15 @@ import ctypes
 from array import array as numbers
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts
+from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts, address_of
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
+from gpustore.index_space.interval import MAX_RANK
+from gpustore.index_space.output_map import identity_maps
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.runtime.cancel_token import CancelToken
 
@@ -30,23 +32,50 @@ class StridedMaps(NamedTuple):
     ----------
     rows : int
         Number of chunks that the read touches.
-    words : list of int
+    words : sequence of int
         Input dimension or -1, offset and stride of each output dimension.
     """
 
     rows: int
-    words: list[int]
+    words: Sequence[int]
+
+
+class StridedItem(Protocol):
+    """A read into one array.
+
+    Attributes
+    ----------
+    transform : IndexTransform
+        Maps the domain of the array that is filled to the array that is read.
+    maps : StridedMaps
+        Its maps.
+    memory : HostMemory
+        Array to fill.
+    """
+
+    transform: IndexTransform
+    maps: StridedMaps
+    memory: HostMemory
 
 
 def strided_maps(
     transform: IndexTransform, shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> StridedMaps | None:
     """Return the maps of a read inside an array; None for others, and for those of diagonals."""
-    domain = transform.domain
-    low, extent = domain.inclusive_min, domain.shape
-    rows, seen = 1, set()
+    domain, output = transform.domain, transform.output
+    rows = 1
+    if output is identity_maps(len(shape)):
+        for low, high, size, chunk in zip(
+            domain.inclusive_min, domain.exclusive_max, shape, chunk_shape
+        ):
+            if not 0 <= low < high <= size:
+                return None
+            rows *= (high - 1) // chunk - low // chunk + 1
+        return StridedMaps(rows, _IDENTITIES[len(shape)])
+    starts, extent = domain.inclusive_min, domain.shape
+    seen = set()
     words: list[int] = []
-    for map_, size, chunk in zip(transform.output, shape, chunk_shape):
+    for map_, size, chunk in zip(output, shape, chunk_shape):
         d, stride, offset = map_.input_dimension, map_.stride, map_.offset
         if d is None or not stride:
             if map_.index_array is not None or not 0 <= offset < size:
@@ -54,7 +83,7 @@ def strided_maps(
             words += (-1, offset, 0)
             continue
         n = extent[d]
-        first = offset + stride * low[d]
+        first = offset + stride * starts[d]
         last = first + stride * (n - 1)
         if not 0 <= first < size or not 0 <= last < size or d in seen:
             return None
@@ -64,69 +93,76 @@ def strided_maps(
     return StridedMaps(rows, words) if 0 not in extent else None
 
 
+_IDENTITIES: Final = [
+    tuple([word for d in range(rank) for word in (d, 0, 1)]) for rank in range(MAX_RANK + 1)
+]
+
+
 class Request:
     """Struct ``Request`` of ``kernels/host/job.h``, and the memory it refers to.
 
     Parameters
     ----------
     array : NativeArray
-    transform : IndexTransform
-        Maps the domain of `out` to the array.
-    maps : StridedMaps
-        Its maps.
-    out : HostMemory
-        Array to fill.
+    items : sequence of StridedItem
+        Reads of the array, which meet each chunk once.
     directory : KeyDirectory
         Directory of the keys.
+    most_rows : int
+        Most chunks that all items touch together, counted as often as they do.
     threads : int
         Number of threads that will take part.
     """
 
-    __slots__ = ("_kept", "_planned", "_words")
+    __slots__ = ("_count", "_counts", "_kept", "_planned", "_words")
 
     def __init__(
         self,
         array: NativeArray,
-        transform: IndexTransform,
-        maps: StridedMaps,
-        out: HostMemory,
+        items: Sequence[StridedItem],
         directory: KeyDirectory,
+        most_rows: int = MOST_ROWS,
         threads: int = 1,
     ) -> None:
-        domain = transform.domain
         prefix = directory.prefix
-        flat = out.flat
-        words = numbers(
-            "q",
-            (
-                *(array.address, directory.descriptor, directory.resolve, 0),
-                *(flat.__array_interface__["data"][0], out.offset, flat.size),
-                *(MOST_ROWS, threads, domain.rank),
-            ),
-        )
-        words.extend(maps.words)
-        for triple in zip(domain.inclusive_min, domain.shape, out.strides):
-            words.extend(triple)
+        count = len(items)
+        words = numbers("q")
+        header = (array.address, directory.descriptor, directory.resolve, 0, most_rows, threads)
+        words.extend((*header, count))
+        for item in items:
+            memory, domain = item.memory, item.transform.domain
+            flat = memory.flat
+            words.extend(
+                (
+                    *(address_of(flat), memory.offset, flat.size, len(domain.shape)),
+                    *item.maps.words,
+                    *domain.inclusive_min,
+                    *domain.shape,
+                    *memory.strides,
+                )
+            )
         at = len(words)
         words.frombytes(prefix + bytes(8 - len(prefix) % 8))
-        words.extend(_NO_COUNTS)
         words[3] = words.buffer_info()[0] + 8 * at
         self._words = words
+        self._counts = numbers("q", _NO_COUNTS)
+        self._count = count
         self._planned = 0
-        self._kept = (array, out, directory)
+        self._kept = (array, items, directory)
 
     def read_now(self) -> Counts | None:
         """Read on this thread; None if the core does not plan the read."""
-        at, length = self._words.buffer_info()
-        counts = at + 8 * (length - len(_NO_COUNTS))
-        if not _core().gpustore_core_read_now(at, counts):
+        counts = self._counts
+        if not _core().gpustore_core_read_now(
+            self._words.buffer_info()[0], counts.buffer_info()[0]
+        ):
             return None
-        return Counts._make(self._words[-len(_NO_COUNTS) :])
+        return Counts._make(counts)
 
-    def plan(self) -> bool:
-        """Plan the read for several threads; return whether the core does so."""
+    def plan(self) -> int:
+        """Plan the read for several threads; return the chunks it meets, 0 if the core does not."""
         self._planned = _core().gpustore_core_plan(self._words.buffer_info()[0]) or 0
-        return bool(self._planned)
+        return _core().gpustore_core_rows(self._planned) if self._planned else 0
 
     def read(self, wanted: CancelToken) -> bool:
         """Read until nothing is left or a slice of time is over; return whether something is left.
@@ -138,12 +174,21 @@ class Request:
         progress: int = core.gpustore_core_read_planned(self._planned, SLICE_NS, wanted.address)
         return progress == AGAIN
 
-    def end(self) -> Counts:
-        """Forget the plan, on which no thread works any more, and return what was done."""
-        at, length = self._words.buffer_info()
+    def end(self) -> tuple[Counts, bytes]:
+        """Forget the plan, on which no thread works any more.
+
+        Returns
+        -------
+        counts : Counts
+            Work that was done.
+        left : bytes
+            For each item, 1 if some of its chunks were left alone.
+        """
         planned, self._planned = self._planned, 0
-        _core().gpustore_core_end(planned, at + 8 * (length - len(_NO_COUNTS)))
-        return Counts._make(self._words[-len(_NO_COUNTS) :])
+        left = bytearray(self._count)
+        pointer = (ctypes.c_char * self._count).from_buffer(left)
+        _core().gpustore_core_end(planned, self._counts.buffer_info()[0], pointer)
+        return Counts._make(self._counts), bytes(left)
 
     def __del__(self) -> None:
         if self._planned:
@@ -160,8 +205,9 @@ def _core() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in (
         ("gpustore_core_plan", pointer, (pointer,)),
+        ("gpustore_core_rows", number, (pointer,)),
         ("gpustore_core_read_planned", number, (pointer, number, pointer)),
-        ("gpustore_core_end", None, (pointer, pointer)),
+        ("gpustore_core_end", None, (pointer, pointer, pointer)),
         ("gpustore_core_read_now", number, (pointer, pointer)),
     ):
         function = getattr(core, name)

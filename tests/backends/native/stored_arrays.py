@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.pipelines import read as pipeline
+from gpustore.pipelines import strided_reads
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning import chunk_plan
 
@@ -93,7 +94,9 @@ def windows_of(rows, listed, *, pooled, planned=False):
             patch.setattr(pipeline, "MOST_ROWS", 0)
         if pooled:
             patch.setattr(pipeline, "SPLIT_S", 1e-9)
+            patch.setattr(strided_reads, "SPLIT_S", 1e-9)
             patch.setattr(pipeline, "SMALL_ROWS", 0)
+            patch.setattr(strided_reads, "SMALL_ROWS", 0)
             patch.setattr(pipeline, "TINY_ROWS", 0)
         yield
 

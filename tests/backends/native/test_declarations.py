@@ -6,6 +6,7 @@ import os
 import re
 from array import array as numbers
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,19 +173,22 @@ def test_a_request(tmp_path):
     maps = strided_maps(transform, array.shape, array.chunk_shape)
     out = memory_of(np.zeros((10, 20), "u2"))
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
-    request = Request(array.native, transform, maps, out, directory, 13)
+    item = SimpleNamespace(transform=transform, maps=maps, memory=out)
+    request = Request(array.native, [item, item], directory, MOST_ROWS, 13)
     address = request._words.buffer_info()[0]
     found = at(address, "Request")
     after = address + 8 * len(found)
     assert ctypes.string_at(found.pop("prefix")) == b"c/"
     assert found == {
         **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
-        **{"out.memory": data(out.flat), "out.offset": 0, "out.nbytes": 400},
-        **{"most_rows": MOST_ROWS, "threads": 13, "rank": 2},
+        **{"most_rows": MOST_ROWS, "threads": 13, "count": 2},
     }
     assert list(members("Map")) == ["input_dimension", "offset", "stride"]
-    assert list(members("Input")) == ["low", "extent", "dst_stride"]
-    assert words(after, 12) == [0, 0, 1, 1, 0, 1, 3, 10, 40, 5, 20, 2]
+    for address in (after, after + 8 * 16):
+        found = at(address, "Item")
+        of_out = {"out.memory": data(out.flat), "out.offset": 0, "out.nbytes": 400}
+        assert found == {**of_out, "rank": 2}
+        assert words(address + 8 * len(found), 12) == [0, 0, 1, 1, 0, 1, 3, 5, 10, 20, 40, 2]
 
 
 @needs_core

@@ -1,0 +1,306 @@
+"""Reads of few chunks through strided maps, which the native core plans: alone, or together.
+
+A read waits in the queue of its array until somebody asks for its result. Whoever asks first takes
+all that wait there and reads them in one pass: the core plans them together and decodes each chunk
+once. A read that waits alone runs in the thread that asks, because a handover to the pool costs
+more than a small read. A worker is called to take the queue if a read is large, if a second one is
+not tiny, if many wait, or if a Future of one is polled, awaited or given a callback.
+
+Work that reads share is divided between their statistics. A read that was cancelled, or whose
+Future nobody holds, is left out. If a pass fails, or the core leaves chunks alone, the reads
+concerned are repeated by themselves with a plan in Python, so that each has its own error.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.native.request import MOST_ROWS, Request, StridedMaps
+from gpustore.index_space import IndexTransform
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
+from gpustore.pipelines.native_read import count
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.future import Future, epoch, new
+from gpustore.runtime.statistics import Operation, attributed
+
+SMALL_ROWS = 32
+SMALL_S = 300e-6
+"""Most chunks and seconds of decoding of a local read that runs in the thread that asks for it."""
+
+TINY_ROWS = 3
+TINY_S = 60e-6
+"""Most chunks and seconds of a read that does so even while an earlier one is not asked for."""
+
+NATIVE_ROW_S = 4e-6
+"""Seconds that the native core takes to open, read and close a file."""
+
+MANY = 64
+"""Number of tiny reads that do not wait until they are asked for."""
+
+MOST_TOGETHER = 1 << 20
+"""Most chunks of reads in one pass, counted as often as they are wanted."""
+
+LONG_S = 5e-3
+"""Seconds of decoding above which reads that share no chunk are begun by themselves."""
+
+GATHERINGS = 10
+"""Most times that a worker gives way to threads that go on asking, 5 ms each."""
+
+
+class StridedRead:
+    """A read of one array; runs its own Future (:class:`gpustore.runtime.future.Runner`).
+
+    Attributes
+    ----------
+    array : ChunkedArray
+        Array with native constants.
+    transform, maps, memory
+        See :class:`gpustore.backends.native.request.StridedItem`.
+    result : object
+        Result of the read: the array that is filled, or the object of the caller.
+    again : callable
+        Begins the read anew, with a plan in Python.
+    """
+
+    __slots__ = ("_forced", "again", "array", "maps", "memory", "result", "transform")
+
+    def __init__(
+        self,
+        array: ChunkedArray,
+        transform: IndexTransform,
+        maps: StridedMaps,
+        memory: HostMemory,
+        result: Any,
+        again: Callable[[StridedRead], Future[Any]],
+    ) -> None:
+        self.array = array
+        self.transform = transform
+        self.maps = maps
+        self.memory = memory
+        self.result = result
+        self.again = again
+        self._forced: list[Future[Any]] = []
+
+    def ask(self) -> Future[Any]:
+        """Return the Future of the read, which waits in the queue of its array."""
+        array = self.array
+        future = Future.deferred(self._now, self)
+        waiting = array.waiting
+        waiting.reads.append(weakref.ref(future))
+        rows = self.maps.rows
+        seconds = rows * array.chain.decode_s
+        if rows <= TINY_ROWS and seconds <= TINY_S:
+            if len(waiting.reads) >= MANY:
+                _call_worker(array)
+        elif len(waiting.reads) > 1 or rows > SMALL_ROWS or seconds > SMALL_S:
+            _call_worker(array)
+        return future
+
+    def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
+        """Let a worker do the read, whose Future nobody else may claim now."""
+        # The queue may have an entry of the read: whoever takes one of them takes the Future.
+        self._forced.append(future)
+        self.array.waiting.reads.append(self)
+        _call_worker(self.array)
+
+    def taken(self) -> list[Asked]:
+        """Take the Future that was forced, if nobody else has."""
+        try:
+            return [(self, self._forced.pop())]
+        except IndexError:
+            return []
+
+    def _now(self) -> Any:
+        """Read on this thread, together with all that wait; return the result or its Future."""
+        others = _take(self.array)
+        if others:
+            mine = new(epoch())
+            _begin(self.array, [(self, mine), *others])
+            return mine
+        if self.maps.rows > SMALL_ROWS or self.maps.rows * self.array.chain.decode_s > SMALL_S:
+            return self._begin_alone()
+        array = self.array
+        native = array.native
+        assert native is not None
+        counts = Request(native, [self], array.key_directory()).read_now()
+        if counts is None or counts.left:
+            return self.again(self)
+        count(counts)
+        return self.result
+
+    def _begin_alone(self) -> Future[Any]:
+        """Begin the read on the pool."""
+        array = self.array
+        planned = _plan(array, [self], MOST_ROWS)
+        if planned is None:
+            return self.again(self)
+        request, threads, _ = planned
+
+        def finish() -> Any:
+            counts, _ = request.end()
+            if counts.left:
+                return self.again(self)
+            count(counts)
+            return self.result
+
+        work = partial(_work, request, ())
+        return array.executor.run_all([work] * threads, finish, helped=True)
+
+    def alone(self, future: Future[Any]) -> None:
+        """Begin the read by itself, or anew; `future` becomes its Future."""
+        _follow(future, self._begin_alone)
+
+
+Asked = tuple[StridedRead, Future[Any]]
+"""A read that was taken from the queue, and the Future that is to be finished."""
+
+
+def read_together(
+    array: ChunkedArray, reads: Sequence[Asked], statistics: Operation | None = None
+) -> bool:
+    """Begin reads of one array in one pass, in which each chunk is decoded once.
+
+    Parameters
+    ----------
+    statistics : Operation, optional
+        Counts the work, and the chunks that are planned. By default the work is divided between
+        the reads, and long reads that share no chunk are not begun.
+
+    Returns
+    -------
+    bool
+        Whether the reads are begun; otherwise they are to be begun one by one.
+    """
+    items = [one for one, _ in reads]
+    most = min(MOST_TOGETHER, len(reads) * array.limits.chunks_per_request)
+    planned = _plan(array, items, most)
+    if planned is None:
+        return False
+    request, threads, chunks = planned
+    if statistics is not None:
+        statistics.add(reads=len(reads), chunks_planned=chunks)
+    elif chunks == sum([one.maps.rows for one in items]) and chunks * _row_s(array) > LONG_S:
+        return False
+    operations = None if statistics else [future._statistics for _, future in reads]
+    shared = statistics or Operation()
+
+    def finish() -> None:
+        counts, left = request.end()
+        count(counts)
+        if operations is not None:
+            shared.divide(operations)
+        for (one, future), is_left in zip(reads, left):
+            if is_left:
+                _follow(future, partial(one.again, one))
+            else:
+                future._finish(one.result, None)
+
+    def repeat(done: Future[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            for one, future in reads:
+                one.alone(future)
+
+    futures = [future for _, future in reads]
+    work = partial(_work, request, futures)
+    begin = partial(array.executor.run_all, [work] * threads, finish, helped=True)
+    group = attributed(shared, begin)
+    # The thread that asks for one of them may do a part of the work.
+    futures[0]._help = group._help
+    group.add_done_callback(repeat)
+    return True
+
+
+def _plan(
+    array: ChunkedArray, items: Sequence[StridedRead], most_rows: int
+) -> tuple[Request, int, int] | None:
+    """Let the core plan reads; return the request, its threads and chunks; None if it does not."""
+    native = array.native
+    assert native is not None
+    rows = sum([one.maps.rows for one in items])
+    threads = max(1, min(array.executor.limit, rows, int(rows * _row_s(array) / SPLIT_S)))
+    request = Request(native, items, array.key_directory(), most_rows, threads)
+    chunks = request.plan()
+    return (request, threads, chunks) if chunks else None
+
+
+def _row_s(array: ChunkedArray) -> float:
+    return array.chain.decode_s + NATIVE_ROW_S
+
+
+def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
+    """Read planned chunks until all are taken, or all `futures` are cancelled."""
+    wanted = CancelToken.current()
+    while request.read(wanted):
+        wanted.check()
+        if futures and all(future.cancelled() for future in futures):
+            raise CancelledError
+
+
+def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
+    """Begin the operation that `future` is the Future of."""
+    if future.cancelled():
+        return
+    try:
+        begun = attributed(future._statistics, begin)
+    except Exception as error:
+        future._finish(None, error)
+    else:
+        future._follow(begun)
+
+
+def _begin(array: ChunkedArray, reads: Sequence[Asked]) -> None:
+    """Begin reads that were taken, together if that is faster."""
+    if len(reads) > 1 and read_together(array, reads):
+        return
+    for one, future in reads:
+        one.alone(future)
+
+
+def _take(array: ChunkedArray) -> list[Asked]:
+    """Take all reads that wait and are still wanted."""
+    waiting = array.waiting.reads
+    found: list[Asked] = []
+    while True:
+        try:
+            entry = waiting.popleft()
+        except IndexError:  # Other threads take reads as well.
+            return found
+        if isinstance(entry, StridedRead):
+            found += entry.taken()
+            continue
+        future = entry()
+        claimed = None if future is None else future._claim()
+        if future is not None and claimed is not None:
+            future._epoch = epoch()
+            found.append((claimed[1], future))
+
+
+def _call_worker(array: ChunkedArray) -> None:
+    """Let a worker take what waits, unless one was called that has not come yet."""
+    waiting = array.waiting
+    if waiting.called != epoch():
+        waiting.called = epoch()
+        array.executor.execute(partial(_gather, array))
+
+
+def _gather(array: ChunkedArray) -> None:
+    """Take and begin all that waits; runs on a worker."""
+    waiting = array.waiting
+    # The interpreter lets the asking thread go on for 5 ms, unless it waits for something.
+    for _ in range(GATHERINGS):
+        count = len(waiting.reads)
+        time.sleep(0)
+        if len(waiting.reads) == count:
+            break
+    waiting.called = None
+    reads = _take(array)
+    try:
+        _begin(array, reads)
+    except Exception as error:
+        for _, future in reads:
+            future._finish(None, error)

@@ -1,0 +1,324 @@
+"""Reads that the native core plans: alone, or together with others that wait."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpustore.backends.native import library
+from gpustore.backends.native.request import Request
+from gpustore.errors import CorruptChunkError
+from gpustore.pipelines import strided_reads
+from gpustore.runtime.future import CancelledError
+from gpustore.runtime.statistics import STATISTICS
+from tests.backends.native.stored_arrays import (
+    chunk_files,
+    created,
+    in_python,
+    named,
+    open_at,
+    outcome,
+    selections,
+    specs,
+    stored,
+    windows_of,
+)
+from tests.matrix import share
+from tests.runtime.test_executor import run_python
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+
+ZLIB = named("gzip", level=1)
+LITTLE = named("bytes", endian="little")
+
+
+@pytest.fixture
+def array(tmp_path):
+    """A store of 64 x 64 elements in chunks of 16 x 16 on a pool of one thread."""
+    store = created(tmp_path, [64, 64], [16, 16], "uint16", [LITTLE, ZLIB])
+    store[...] = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+    return open_at(tmp_path, {}, data_copy_concurrency={"limit": 1})
+
+
+MODEL = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Numbers of the reads that were planned together, pass by pass."""
+    found = []
+    plan = Request.plan
+
+    def planned(request):
+        found.append(len(request._kept[1]))
+        return plan(request)
+
+    monkeypatch.setattr(Request, "plan", planned)
+    return found
+
+
+class busy:
+    """Keeps the only thread of the store's pool from working; it goes on afterwards."""
+
+    def __init__(self, store):
+        self.executor = store._driver.reader.executor
+        self.release = threading.Event()
+
+    def __enter__(self):
+        self.executor.execute(self.release.wait)
+
+    def __exit__(self, *_):
+        self.release.set()
+
+
+def settle(store):
+    """Let the only thread end what it does."""
+    store._driver.reader.executor.submit(lambda: None).result()
+
+
+@given(
+    st.data(),
+    specs(),
+    st.integers(0, 999),
+    st.sampled_from([0.0, 0.4]),
+    st.booleans(),
+    st.integers(1, 4),
+)
+@settings(max_examples=share(150))
+def test_reads_that_wait_together_give_what_they_give_alone(
+    data, spec, seed, missing, pooled, threads
+):
+    with stored(spec, seed, missing=missing) as folder:
+        members = {name: spec[name] for name in ("driver", "field") if name in spec}
+        store = open_at(folder, members, data_copy_concurrency={"limit": threads})
+        views = [
+            data.draw(selections(store.shape))(store) for _ in range(data.draw(st.integers(2, 6)))
+        ]
+        orders = [data.draw(st.sampled_from("CF")) for _ in views]
+        with windows_of(65_536, 64, pooled=pooled, planned=True):
+            futures = [view.read(order=order) for view, order in zip(views, orders)]
+            found = [outcome(future.result) for future in futures]
+        for view, order, one in zip(views, orders, found):
+            with in_python():
+                assert one == outcome(view.read(order=order).result)
+
+
+@given(st.data(), specs(), st.integers(0, 999))
+@settings(max_examples=share(60))
+def test_a_damaged_chunk_fails_the_reads_that_meet_it(data, spec, seed):
+    with stored(spec, seed) as folder:
+        members = {name: spec[name] for name in ("driver", "field") if name in spec}
+        files = chunk_files(folder)
+        if files:
+            files[seed % len(files)].write_bytes(b"damaged")
+        store = open_at(folder, members)
+        views = [data.draw(selections(store.shape))(store) for _ in range(4)]
+        futures = [view.read() for view in views]
+        found = [outcome(future.result) for future in futures]
+        for view, one in zip(views, found):
+            with in_python():
+                assert one == outcome(view.read().result)
+
+
+def test_whoever_asks_first_reads_all_that_wait_in_one_pass(array, passes):
+    boxes = [np.s_[i : i + 10, i : i + 10] for i in range(0, 50, 5)]
+    with busy(array):
+        futures = [array[box].read() for box in boxes]
+        assert np.array_equal(futures[3].result(), MODEL[boxes[3]])
+        assert passes == [10]
+        assert all(future.done() for future in futures)
+    for box, future in zip(boxes, futures):
+        assert np.array_equal(future.result(), MODEL[box])
+    assert passes == [10]
+
+
+def test_a_read_that_waits_alone_runs_in_the_thread_that_asks(array, passes):
+    with busy(array):
+        future = array[3:40, 5:40].read()
+        assert future.is_deferred
+        assert np.array_equal(future.result(), MODEL[3:40, 5:40])
+    assert passes == []
+
+
+def test_chunks_that_several_reads_want_are_decoded_once_and_their_work_is_divided(array):
+    STATISTICS.reset()
+    with busy(array):
+        futures = [array[:20, :16].read() for _ in range(5)]
+        counters = [future.statistics for future in futures]
+        futures[0].result()
+    assert STATISTICS["reads"] == 5
+    assert STATISTICS["chunks_planned"] == 10
+    assert STATISTICS["key_reads"] == 2
+    assert STATISTICS["bytes_decoded"] == 2 * 512
+    assert [one["reads"] for one in counters] == [1] * 5
+    assert sum(one["key_reads"] for one in counters) == 2
+    assert sum(one["bytes_decoded"] for one in counters) == 2 * 512
+
+
+def test_a_second_read_that_is_not_tiny_begins_on_the_pool(array):
+    first, second = array[:60, :60].read(), array[1:60, 1:60].read()
+    settle(array)
+    assert not second.is_deferred
+    settle(array)
+    assert second._done
+    assert first._done
+    assert np.array_equal(second.result(), MODEL[1:60, 1:60])
+
+
+def test_many_tiny_reads_begin_on_the_pool(array, monkeypatch):
+    monkeypatch.setattr(strided_reads, "MANY", 5)
+    futures = [array[i, :3].read() for i in range(5)]
+    settle(array)
+    settle(array)
+    assert all(future._done for future in futures)
+
+
+def test_reads_that_are_awaited_or_polled_are_read_together(array, passes):
+    async def gather():
+        futures = [array[i, :3].read() for i in range(6)]
+        return await asyncio.gather(*[wait(future) for future in futures])
+
+    async def wait(future):
+        return await future
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        task = loop.create_task(gather())
+        with busy(array):
+            for _ in range(3):  # All await before the worker is free.
+                loop.run_until_complete(asyncio.sleep(0))
+        found = loop.run_until_complete(task)
+    assert [one.tolist() for one in found] == [MODEL[i, :3].tolist() for i in range(6)]
+    assert passes == [6]
+
+
+def test_a_callback_begins_a_read(array):
+    done = threading.Event()
+    future = array[5, 6].read()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(60)
+    assert future.result() == MODEL[5, 6]
+
+
+def test_the_result_of_a_forced_read_is_there_although_others_are_asked_for(array):
+    with busy(array):
+        first, second = array[0, :3].read(), array[1, :3].read()
+        first.force()
+        assert not first.is_deferred
+        assert second.result().tolist() == MODEL[1, :3].tolist()
+        assert first.result().tolist() == MODEL[0, :3].tolist()
+
+
+def test_cancelled_and_dropped_reads_are_left_out(array, passes):
+    with busy(array):
+        futures = [array[i, :3].read() for i in range(6)]
+        assert futures[1].cancel()
+        dropped = weakref.ref(futures.pop(2))
+        assert dropped() is None
+        futures[0].result()
+    assert passes == [4]
+    with pytest.raises(CancelledError):
+        futures[1].result()
+
+
+def test_what_a_dropped_read_held_is_released(array):
+    future = array[:3, :3].read()
+    memory = weakref.ref(future._deferred[1].memory.array)
+    del future
+    gc.collect()
+    assert memory() is None
+
+
+def test_an_error_fails_only_the_reads_that_meet_it(array, tmp_path):
+    (tmp_path / "c" / "1" / "0").write_bytes(b"junk")
+    with busy(array):
+        good, bad, last = array[:16, :9].read(), array[10:20, :9].read(), array[32:, :9].read()
+        good.result()
+    with pytest.raises(CorruptChunkError) as caught:
+        bad.result()
+    assert caught.value.key.endswith("c/1/0")
+    assert np.array_equal(good.result(), MODEL[:16, :9])
+    assert np.array_equal(last.result(), MODEL[32:, :9])
+
+
+def test_long_reads_that_share_no_chunk_are_begun_by_themselves(array, passes, monkeypatch):
+    monkeypatch.setattr(strided_reads, "LONG_S", 0)
+    with busy(array):
+        futures = [array[16 * i : 16 * i + 16].read() for i in range(4)]
+    for i, future in enumerate(futures):
+        assert np.array_equal(future.result(), MODEL[16 * i : 16 * i + 16])
+    assert passes == [4, 1, 1, 1, 1]
+
+
+def test_what_is_too_large_to_be_read_together_is_read_alone(array, passes, monkeypatch):
+    monkeypatch.setattr(strided_reads, "MOST_TOGETHER", 5)
+    with busy(array):
+        futures = [array[i:].read() for i in range(3)]
+    for i, future in enumerate(futures):
+        assert np.array_equal(future.result(), MODEL[i:])
+        assert future.statistics["key_reads"] == 16
+
+
+def test_if_all_are_cancelled_the_pass_ends(array, monkeypatch):
+    read, begun, go_on = Request.read, threading.Event(), threading.Event()
+
+    def again(request, wanted):
+        begun.set()
+        assert go_on.wait(60)
+        return True
+
+    monkeypatch.setattr(Request, "read", again)
+    futures = [array[i:].read() for i in range(3)]
+    assert begun.wait(60)
+    for future in futures:
+        assert future.cancel()
+    go_on.set()
+    settle(array)
+    monkeypatch.setattr(Request, "read", read)
+    assert np.array_equal(array[1:].read().result(), MODEL[1:])
+
+
+def test_a_read_into_an_array_of_the_caller_waits_with_others(array):
+    out = np.zeros((3, 3), "u2")
+    with busy(array):
+        first, second = array[:2].read(), array[:3, :3].read(out=out)
+        assert second.result() is out
+        assert np.array_equal(out, MODEL[:3, :3])
+        assert np.array_equal(first.result(), MODEL[:2])
+
+
+@pytest.mark.matrix("costly")
+def test_a_child_process_reads_what_waits_and_can_call_a_worker(tmp_path):
+    store = created(tmp_path, [200], [1], "uint16")
+    store[...] = np.arange(200, dtype="u2")
+    code = f"""
+        import os, threading
+        import gpustore
+        from gpustore.errors import ForkError
+
+        context = gpustore.Context({{"data_copy_concurrency": {{"limit": 1}}}})
+        store = gpustore.open({str(tmp_path)!r}, context=context).result()
+        release = threading.Event()
+        store._driver.reader.executor.execute(release.wait)
+        futures = [store[i:].read() for i in range(5)]
+        child = os.fork()
+        if child == 0:
+            status = 0
+            for i, future in enumerate(futures):
+                if future.result(timeout=60).tolist() != list(range(i, 200)):
+                    status = 1
+            again = [store[i:].read() for i in range(5)]
+            for i, future in enumerate(again):
+                if future.result(timeout=60).tolist() != list(range(i, 200)):
+                    status = 2
+            os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        release.set()
+        print(all(f.result().tolist() == list(range(i, 200)) for i, f in enumerate(futures)))
+    """
+    assert run_python(code).stdout.splitlines() == ["0", "True"]
