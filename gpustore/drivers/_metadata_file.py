@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore.drivers._remembered import REMEMBERED_NBYTES, decoded
+from gpustore.drivers._remembered import REMEMBERED_NBYTES, decoded, encoded
 from gpustore.drivers.format import Format
 from gpustore.errors import GpustoreError, naming_key
 from gpustore.kvstores.base import KvStoreDriver
@@ -107,7 +107,7 @@ class MetadataFile:
         """Replace the metadata if their generation is still `generation`; return whether it was."""
         try:
             columns = self.store.write_many(
-                WriteRequest([self.key], [metadata.encode()], [generation])
+                WriteRequest([self.key], [encoded(metadata)], [generation])
             )
         finally:
             if self.cache is not None:

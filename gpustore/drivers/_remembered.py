@@ -168,3 +168,16 @@ def created(format_: Format, constraints: Any, merged: Schema, limits: Limits) -
 @lru_cache(maxsize=64)
 def _created(format_: Format, constraints: _Same, merged: _Same, limits: Limits) -> Any:
     return format_.create(constraints(), merged(), limits=limits)
+
+
+def encoded(metadata: Any) -> bytes:
+    """Return the document that stores `metadata`."""
+    found = _encoded(_Same(metadata))
+    return metadata.encode() if found is None else found
+
+
+@lru_cache(maxsize=64)
+def _encoded(metadata: _Same) -> bytes | None:
+    """Return the document if it is short."""
+    document: bytes = metadata().encode()
+    return document if len(document) <= REMEMBERED_NBYTES else None

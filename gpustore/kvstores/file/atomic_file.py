@@ -3,8 +3,9 @@
 A value is written to ``<key>.<pid>-<tag>.__lock`` beside the key and then renamed onto it, so a
 reader sees the old value or the new one and never a part. The suffix makes TensorStore hide the
 file. The first half of the tag stands for the machine and process namespace in which the pid
-means something, the second half is random. The native core needs no second name: it writes into the
-lock file of the key, as TensorStore does (``kernels/host/write.h``).
+means something, the second half is random. A value that is written under the lock of its key needs
+no second name: it is written into the lock file, as TensorStore does (:meth:`HeldLock.rename
+<gpustore.kvstores.file.lock.HeldLock.rename>`, and ``kernels/host/write.h``).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class TemporaryFile:
         fd = os.open(self._name, _FLAGS, 0o666, dir_fd=directory)
         try:
             try:
-                self.status = _fill(fd, pieces, sync=sync)
+                self.status = fill(fd, pieces, sync=sync)
             finally:
                 os.close(fd)
         except BaseException:
@@ -138,7 +139,10 @@ def write_all(fd: int, pieces: Iterable[Buffer]) -> None:
             rest = rest[os.write(fd, rest) :]
 
 
-def _fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+def fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+    """Write a value into a new open file and return the status that identifies the version of its
+    key; arguments and errors of :class:`TemporaryFile`.
+    """
     write_all(fd, pieces)
     # Kernels before 6.13 stamp files with a clock of 1-10 ms; the inode number of a replaced
     # file is used again at once, so only an exact time keeps two versions of a key apart.

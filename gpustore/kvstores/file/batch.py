@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
 from gpustore.kvstores.columns import ABSENT, condition_holds
-from gpustore.kvstores.file.atomic_file import TemporaryFile, temporary_name
+from gpustore.kvstores.file.atomic_file import TemporaryFile, fill, temporary_name
 from gpustore.kvstores.file.directory import Directories
 from gpustore.kvstores.file.in_place_file import write_in_place
 from gpustore.kvstores.file.key import parent_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from gpustore.errors import StoreIOError
     from gpustore.kvstores.base import Replacement
+    from gpustore.kvstores.file.lock import HeldLock
     from gpustore.kvstores.file.options import FileOptions
     from gpustore.kvstores.file.root import Root
     from gpustore.runtime.buffer import Buffer
@@ -136,13 +137,18 @@ class WriteBatch:
             # Looking before waiting for the lock costs one stat, and often saves the wait.
             if _generation_at(directory, name) != if_equal:
                 return b""
-            with self._lock(directory, name, key):
+            with self._lock(directory, name, key) as lock:
                 if _generation_at(directory, name) != if_equal:
                     return b""
-                with TemporaryFile(directory, name, (value,), sync=sync) as file:
+                if lock.descriptor >= 0:
+                    status = fill(lock.descriptor, (value,), sync=sync)
                     self._cancel.check()
-                    file.rename()
-            status = file.status
+                    lock.rename(name)
+                else:
+                    with TemporaryFile(directory, name, (value,), sync=sync) as file:
+                        self._cancel.check()
+                        file.rename()
+                    status = file.status
         self._directories.changed(parent, index)
         return generation_of(status)
 
@@ -238,7 +244,7 @@ class WriteBatch:
         """Leave it to a later change of directory `path` to sync those made so far."""
         self._directories.unchanged(path)
 
-    def _lock(self, directory: int, name: str, key: str) -> AbstractContextManager[None]:
+    def _lock(self, directory: int, name: str, key: str) -> AbstractContextManager[HeldLock]:
         return hold(
             directory,
             name,

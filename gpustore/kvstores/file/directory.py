@@ -44,13 +44,14 @@ class Directories:
         Changes that may not have reached the disk, by position in the batch.
     """
 
-    __slots__ = ("_changed", "_fds", "_remove_locks", "_root", "_sync", "error")
+    __slots__ = ("_changed", "_fds", "_made", "_remove_locks", "_root", "_sync", "error")
 
     def __init__(self, root: Root, *, sync: bool, remove_locks: bool) -> None:
         self._root = root
         self._sync = sync
         self._remove_locks = remove_locks
         self._fds: dict[str, int] = {}
+        self._made: set[str] = set()
         self._changed: dict[str, list[int]] = {}
         self.error: dict[int, StoreIOError] = {}
 
@@ -88,6 +89,7 @@ class Directories:
             try:
                 os.mkdir(path.rstrip("/").rpartition("/")[2], dir_fd=above)
                 self.changed(parent_of(path), index)
+                self._made.add(path)
             except FileExistsError:
                 pass
             except FileNotFoundError:
@@ -113,6 +115,8 @@ class Directories:
         while len(_cleaned) >= _MAX_REMEMBERED:
             _cleaned.popitem(last=False)
         _cleaned[identity] = None
+        if path in self._made and not again:
+            return  # Nobody can have left anything behind in it.
         # A directory that cannot be read can still be written to.
         with contextlib.suppress(OSError):
             clean_up(fd, remove_locks=self._remove_locks)

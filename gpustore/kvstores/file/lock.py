@@ -55,6 +55,37 @@ def thread_lock(key: str) -> threading.Lock:
     return _STRIPES[hash(key) % len(_STRIPES)]
 
 
+class HeldLock:
+    """A lock that is held; got from :func:`hold`.
+
+    Attributes
+    ----------
+    descriptor : int
+        File descriptor of the lock file if it is new and empty, so that the value can be written
+        into it and become the key by :meth:`rename`, as in TensorStore; -1 otherwise.
+    """
+
+    __slots__ = ("_directory", "_lock_name", "_renamed", "descriptor")
+
+    def __init__(self, directory: int = -1, lock_name: str = "", descriptor: int = -1) -> None:
+        self._directory = directory
+        self._lock_name = lock_name
+        self._renamed = False
+        self.descriptor = descriptor
+
+    def rename(self, name: str) -> None:
+        """Make the lock file the value of the key `name`; the lock ends with that."""
+        os.rename(self._lock_name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        self._renamed = True
+
+    def release(self) -> None:
+        """Remove the lock file, unless it has become the key."""
+        if not self._renamed:
+            # delete_range of another process may have removed the directory.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._lock_name, dir_fd=self._directory)
+
+
 @contextmanager
 def hold(
     directory: int,
@@ -64,7 +95,7 @@ def hold(
     mode: str,
     timeout_s: float,
     linked: LinkedLock | None = None,
-) -> Iterator[None]:
+) -> Iterator[HeldLock]:
     """Hold the lock of one key.
 
     Parameters
@@ -94,28 +125,51 @@ def hold(
     """
     with thread_lock(key):
         if mode in ("none", "non_atomic"):
-            yield
+            yield HeldLock()
             return
         lock_name = name + LOCK_SUFFIX
         if mode == "os" and linked is not None and linked.acquire(directory, lock_name):
             try:
-                yield
+                yield HeldLock()
             finally:
                 linked.release(directory, lock_name)
             return
+        fd = _create_locked(directory, lock_name) if mode == "os" else -1
+        lock = HeldLock(directory, lock_name, fd)
         if mode == "lockfile":
             fd = _create_exclusively(directory, lock_name, key, timeout_s)
-        else:
+        elif fd < 0:
             fd = _acquire(directory, lock_name, key)
         try:
-            yield
+            yield lock
         finally:
             try:
-                # delete_range of another process may have removed the directory.
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(lock_name, dir_fd=directory)
+                lock.release()
             finally:
                 os.close(fd)
+
+
+def _create_locked(directory: int, lock_name: str) -> int:
+    """Create and lock a lock file without waiting; return its file descriptor, or -1 if it cannot
+    be done or another writer was faster.
+    """
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        return -1
+    try:
+        fd = os.open(lock_name, _OPEN_FLAGS | os.O_EXCL, 0o666, dir_fd=directory)
+    except FileExistsError:
+        return -1
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, WHOLE_FILE)
+        if _is_current(fd, directory, lock_name):
+            return fd
+    except OSError:
+        pass  # `_acquire` opens the file again, and tells what is wrong.
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return -1
 
 
 def _acquire(directory: int, lock_name: str, key: str) -> int:

@@ -90,6 +90,54 @@ def test_lock_excludes_other_open_files(directory, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_new_lock_file_can_become_the_key(directory, tmp_path):
+    with hold(directory, "a", key="a", mode="os", timeout_s=1) as lock:
+        assert os.listdir(tmp_path) == ["a.__lock"]
+        os.write(lock.descriptor, b"1")
+        lock.rename("a")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"1"
+    with hold(directory, "a", key="a", mode="os", timeout_s=1) as lock:
+        os.write(lock.descriptor, b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["os", "lockfile", "none"])
+def test_other_lock_files_do_not_become_the_key(directory, tmp_path, mode):
+    if mode == "os":  # It may be long, or belong to someone else.
+        (tmp_path / "a.__lock").write_bytes(b"left behind")
+    with hold(directory, "a", key="a", mode=mode, timeout_s=1) as lock:
+        assert lock.descriptor == -1
+    assert os.listdir(tmp_path) == []
+
+
+def test_waiting_writer_notices_a_new_lock_file_that_became_the_key(directory, tmp_path):
+    store = open_file(tmp_path)
+    with hold(directory, "a", key="another stripe", mode="os", timeout_s=1) as lock:
+        future = store.write("a", b"ours", if_equal=b"\2")
+        assert not future.done()
+        os.write(lock.descriptor, b"theirs")
+        lock.rename("a")
+    assert future.result(timeout=60).generation == b""
+    assert store["a"] == b"theirs"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_failed_write_into_a_lock_file_leaves_nothing(tmp_path, monkeypatch):
+    store = open_file(tmp_path)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        with pytest.raises(StoreIOError, match="No space left"):
+            store.write("a", b"1", if_equal=b"\2").result()
+    assert os.listdir(tmp_path) == []
+    assert store.write("a", b"1", if_equal=b"\2").result().generation
+
+
 def test_lock_is_released_when_the_work_fails(directory, tmp_path):
     for mode in ("os", "lockfile", "none"):
         with (
