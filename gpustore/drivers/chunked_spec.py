@@ -182,7 +182,9 @@ class ChunkedSpec:
         if kvstore is not None:
             if self.kvstore is not None:
                 raise MetadataError('"kvstore" is already specified')
-            spec = replace(spec, kvstore=_directory(kvstore))
+            # Not by `replace`, which takes 3 us of the 60 that opening takes.
+            spec = object.__new__(ChunkedSpec)
+            vars(spec).update(vars(self), kvstore=_directory(kvstore))
         if schema is not None and not schema.is_empty:
             constraints = spec.constraints.copy()
             constraints.merge(schema)

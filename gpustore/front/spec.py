@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Self
 
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.data_types.unit import Unit
+from gpustore.drivers._remembered import REMEMBERED_NBYTES, Spelled
 from gpustore.drivers.base import (
     MODE_FLAGS,
     DriverKind,
@@ -23,6 +26,7 @@ from gpustore.drivers.base import (
     OpenMode,
     OpenRequest,
 )
+from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
@@ -405,6 +409,41 @@ def _from_json(
 ) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
     if isinstance(json, str):
         return _from_url(json), None, OpenMode(), None
+    if _differs_in_kvstore(json):
+        rest = {name: json[name] for name in json if name != "kvstore"}
+        text = repr(rest)
+        if len(text) <= REMEMBERED_NBYTES:
+            # After an error, parsing the whole raises it with all that is wrong.
+            with suppress(GpustoreError):
+                driver, transform, mode, _ = _parsed_without_kvstore(Spelled(text, rest))
+                kvstore = KvStore.Spec.from_json(json["kvstore"])
+                return driver.updated(kvstore=kvstore), transform, mode, None
+    return _parsed(json)
+
+
+def _differs_in_kvstore(json: JsonValue) -> bool:
+    """Whether many specs may be like `json` but for the kvstore, and can share what they hold."""
+    if not isinstance(json, dict) or not isinstance(json.get("kvstore"), dict):
+        return False
+    name = json.get("driver")
+    return (
+        "path" not in json
+        and "context" not in json
+        and isinstance(name, str)
+        and isinstance(registry.find("drivers", name), ChunkedKind)
+    )
+
+
+@lru_cache(maxsize=64)
+def _parsed_without_kvstore(
+    json: Spelled,
+) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
+    return _parsed(json.value)
+
+
+def _parsed(
+    json: JsonValue,
+) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
     members = Members(expect_object(json))
     name = members.take_str("driver")
     kind = registry.find("drivers", name)
