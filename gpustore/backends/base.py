@@ -1,13 +1,13 @@
 """Protocols of backends, the interface between pipelines and memory.
 
-A backend owns arrays in one memory space. A :class:`Sink` decodes the values of a window and places
-their elements in arrays; :meth:`Backend.gather` does the reverse. Both work on whole windows, so
-that a device can launch one kernel for all of them.
+A backend owns arrays in one memory space. A :class:`Sink` decodes the values of a read and places
+their elements in arrays; :meth:`Backend.gather` does the reverse. Both work on many chunks at once,
+so that a device can launch one kernel for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -24,6 +24,8 @@ from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
 from gpustore.runtime.limits import Limits
 
 if TYPE_CHECKING:
@@ -87,22 +89,30 @@ class Layer(NamedTuple):
     source: Any
 
 
-Check = Callable[[PlanWindow, Sequence[Buffer | None], dict[int, GpustoreError]], None]
+Check = Callable[[Sequence[str], int, Mapping[int, GpustoreError]], None]
+"""Function of the keys of some rows, the number of missing ones, and the errors of failed rows."""
 
 
-class Sink(Protocol):
-    """Decodes values and places their elements in arrays. Leaving its context awaits the device.
-
-    The host places values before a method returns; a device may do so later, until :meth:`finish`.
+class Chunks(NamedTuple):
+    """Chunks of one codec chain that a read needs.
 
     Attributes
     ----------
-    nbytes : int or None
-        Decoded bytes that should be given together; None for the ``batch_nbytes`` of the kvstore.
+    chain : CodecChain
+    rows, regions : int
+        Number of chunks, and of regions copied from them.
     """
 
-    @property
-    def nbytes(self) -> int | None: ...
+    chain: CodecChain
+    rows: int
+    regions: int
+
+
+class SinkPart(Protocol):
+    """Part of a read for one task: takes values, and places their elements in the arrays.
+
+    The host places values before a method returns; a device may do so later.
+    """
 
     def __enter__(self) -> Self: ...
 
@@ -135,8 +145,58 @@ class Sink(Protocol):
             Encoded chunks; None is a missing one.
         """
 
-    def finish(self) -> None:
-        """Wait until all values are in place."""
+
+class Sink(Protocol):
+    """Decodes the values of one read and places their elements in arrays.
+
+    Attributes
+    ----------
+    nbytes : int or None
+        Most decoded bytes that are given together; None for as many as the kvstore likes.
+    """
+
+    @property
+    def nbytes(self) -> int | None: ...
+
+    def part(
+        self,
+        chain: CodecChain,
+        *,
+        rows: int,
+        blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
+    ) -> SinkPart:
+        """Make the part of one task.
+
+        Parameters
+        ----------
+        chain : CodecChain
+            Decodes the values.
+        rows : int
+            Approximate number of values.
+        blocks : tuple of int, optional
+            Shape of the memory for blocks from which regions are copied, in elements, if
+            :attr:`Backend.buffers_blocks`.
+        native : NativeArray, optional
+            Constants with which the native core decodes values for host memory.
+        """
+
+    def run(
+        self,
+        executor: Executor,
+        tasks: Sequence[Callable[[], object]],
+        result: Callable[[], Any],
+        *,
+        helped: bool = False,
+    ) -> Future[Any]:
+        """Run the tasks of the read, which use its parts, then `result`.
+
+        Returns
+        -------
+        Future
+            Resolves with the value of `result`, or that of a Future it returns, when all values are
+            in place.
+        """
 
 
 class Backend(Protocol):
@@ -153,8 +213,8 @@ class Backend(Protocol):
     buffers_blocks: bool
     """Value of :attr:`gpustore.planning.block.Block.buffered` for its reads."""
 
-    def submission_nbytes(self, limits: Limits) -> int | None:
-        """Return the decoded bytes of one submission; None where small batches are best."""
+    def part_nbytes(self) -> int | None:
+        """Return the least decoded bytes of a task that fetches alone; None for few."""
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if a device decodes them."""
@@ -174,37 +234,25 @@ class Backend(Protocol):
 
     def sink(
         self,
-        chain: CodecChain,
+        chunks: Sequence[Chunks],
         fill_value: Any,
         out: Sequence[Memory],
         limits: Limits,
         check: Check,
-        *,
-        rows: int,
-        regions: int = 0,
-        blocks: tuple[int, ...] = (),
-        native: NativeArray | None = None,
     ) -> Sink:
-        """Make the sink of one task of a read.
+        """Make the sink of one read.
 
         Parameters
         ----------
-        chain : CodecChain
-            Decodes the values.
+        chunks : sequence of Chunks
+            All chunks of the read.
         fill_value : ndarray
             Value of the elements of missing chunks, or the bytes of a stored record.
         out : sequence of Memory
-            Arrays that are filled; a single one for :meth:`Sink.scatter`.
+            Arrays that are filled; a single one for :meth:`SinkPart.scatter`.
         check : callable
-            Called by the methods of the sink with rows, values and errors of finished work: rows
-            with an error have failed, the others are in place. Its exceptions are passed on.
-        rows, regions : int
-            Approximate number of values, and of regions copied from them.
-        blocks : tuple of int, optional
-            Shape of the memory for blocks from which regions are copied, in elements, if
-            :attr:`buffers_blocks`.
-        native : NativeArray, optional
-            Constants with which the native core decodes values for host memory.
+            Called with keys, missing rows and errors of finished work: rows with an error have
+            failed, the others are in place. Its exceptions are passed on.
         """
 
     def caller_stream(self, stream: Any) -> Any:

@@ -327,8 +327,8 @@ class ChunkedArray:
         return max(1, min(wanted, self.executor.limit), min(wanted // 8, most))
 
     def fewer_parts(self, parts: int, rows: int) -> int:
-        """Reduce `parts` so that each fills a submission, if a device decodes the `rows`."""
-        nbytes = self.backend.submission_nbytes(self.limits)
+        """Reduce `parts` so that each is worth a task, if a device decodes the `rows`."""
+        nbytes = self.backend.part_nbytes()
         chain = (self.stored or self).chain
         if nbytes is None or self.backend.unsupported_reason(chain) is not None:
             return parts

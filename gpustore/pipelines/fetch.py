@@ -359,7 +359,7 @@ def fetched_batches(
     Parameters
     ----------
     nbytes : int, optional
-        Decoded bytes of a batch, approximately; by default ``batch_nbytes`` of the store, or else
+        Most decoded bytes of a batch; by default ``batch_nbytes`` of the store, or else
         ``BATCH_NBYTES``.
     arena : callable
         Returns the arena, in host memory, for the values of the next batch.

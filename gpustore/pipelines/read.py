@@ -26,10 +26,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import NEW, Memory, Output, Sink
+from gpustore.backends.base import NEW, Chunks, Memory, Output, Sink
 from gpustore.backends.native.request import MOST_ROWS, StridedMaps, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
+from gpustore.kvstores.arena import Arena
 from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
@@ -43,6 +44,7 @@ from gpustore.pipelines.strided_reads import (
     StridedRead,
 )
 from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
@@ -122,8 +124,9 @@ def read(
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):
 
             def read_now() -> Any:
+                sink = sink_of(array, plans, [memory])
                 for one, plan in plans:
-                    for task in _tasks(one, plan, memory, 1):
+                    for task in _tasks(one, plan, memory, sink, 1):
                         task()
                 return result
 
@@ -133,9 +136,10 @@ def read(
             return future
 
     def begin() -> Future[Any]:
-        tasks = [task for one, plan in plans for task in _tasks(one, plan, memory)]
+        sink = sink_of(array, plans, [memory])
+        tasks = [task for one, plan in plans for task in _tasks(one, plan, memory, sink)]
         helped = array.native is not None and len(tasks) <= array.executor.limit
-        return array.executor.run_all(tasks, lambda: result, helped=helped)
+        return sink.run(array.executor, tasks, lambda: result, helped=helped)
 
     if wait is None or output.array is not None:
         return begin()
@@ -154,16 +158,14 @@ def _read_strided(
 def read_again(one: StridedRead) -> Future[Any]:
     """Begin a read anew, with a plan in Python."""
     array, memory, result = one.array, one.memory, one.result
-    tasks = [
-        task
-        for some, plan in array.plans(one.transform, memory.strides)
-        for task in _tasks(some, plan, memory)
-    ]
-    return array.executor.run_all(tasks, lambda: result)
+    plans = array.plans(one.transform, memory.strides)
+    sink = sink_of(array, plans, [memory])
+    tasks = [task for some, plan in plans for task in _tasks(some, plan, memory, sink)]
+    return sink.run(array.executor, tasks, lambda: result)
 
 
 def _tasks(
-    array: ChunkedArray, plan: ChunkPlan, memory: Any, threads: int | None = None
+    array: ChunkedArray, plan: ChunkPlan, memory: Any, sink: Sink, threads: int | None = None
 ) -> list[Callable[[], None]]:
     """Make the tasks that read a plan, for up to `threads` threads."""
     if array.native is not None:
@@ -177,7 +179,7 @@ def _tasks(
         reading = NativeRead(array.native, tables, strides, [memory], directory, threads, left)
         return [reading.work] * threads
     parts = threads or array.fewer_parts(array.parts(plan), len(plan))
-    return [partial(_read_part, array, plan, memory, part, parts) for part in range(parts)]
+    return [partial(_read_part, array, plan, sink, part, parts) for part in range(parts)]
 
 
 def _read_left(
@@ -218,53 +220,60 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
     return tuple(strides if order == "F" else reversed(strides))
 
 
-def _read_part(array: ChunkedArray, plan: ChunkPlan, out: Memory, part: int, parts: int) -> None:
+def _read_part(array: ChunkedArray, plan: ChunkPlan, sink: Sink, part: int, parts: int) -> None:
     """Fetch, decode and scatter one of `parts` parts of the plan."""
-    with _sink(array, out, plan.rows // parts + 1) as sink:
-        most_rows = PLANNED_ROWS
-        if sink.nbytes is not None:  # Windows of whole batches.
-            batch = max(1, sink.nbytes // max(1, array.chain.layout.nbytes))
-            most_rows -= PLANNED_ROWS % min(PLANNED_ROWS, batch)
-        for planned in plan.windows(part, parts, most_rows, most_keys=most_keys(array)):
-            _scatter(array, planned, sink)
-        sink.finish()
+    windows = plan.windows(part, parts, PLANNED_ROWS, most_keys=most_keys(array))
+    _read_windows(array, windows, sink, plan.rows // parts + 1)
 
 
 def read_windows(
     array: ChunkedArray, windows: Iterable[PlanWindow], out: Memory, rows: int
 ) -> None:
-    """Fetch, decode and scatter windows that have about `rows` rows together."""
-    with _sink(array, out, rows) as sink:
-        for planned in windows:
-            _scatter(array, planned, sink)
-        sink.finish()
-
-
-def _sink(array: ChunkedArray, out: Memory, rows: int) -> Sink:
+    """Fetch, decode and scatter windows that have about `rows` rows together, for the host."""
+    chunks = [Chunks(array.chain, rows, rows)]
     check = partial(check_rows, array)
+    sink = array.backend.sink(chunks, array.fill_value, (out,), array.limits, check)
+    _read_windows(array, windows, sink, rows)
+
+
+def _read_windows(
+    array: ChunkedArray, windows: Iterable[PlanWindow], sink: Sink, rows: int
+) -> None:
+    with sink.part(array.chain, rows=rows, native=array.native_values) as part:
+        for planned in windows:
+            for _, some, values in batches(array, planned, part.arena, sink.nbytes):
+                part.scatter(some, values)
+
+
+def sink_of(
+    array: ChunkedArray,
+    plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]],
+    out: Sequence[Memory],
+) -> Sink:
+    """Make the sink of a read of `plans`, each of chunks of one shape."""
+    chunks = []
+    for one, plan in plans:
+        regions = len(plan) if isinstance(plan, ChunkPlan) else len(plan.order)
+        chunks.append(Chunks(one.chain, len(plan), regions))
     return array.backend.sink(
-        array.chain,
+        chunks,
         array.fill_value,
-        (out,),
+        out,
         array.limits,
-        check,
-        rows=rows,
-        native=array.native_values,
+        partial(check_rows, array),
     )
 
 
-def _scatter(array: ChunkedArray, planned: PlanWindow, sink: Sink) -> None:
-    for _, some, values in batches(array, planned, sink):
-        sink.scatter(some, values)
-
-
 def batches(
-    array: ChunkedArray, planned: PlanWindow, sink: Sink
+    array: ChunkedArray,
+    planned: PlanWindow,
+    arena: Callable[[], Arena],
+    most_nbytes: int | None,
 ) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
     """Fetch the values of a window for a sink, through the cache of the array if it has one."""
     if array.stored is None:
-        return fetched_batches(array, planned, sink.nbytes, sink.arena)
-    return cached_batches(array, planned, sink.nbytes)
+        return fetched_batches(array, planned, most_nbytes, arena)
+    return cached_batches(array, planned, most_nbytes)
 
 
 def most_keys(array: ChunkedArray) -> int | None:
@@ -275,10 +284,7 @@ def most_keys(array: ChunkedArray) -> int | None:
 
 
 def check_rows(
-    array: ChunkedArray,
-    rows: PlanWindow,
-    values: Sequence[Buffer | None],
-    errors: Mapping[int, GpustoreError],
+    array: ChunkedArray, keys: Sequence[str], missing: int, errors: Mapping[int, GpustoreError]
 ) -> None:
     """Raise the first error of a scatter, naming its key; count missing rows if there is none.
 
@@ -287,10 +293,10 @@ def check_rows(
     if errors:
         if array.stored is not None and array.cache is not None:
             # Encoded values are kept before they are decoded.
-            array.cache.forget([rows.keys[row] for row in errors])
+            array.cache.forget([keys[row] for row in errors])
         first = min(errors)
-        key, error = rows.keys[first], errors[first]
-        wrong = list(dict.fromkeys(rows.keys[row] for row in sorted(errors)))
+        key, error = keys[first], errors[first]
+        wrong = list(dict.fromkeys(keys[row] for row in sorted(errors)))
         if len(wrong) > 1:
             names = [text(one) for one in wrong[:NAMED_KEYS]]
             names += [f"and {len(wrong) - NAMED_KEYS} more"] if len(wrong) > NAMED_KEYS else []
@@ -299,6 +305,5 @@ def check_rows(
             raise error from errors[first].__cause__  # It says where.
         where = f"Error reading {array.store.describe(key)}"
         raise error.prefixed(where, key=key) from errors[first]
-    missing = values.count(None)
     if missing:
         STATISTICS.add(chunks_missing=missing)

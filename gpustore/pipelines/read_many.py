@@ -5,7 +5,7 @@
 I/O.
 3. Split the plan among the threads, so that no key belongs to two tasks.
 4. Refine and fetch the chunks window by window, as a read does (:mod:`gpustore.pipelines.read`).
-5. Decode chunks and copy their regions (:meth:`gpustore.backends.base.Sink.copy_regions`). The
+5. Decode chunks and copy their regions (:meth:`gpustore.backends.base.SinkPart.copy_regions`). The
    host decodes each chunk into its block, which is one chunk or, where crops are dense, a few
    neighbours; when all of a block are there, its regions are copied. A device copies from decoded
    chunks.
@@ -21,17 +21,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpustore.backends.base import NEW, Memory, Output
+from gpustore.backends.base import NEW, Memory, Output, Sink
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import BATCH_NBYTES
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.read import (
     batches,
-    check_rows,
     contiguous,
     most_keys,
     read_windows,
+    sink_of,
 )
 from gpustore.pipelines.strided_reads import NATIVE_ROW_S, SMALL_ROWS, SMALL_S
 from gpustore.planning.block import Block
@@ -244,26 +244,34 @@ def read_regions(
     if parts is None:
 
         def read_now() -> Any:
+            sink = sink_of(array, plans, out)
             for one, plan in plans:
-                for task in _tasks(one, plan, out, 1, by_element=by_element):
+                for task in _tasks(one, plan, out, sink, 1, by_element=by_element):
                     task()
             return result
 
         return Future.deferred(read_now, array.executor)
+    sink = sink_of(array, plans, out)
     tasks = [
         task
         for (one, plan), count in zip(plans, parts)
-        for task in _tasks(one, plan, out, count, by_element=by_element)
+        for task in _tasks(one, plan, out, sink, count, by_element=by_element)
     ]
-    return array.executor.run_all(tasks, lambda: result)
+    return sink.run(array.executor, tasks, lambda: result)
 
 
 def _tasks(
-    array: ChunkedArray, plan: CopyPlan, out: Sequence[Any], parts: int, *, by_element: bool
+    array: ChunkedArray,
+    plan: CopyPlan,
+    out: Sequence[Any],
+    sink: Sink,
+    parts: int,
+    *,
+    by_element: bool,
 ) -> list[Callable[[], None]]:
     """Make the tasks that read the regions of a plan, for `parts` threads."""
     if array.native is None:
-        read_part = partial(_read_copy_part, array, plan, out, by_element=by_element)
+        read_part = partial(_read_copy_part, array, plan, sink, by_element=by_element)
         return [partial(read_part, part, parts) for part in range(parts)]
     strides = plan.source.src_stride, plan.source.dst_stride
     tables = plan.tables(2 * parts if parts > 1 else 1, array.unit_rows)
@@ -324,30 +332,18 @@ def _parts(plan: CopyPlan, seconds: float, threads: int) -> int:
 
 
 def _read_copy_part(
-    array: ChunkedArray,
-    plan: CopyPlan,
-    out: Sequence[Memory],
-    part: int,
-    parts: int,
-    *,
-    by_element: bool,
+    array: ChunkedArray, plan: CopyPlan, sink: Sink, part: int, parts: int, *, by_element: bool
 ) -> None:
     """Fetch, decode and copy one of `parts` parts of the plan."""
     block = plan.block
     blocks = max(1, BATCH_NBYTES // max(1, block.nbytes)) if block.buffered else 1
-    with array.backend.sink(
+    with sink.part(
         array.chain,
-        array.fill_value,
-        out,
-        array.limits,
-        partial(check_rows, array),
         rows=len(plan) // parts + 1,
-        regions=len(plan.order) // parts,
         blocks=(blocks, *block.block_shape),
         native=array.native_values,
-    ) as sink:
+    ) as copying:
         for planned in plan.windows(part, parts, blocks, most_units=most_keys(array)):
             window = planned.by_element() if by_element else planned
-            for first, rows, values in batches(array, window.chunks, sink):
-                sink.copy_regions(window, first, rows, values)
-        sink.finish()
+            for first, rows, values in batches(array, window.chunks, copying.arena, sink.nbytes):
+                copying.copy_regions(window, first, rows, values)

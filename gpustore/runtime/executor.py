@@ -112,6 +112,7 @@ class Executor:
         parent: Promise[T] | None = None,
         drain: bool = False,
         helped: bool = False,
+        ended: Callable[[], object] | None = None,
     ) -> Future[T]:
         """Call all `tasks`, then `then`; no thread waits for a task.
 
@@ -129,6 +130,9 @@ class Executor:
         drain : bool
             Whether the interpreter waits at exit for the tasks, as in :meth:`submit`; the Future
             of a `parent` is left to the caller (:func:`wait_at_exit`).
+        ended : callable, optional
+            Called when no task runs any more, whatever their outcome: behind `then`, and before the
+            Future fails. It must not raise.
 
         Returns
         -------
@@ -136,7 +140,7 @@ class Executor:
             Fails with the first error. Tasks not begun by then are skipped, and the Future is
             done only when those that had begun have ended, as they may still use its buffers.
         """
-        group = _Group(self, tasks, then, parent)
+        group = _Group(self, tasks, then, parent, ended)
         if drain:
             if parent is None:
                 wait_at_exit(group.future)
@@ -262,6 +266,7 @@ class _Group(Generic[T]):
     __slots__ = (
         "_begun",
         "_crew",
+        "_ended",
         "_error",
         "_left",
         "_lock",
@@ -279,6 +284,7 @@ class _Group(Generic[T]):
         tasks: Sequence[Callable[[], object]],
         then: Callable[[], T | Future[T]],
         parent: Promise[T] | None,
+        ended: Callable[[], object] | None,
     ) -> None:
         self.future: Future[T] = parent.hand_over() if parent else new()
         self.future._epoch = epoch()
@@ -286,6 +292,7 @@ class _Group(Generic[T]):
         self._crew = owner._crew
         self._tasks: Sequence[Callable[[], object]] | None = tasks
         self._then: Callable[[], T | Future[T]] | None = then
+        self._ended = ended
         self._lock = threading.Lock()
         self._begun = 0
         self._left = len(tasks)
@@ -357,10 +364,15 @@ class _Group(Generic[T]):
         _unfinished.discard(self)
         self._tasks = None
         then, self._then = self._then, None
+        ended, self._ended = self._ended, None
         error, self._error = self._error, None
         if error is None:
             self.future._run(then)
-        elif isinstance(error, CancelledError):
+        if ended is not None:
+            ended()
+        if error is None:
+            return
+        if isinstance(error, CancelledError):
             self.future.cancel()
         else:
             self.future._finish(None, error)

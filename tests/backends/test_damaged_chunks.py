@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.backends.base import Chunks
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from tests.device_values import decode_on
@@ -142,19 +143,22 @@ def check(name, count, order="lazy", seed=0, decodes=NO_LZ4):
         window = plan.window(0, rows)
         errors = {}
 
-        def collect(rows, values, found):
+        def collect(keys, missing, found):
             # Not the errors themselves: their frames keep the array.
             errors.update((row, (type(error), str(error))) for row, error in found.items())
 
         before = gpustore.statistics.snapshot()
-        with reader.backend.sink(
-            chain, reader.fill_value, [memory], reader.limits, collect, rows=rows
-        ) as sink:
-            sink.scatter(window, values)
-            sink.finish()
+        chunks = [Chunks(chain, rows, rows)]
+        sink = reader.backend.sink(chunks, reader.fill_value, [memory], reader.limits, collect)
+
+        def give(sink=sink):
+            with sink.part(chain, rows=rows) as part:
+                part.scatter(window, values)
+
+        sink.run(reader.executor, [give], lambda: None).result()
         after = gpustore.statistics.snapshot()
         found = on_host(device, memory.array).tobytes()
-        del memory, reader, store, sink
+        del memory, reader, store, sink, give
     outcomes = {"right": 0, "error": 0}
     for counter in ("chunks_decoded_device", "retries"):
         outcomes[counter] = after.get(counter, 0) - before.get(counter, 0)

@@ -15,15 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Layer
+from gpustore.backends.base import Check, Chunks, Layer
 from gpustore.backends.device.conversion import conversion_of
-from gpustore.backends.device.direct_read import direct_unsupported_reason
+from gpustore.backends.device.direct_read import direct_unsupported_reason, pages_nbytes
 from gpustore.backends.device.open_files import OpenFiles
-from gpustore.backends.device.sink import DeviceMemory, DeviceSink
-from gpustore.backends.device.staging_buffer import StagingBuffers
+from gpustore.backends.device.sink import DeviceMemory, DeviceSink, Extent
+from gpustore.backends.device.staging_buffer import (
+    LARGE,
+    PART_ALIGNMENT,
+    SMALL_NBYTES,
+    StagingBuffer,
+    StagingBuffers,
+    aligned,
+)
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory
-from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice, choose, joined
 from gpustore.data_types.conversion import Converter
@@ -38,11 +44,24 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
-BUFFERS = 4
-"""Most submissions under way to one device."""
+SUBMISSION_NBYTES = 256 << 20
+"""Most bytes of the values of a submission, decoded or not."""
 
-_SHARES = 6
-"""Divisor of the budget of a submission: fetched and decoded bytes, scratch of codecs."""
+SUBMISSION_ROWS = 8192
+"""Most values of a submission."""
+
+PIECE_NBYTES = 32 << 20
+"""Most decoded bytes that a task fetches at a time."""
+
+PART_NBYTES = 4 << 20
+"""Least decoded bytes of a task: a smaller read is done by one."""
+
+UNASKED_NBYTES = 64 << 20
+"""Memory that a small read takes without asking the device how much is free."""
+
+_ROW_NBYTES = 512
+_REGION_NBYTES = 160
+"""Bytes of a staging buffer for the tables and results of a value, and for each of its regions."""
 
 
 class DeviceBackend:
@@ -60,14 +79,12 @@ class DeviceBackend:
     def __init__(self, driven: Device) -> None:
         self.driven = driven
         self.device = driven.name
-        self.buffers = StagingBuffers(driven, BUFFERS)
+        self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
 
-    def submission_nbytes(self, limits: Limits) -> int:
-        """Return the decoded bytes of one submission."""
-        memory = self.driven.memory()
-        budget = min(limits.device_in_flight_nbytes, memory.free_nbytes // 2)
-        return max(1, min(memory.l2_nbytes, budget // (BUFFERS * _SHARES)))
+    def part_nbytes(self) -> int:
+        """Return the least decoded bytes of a task that fetches alone."""
+        return PART_NBYTES
 
     def unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host decodes chunks of `chain`, None if the device does."""
@@ -93,31 +110,63 @@ class DeviceBackend:
 
     def sink(
         self,
-        chain: CodecChain,
+        chunks: Sequence[Chunks],
         fill_value: Any,
         out: Sequence[DeviceMemory],
         limits: Limits,
         check: Check,
-        *,
-        rows: int,
-        regions: int = 0,
-        blocks: tuple[int, ...] = (),
-        native: NativeArray | None = None,
     ) -> DeviceSink:
-        """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
-        del native  # It places elements in host memory.
-        return DeviceSink(
-            self.driven,
-            self.buffers,
-            self.files if self.direct_unsupported_reason(chain) is None else None,
-            chain,
-            fill_value,
-            out,
-            check,
-            nbytes=self.submission_nbytes(limits),
-            rows=rows,
-            regions=regions,
+        """Make the sink of one read; see :meth:`gpustore.backends.base.Backend.sink`."""
+        extent = self._extent(chunks, limits)
+        return DeviceSink(self.driven, self.buffers, self.files, extent, fill_value, out, check)
+
+    def _extent(self, chunks: Sequence[Chunks], limits: Limits) -> Extent:
+        """Choose the sizes of the submissions of a read, so that several fit in the memory."""
+        total = max(1, sum([one.rows for one in chunks]))
+        regions = sum([one.regions for one in chunks])
+        layouts = [one.chain.layout.nbytes for one in chunks]
+        decoded_nbytes = max(layouts, default=1)
+        value_nbytes = aligned(decoded_nbytes) + PART_ALIGNMENT
+        room_nbytes = _ROW_NBYTES + decoded_nbytes // 128 + regions * _REGION_NBYTES // total
+        bound = max([one.chain.encoded_bound for one in chunks], default=1)
+        slack_nbytes = max(0, bound - decoded_nbytes)
+
+        def needed(rows: int) -> int:
+            """Memory of a submission on the device: staging buffer, decoded bytes, scratch."""
+            scratch = max([self._scratch_nbytes(one.chain, rows) for one in chunks], default=0)
+            return rows * (value_nbytes + room_nbytes) + slack_nbytes + scratch
+
+        rows = min(total, SUBMISSION_ROWS, max(1, SUBMISSION_NBYTES // value_nbytes))
+        budget = limits.device_in_flight_nbytes // LARGE
+        if needed(rows) > min(budget, UNASKED_NBYTES):
+            budget = min(budget, self.driven.memory().free_nbytes // (2 * LARGE))
+        while rows > 1 and needed(rows) > budget:
+            rows = -(-rows // 2)
+        direct_nbytes = pages_nbytes(rows, rows * decoded_nbytes)
+        nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes + direct_nbytes
+        return Extent(
+            rows=rows if rows < total else SUBMISSION_ROWS,
+            buffer_rows=rows,
+            value_nbytes=value_nbytes,
+            room_nbytes=room_nbytes,
+            slack_nbytes=slack_nbytes + direct_nbytes,
+            piece_nbytes=max(1, min(PIECE_NBYTES, rows * decoded_nbytes)),
+            is_small=rows == total and nbytes <= SMALL_NBYTES,
         )
+
+    def _scratch_nbytes(self, chain: CodecChain, rows: int) -> int:
+        """Estimate the device memory that decoding takes beside the values."""
+        decoded_nbytes = chain.layout.nbytes
+        found = 0
+        for stage in chain.stages:
+            if stage.is_view:
+                continue
+            found += 2 * rows * decoded_nbytes  # Shuffled, and as it was.
+            codec = stage.device_codec
+            if codec is not None and self.driven.codec(codec) is not None:
+                sizes = rows, decoded_nbytes, rows * decoded_nbytes
+                found += self.driven.decompress_temp_nbytes(codec, *sizes)
+        return found
 
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""
@@ -325,14 +374,15 @@ class DeviceBackend:
     ) -> None:
         """Run the commands of `record`, which read and write `memories`, and wait for them."""
         device = self.driven
-        buffer = self.buffers.take(wait=True)
-        assert buffer is not None
+        kept = self.buffers.take(is_small=True)
+        buffer = StagingBuffer(device, is_small=True) if kept is None else kept
         none = np.zeros(0, np.uint64)
         commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
             record(commands)
             buffer.resize(commands.table_nbytes)
-            start = buffer.reserve(commands.table_nbytes)
+            buffer.clear()
+            start = buffer.reserve_table(commands.table_nbytes)
             assert start is not None
             commands.write_tables(buffer.view(start, commands.table_nbytes))
             for memory in memories:
@@ -355,7 +405,10 @@ class DeviceBackend:
             device.synchronize(device.record(buffer.stream))
             raise
         finally:
-            self.buffers.put(buffer)
+            if kept is None:
+                buffer.free()
+            else:
+                self.buffers.put(kept)
 
     def gather(
         self,

@@ -1,7 +1,7 @@
 """Reads of files straight into device memory: their conditions, and the reads of a batch.
 
 The bytes lie at the end of a staging buffer. A view of its pinned memory stands for them, whose
-bytes only the device has, until :meth:`DirectReads.fetch` brings them to the host. Checksums that a
+bytes only the device has, until the host asks for them. Checksums that a
 kvstore knows of such values are kept for whoever uses them.
 """
 
@@ -19,7 +19,6 @@ from gpustore.backends.device.open_files import Handle, OpenFiles
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.device.protocol import Device, FileRead
 from gpustore.errors import DeviceError, GpustoreError
-from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
 
 LEAST_NBYTES: Final = MappingProxyType({"read": 64 << 10, "file": 256 << 10})
@@ -209,24 +208,11 @@ class DirectReads:
         if start is not None:  # Values that a device has read lie in the buffer.
             self.expected.append(Expected(start, len(value), crc32, error))
 
-    def fetch(self) -> list[tuple[Expected, int]]:
-        """Copy the bytes that only the device has into pinned memory.
+    def damaged(self) -> list[tuple[Expected, int]]:
+        """Return the values with a wrong checksum, and the one computed.
 
-        Returns
-        -------
-        list of (Expected, int)
-            Values with a wrong checksum, and the one computed.
+        Their bytes have come to the host (:meth:`StagingBuffer.download_end`).
         """
-        buffer = self._buffer
-        if not buffer.has_end:
-            return []
-        nbytes = buffer.download_end()
-        STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
-        found = [(one, crc32(buffer.view(one.start, one.nbytes))) for one in self.expected]
-        self.expected.clear()
+        expected, self.expected = self.expected, []
+        found = [(one, crc32(self._buffer.view(one.start, one.nbytes))) for one in expected]
         return [(one, crc) for one, crc in found if crc != one.crc32]
-
-    def is_within(self, value: Buffer, whole: Expected) -> bool:
-        """Return whether a value is a part of one with a checksum."""
-        start = self._buffer.start_of(value)
-        return start is not None and 0 <= start - whole.start < whole.nbytes

@@ -178,8 +178,33 @@ class Places:
             dtype,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Places]) -> Places:
+        """Join the places of several parts of one read."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [len(part.src) for part in parts]
+        before = np.cumsum([0, *sizes])
+        first = [part.first[:-1] + lo for part, lo in zip(parts, before)]
+        one = parts[0]
+        points = (
+            None if one.points is None else [each for part in parts for each in part.points or ()]
+        )
+        return cls(
+            np.concatenate([*first, before[-1:]]),
+            np.concatenate([part.src for part in parts]),
+            np.concatenate([part.dst for part in parts]),
+            np.concatenate([part.count for part in parts], axis=1),
+            _joined_strides([part.src_stride for part in parts], sizes),
+            _joined_strides([part.dst_stride for part in parts], sizes),
+            one.dtype,
+            None if one.points is None else points,
+        )
+
     def take(self, chunks: Integers) -> Places:
         """Return the places of the chunks with these numbers."""
+        if len(chunks) == len(self.first) - 1 and (np.diff(chunks) == 1).all():
+            return self
         counts = self.first[chunks + 1] - self.first[chunks]
         first = np.concatenate(([0], np.cumsum(counts)))
         some = np.arange(first[-1]) + np.repeat(self.first[chunks] - first[:-1], counts)
@@ -206,6 +231,16 @@ def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) ->
         return strides[0]
     each: Integers = np.array(strides, np.int64)[target].T
     return each
+
+
+def _joined_strides(strides: Sequence[ArrayLike], sizes: Sequence[int]) -> ArrayLike:
+    """Join the strides of parts, which are the same for all or given for each rectangle."""
+    if all(np.ndim(one) < 2 and np.array_equal(one, strides[0]) for one in strides):
+        return strides[0]
+    each = [np.asarray(one, np.int64).reshape(np.shape(one)[0], -1) for one in strides]
+    pairs = [np.broadcast_to(one, (len(one), n)) for one, n in zip(each, sizes)]
+    found: Integers = np.concatenate(pairs, axis=1)
+    return found
 
 
 def place(

@@ -1,36 +1,55 @@
-"""Sink of a device, with the submissions of one task of a read.
+"""Sink of a device: the submissions of one read, which all its tasks fill together.
 
-The values of one submission (:mod:`gpustore.backends.device.submission`) are fetched into a
-staging buffer while the submissions of others run.
+The tasks of a read bring values into one staging buffer. Whoever adds the last ones begins the
+submission (:mod:`gpustore.backends.device.submission`); then the next is opened in another buffer,
+or, if there is none, the oldest submission is completed. Rows that are left to the host then are
+decoded by the tasks, like any others, and placed by a later submission.
+
+A read has a buffer from its beginning to its end, and takes others while they are idle. So its
+threads wait only for its own submissions, and for each other.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from gpustore.backends.base import Check
-from gpustore.backends.device.direct_read import DirectReads, pages_nbytes
+from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.placement import Places
-from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
-from gpustore.backends.device.submission import Submission
+from gpustore.backends.device.staging_buffer import StagingArena, StagingBuffer, StagingBuffers
+from gpustore.backends.device.submission import (
+    DECODED,
+    MISSING,
+    Left,
+    Piece,
+    Report,
+    Submission,
+    renumbered,
+    too_large,
+)
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event
-from gpustore.kvstores.arena import Arena
+from gpustore.errors import DeviceError, GpustoreError, LimitError
+from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.statistics import STATISTICS
 
-_ROW_NBYTES = 512
-_REGION_NBYTES = 160
-"""Bytes of a staging buffer reserved for tables, for each row and each of its regions."""
-
-_MOST_ROWS = 4096
+if TYPE_CHECKING:
+    from gpustore.backends.native.array import NativeArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,52 +75,315 @@ class DeviceMemory:
         return self.view.strides
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Sizes of the submissions of a read.
+
+    Attributes
+    ----------
+    rows, buffer_rows : int
+        Most values of a submission, and number of those that a staging buffer has room for.
+    value_nbytes, room_nbytes : int
+        Bytes of the staging buffer for a value, and for its tables and results.
+    slack_nbytes : int
+        More bytes of the buffer, so that the longest value fits.
+    piece_nbytes : int
+        Decoded bytes that a task adds at a time.
+    is_small : bool
+        Whether a small buffer is enough.
+    """
+
+    rows: int
+    buffer_rows: int
+    value_nbytes: int
+    room_nbytes: int
+    slack_nbytes: int
+    piece_nbytes: int
+    is_small: bool
+
+
 class DeviceSink:
-    """Sink into device memory; all values are placed when :meth:`finish` returns.
+    """Sink into device memory.
 
     Parameters
     ----------
     device : Device
-    buffers : StagingBuffers
-    files : OpenFiles or None
-        Files for reads straight into device memory; None if the host must see the values.
-    chain, fill_value, out, check, rows, regions
+    pool : StagingBuffers
+    files : OpenFiles
+    extent : Extent
+    fill_value, out, check
         Parameters of :meth:`gpustore.backends.base.Backend.sink`.
-    nbytes : int
-        Approximate decoded bytes of a submission.
     """
 
     def __init__(
         self,
         device: Device,
-        buffers: StagingBuffers,
-        files: OpenFiles | None,
-        chain: CodecChain,
+        pool: StagingBuffers,
+        files: OpenFiles,
+        extent: Extent,
         fill_value: Any,
         out: Sequence[DeviceMemory],
         check: Check,
-        *,
-        nbytes: int,
-        rows: int,
-        regions: int,
     ) -> None:
-        self.nbytes = nbytes
-        self._device = device
-        self._buffers = buffers
-        self._files = files
-        self._chain = chain
+        self.device = device
+        self.files = files
+        self.out = out
+        self.extent = extent
+        self.check = check
+        self._pool = pool
         self._fill_value = fill_value
-        self._out = out
-        self._check = check
-        self._next: tuple[StagingBuffer, DirectReads | None] | None = None
-        self._pending: deque[tuple[StagingBuffer, Submission, PlanWindow]] = deque()
-        chunk = max(1, chain.layout.nbytes)
-        count = max(1, min(rows, nbytes // chunk, _MOST_ROWS))
-        values_nbytes = count * min(chunk, chain.encoded_bound)
-        row_nbytes = _ROW_NBYTES + regions * _REGION_NBYTES // max(1, rows)
-        self._buffer_nbytes = values_nbytes + count * row_nbytes
-        if files is not None:
-            self._buffer_nbytes += pages_nbytes(count, values_nbytes)
+        self._ready = [memory.ready for memory in out]
+        self._changed = threading.Condition()
+        self._idle: list[StagingBuffer] = []
+        self._live: list[Submission] = []
+        self._open: Submission | None = None
+        self._is_opening = self._has_failed = False
+        self._running: deque[Submission] = deque()
+        self._left: deque[Left] = deque()
+        self._groups = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.piece_nbytes
+
+    def part(
+        self,
+        chain: CodecChain,
+        *,
+        rows: int,
+        blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
+    ) -> DevicePart:
+        """Make the part of one task; see :meth:`gpustore.backends.base.Sink.part`."""
+        del blocks, native  # They place elements in host memory.
+        return DevicePart(self, chain, rows)
+
+    # ----------------------------------------------------------------- from begin to end
+
+    def run(
+        self,
+        executor: Executor,
+        tasks: Sequence[Callable[[], object]],
+        result: Callable[[], Any],
+        *,
+        helped: bool = False,
+    ) -> Future[Any]:
+        """Run the tasks of the read as soon as there is a staging buffer."""
+        del helped  # A thread that helped would wait for the device.
+        if not len(tasks):
+            return executor.run_all(tasks, result)
+        promise, future = Promise[Any].new()
+
+        def begin(buffer: StagingBuffer) -> None:
+            self._idle.append(buffer)
+            self._groups += 1
+            end = partial(self._end, executor, result)
+            executor.run_all(tasks, end, parent=promise, ended=self._close)
+
+        buffer = self._pool.take(is_small=self.extent.is_small, later=begin)
+        if buffer is not None:
+            begin(buffer)
+        return future
+
+    def _end(self, executor: Executor, result: Callable[[], Any]) -> Any:
+        """Complete all submissions, and have rows that are left to the host decoded by tasks."""
+        try:
+            opened, self._open = self._open, None
+            if opened is not None:
+                self._begin(opened)
+            while self._running:
+                self._complete(self._running.popleft())
+            if self._left:
+                self._groups += 1
+                tasks = [self.decode_left] * min(len(self._left), executor.limit)
+                end = partial(self._end, executor, result)
+                return executor.run_all(tasks, end, ended=self._close)
+        except BaseException:
+            self._put_back()
+            raise
+        self._put_back()
+        return result()
+
+    def _close(self) -> None:
+        """Give everything back, if no tasks are left."""
+        self._groups -= 1
+        if not self._groups:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        live, self._live = self._live, []
+        for submission in live:
+            try:
+                submission.give_up()
+            except DeviceError:
+                pass  # Of a lost device, whose first error is raised.
+            self._idle.append(submission.buffer)
+        self._open = None
+        self._running.clear()
+        self._left.clear()
+        self.out = ()  # Nobody holds the arrays when the Future is done.
+        while self._idle:
+            self._pool.put(self._idle.pop())
+
+    # ----------------------------------------------------------------- submissions
+
+    def join(self, rows: int) -> Submission:
+        """Return the submission to which a task adds its next values, about `rows` of them."""
+        wanted = CancelToken.current()
+        while True:
+            wanted.check()
+            buffer = oldest = None
+            with self._changed:
+                if self._has_failed:
+                    raise CancelledError
+                opened = self._open
+                if opened is not None:
+                    opened.fillers += 1
+                    opened.rows += rows
+                    if opened.rows >= self.extent.rows:
+                        self._close_open()
+                    return opened
+                if not self._is_opening:
+                    buffer = self._idle.pop() if self._idle else self._another()
+                if buffer is not None:
+                    self._is_opening = True
+                elif self._running:
+                    oldest = self._running.popleft()
+                else:
+                    # Other tasks fill, begin or complete a submission.
+                    self._changed.wait()
+            if buffer is not None:
+                self._open_in(buffer)
+            if oldest is not None:
+                self._complete(oldest)
+
+    def _another(self) -> StagingBuffer | None:
+        """Take one more buffer, if no other read has to wait for it."""
+        is_small = self.extent.is_small
+        return (
+            None if self._pool.is_wanted(is_small=is_small) else self._pool.take(is_small=is_small)
+        )
+
+    def _close_open(self) -> None:
+        assert self._open is not None
+        self._open.is_closed = True
+        self._open = None
+
+    def _open_in(self, buffer: StagingBuffer) -> None:
+        """Open a submission; of fewer values where memory is short."""
+        extent = self.extent
+        try:
+            rows, is_relieved = extent.buffer_rows, False
+            while rows:
+                try:
+                    each = extent.value_nbytes + extent.room_nbytes
+                    buffer.resize(rows * each + extent.slack_nbytes)
+                except MemoryError:
+                    if is_relieved:
+                        rows //= 2
+                    else:
+                        self._relieve()
+                        is_relieved = True
+                else:
+                    buffer.clear()
+                    buffer.room = rows * extent.room_nbytes
+                    break
+            submission = Submission(
+                self.device, buffer, self._fill_value, self._ready, self._relieve
+            )
+        except BaseException:
+            self._idle.append(buffer)
+            raise
+        with self._changed:
+            self._live.append(submission)
+            self._open = submission
+            self._is_opening = False
+            self._changed.notify_all()
+
+    def leave(
+        self, submission: Submission, expected: int, piece: Piece | None, *, is_full: bool
+    ) -> None:
+        """Add a piece of a task that has joined for `expected` rows; the last one begins it."""
+        with self._changed:
+            submission.rows -= expected
+            if piece is not None and len(piece):
+                submission.pieces.append(piece)
+                submission.rows += len(piece)
+            submission.fillers -= 1
+            is_full = is_full or submission.rows >= self.extent.rows
+            if is_full and self._open is submission:
+                self._close_open()
+            is_last = submission.is_closed and not submission.fillers
+        if is_last:
+            self._begin(submission)
+
+    def _begin(self, submission: Submission) -> None:
+        submission.begin()
+        with self._changed:
+            self._running.append(submission)
+            self._changed.notify_all()
+
+    def _complete(self, submission: Submission) -> None:
+        """Wait for a submission, note what it leaves to the host, and report the others."""
+        left = submission.finish()
+        with self._changed:
+            self._live.remove(submission)
+            self._left.extend(left)
+            self._idle.append(submission.buffer)
+            while len(self._idle) > 1 and self._pool.is_wanted(is_small=self.extent.is_small):
+                self._pool.put(self._idle.pop())
+            self._changed.notify_all()
+        for piece in submission.pieces:
+            piece.report(int((piece.state == MISSING).sum()), piece.errors)
+
+    def _relieve(self) -> None:
+        """Have memory freed that is not needed: of idle buffers, and of work that has ended."""
+        self._pool.free()
+        for submission in list(self._running):
+            submission.synchronize()
+
+    def fail(self) -> None:
+        """Have tasks end that wait for one that has failed."""
+        with self._changed:
+            self._has_failed = True
+            self._changed.notify_all()
+
+    def decode_left(self) -> None:
+        """Decode rows that submissions have left to the host, until there are none."""
+        while True:
+            with self._changed:
+                if not self._left:
+                    return
+                left = self._left.popleft()
+            with DevicePart(self, left.piece.chain, len(left.rows)) as part:
+                part.add_left(left)
+
+
+class DevicePart:
+    """Part of a read for one task, which adds values to the submissions of all.
+
+    Parameters
+    ----------
+    sink : DeviceSink
+    chain : CodecChain
+        Decodes the values.
+    rows : int
+        Number of values that the task adds, as far as it is known.
+    """
+
+    def __init__(self, sink: DeviceSink, chain: CodecChain, rows: int) -> None:
+        self._sink = sink
+        self._chain = chain
+        self._by_host = chain.unsupported_reason(sink.device) is not None
+        nbytes = max(1, chain.layout.nbytes)
+        self._rows = max(1, min(rows, sink.extent.piece_nbytes // nbytes, sink.extent.rows))
+        self._reads_directly = (
+            not self._by_host
+            and sink.files.unsupported_reason is None
+            and direct_unsupported_reason(needs_bytes=chain.needs_bytes) is None
+        )
+        self._filled: Submission | None = None
+        self._direct: DirectReads | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -112,89 +394,138 @@ class DeviceSink:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        while self._pending:
-            buffer, submission, _ = self._pending.popleft()
-            submission.give_up()
-            self._buffers.put(buffer)
-        if self._next is not None:
-            self._buffers.put(self._next[0])
-            self._next = None
+        try:
+            self._leave(None)
+        except BaseException:
+            self._sink.fail()
+            raise
+        if error is not None:
+            self._sink.fail()
 
     def arena(self) -> Arena:
-        """Return the arena, in pinned host memory, for the values of the next submission."""
-        if self._next is None:
-            buffer = self._buffers.take(wait=not self._pending)
-            while buffer is None:
-                self._finish_one()
-                buffer = self._buffers.take(wait=not self._pending)
-        else:
-            buffer = self._next[0]
-        direct = None
-        if self._files is not None:
-            direct = DirectReads(self._device, self._files, buffer)
-        self._next = buffer, direct
-        buffer.clear()
-        # If memory is short, values go to ordinary memory, and to the device in smaller parts.
-        with suppress(MemoryError):
-            buffer.resize(self._buffer_nbytes)
-        buffer.arena.direct = direct
-        return buffer.arena
+        """Return the arena for the next values: in pinned memory if the device decodes them."""
+        if self._by_host:
+            return thread_arena()
+        buffer = self._joined().buffer
+        arena = StagingArena(buffer)
+        if self._reads_directly:
+            if self._direct is None:
+                self._direct = DirectReads(self._sink.device, self._sink.files, buffer)
+            arena.direct = self._direct
+        return arena
 
     def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
-        """Begin to decode and place values, which may lie in :meth:`arena`."""
-        (out,) = self._out
-        self._begin(rows, values, Places.of_rows(rows, self._chain.layout, out.view))
+        """Add values, which may lie in :meth:`arena`, for the only array."""
+        (out,) = self._sink.out
+        places = Places.of_rows(rows, self._chain.layout, out.view)
+        report = partial(self._sink.check, rows.keys)
+        self._add(places, values, report, are_parts=rows.narrowed)
 
     def copy_regions(
         self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
     ) -> None:
-        """Begin to decode values and to copy their regions; they may lie in :meth:`arena`."""
-        views = [memory.view for memory in self._out]
+        """Add values, which may lie in :meth:`arena`, for all their regions."""
+        views = [memory.view for memory in self._sink.out]
         places = Places.of_regions(regions, first, rows, self._chain.layout, views)
-        self._begin(rows, values, places)
+        report = partial(self._sink.check, rows.keys)
+        self._add(places, values, report, are_parts=rows.narrowed)
 
-    def _begin(
-        self,
-        rows: PlanWindow,
-        values: Sequence[Buffer | None],
-        places: Places,
-    ) -> None:
-        if self._next is None:
-            self.arena()
-        assert self._next is not None
-        buffer, direct = self._next
-        self._next = None
-        submission = Submission(
-            self._device,
-            buffer,
-            direct,
-            places,
-            values,
-            self._chain,
-            self._fill_value,
-            [memory.ready for memory in self._out],
-            self._shrink,
-            narrowed=rows.narrowed,
-        )
-        self._pending.append((buffer, submission, rows))
-        submission.begin()
+    def add_left(self, left: Left) -> None:
+        """Decode and add rows that a submission has left to the host."""
+        self._by_host = True
+        report = renumbered(left.piece.report, left.rows)
+        places = left.piece.places.take(left.rows)
+        self._add(places, left.values, report, are_parts=left.piece.are_parts)
 
-    def finish(self) -> None:
-        """Wait for all submissions."""
-        while self._pending:
-            self._finish_one()
+    def _joined(self) -> Submission:
+        if self._filled is None:
+            self._sink.decode_left()
+            self._filled = self._sink.join(self._rows)
+        return self._filled
 
-    def _finish_one(self) -> None:
-        buffer, submission, rows = self._pending.popleft()
+    def _leave(self, piece: Piece | None, *, is_full: bool = False) -> None:
+        """End the work on a submission."""
+        submission, self._filled = self._filled, None
+        direct, self._direct = self._direct, None
+        if submission is None:
+            return
         try:
-            errors = submission.finish()
+            if direct is not None:
+                direct.end()
+                if piece is not None:
+                    piece.direct = direct
         finally:
-            submission.give_up()
-            self._buffers.put(buffer)
-        self._check(rows, submission.values, errors)
+            self._sink.leave(submission, self._rows, piece, is_full=is_full)
 
-    def _shrink(self) -> None:
-        """Finish all submissions except the newest, and give back idle memory."""
-        while len(self._pending) > 1:
-            self._finish_one()
-        self._buffers.free()
+    def _add(
+        self,
+        places: Places,
+        values: Sequence[Buffer | None],
+        report: Report,
+        *,
+        are_parts: bool,
+    ) -> None:
+        """Add values to one submission, and those for which it has no room to the next ones."""
+        rows = np.arange(len(values))
+        while True:
+            submission = self._filled or self._sink.join(self._rows)
+            self._filled = submission
+            is_empty = not submission.buffer.used
+            some = [values[row] for row in rows.tolist()]
+            piece = Piece(
+                self._chain,
+                places.take(rows),
+                np.zeros(len(rows), np.int64),
+                np.zeros(len(rows), np.int64),
+                np.zeros(len(rows), np.uint8),
+                renumbered(report, rows),
+                are_parts=are_parts,
+            )
+            left = [i for i, value in enumerate(some) if not self._put(piece, i, value)]
+            if len(left) == len(rows) and is_empty:
+                for i in left:
+                    piece.fail(i, self._too_large())
+                left = []
+            if self._by_host:
+                STATISTICS.add(host_fallbacks=int((piece.state == DECODED).sum()))
+            is_full = bool(left) or submission.buffer.left < self._sink.extent.value_nbytes
+            kept = np.delete(np.arange(len(rows)), left)
+            self._leave(piece.take(kept) if left else piece, is_full=is_full)
+            if not left:
+                return
+            rows = rows[left]
+
+    def _put(self, piece: Piece, i: int, value: Buffer | None) -> bool:
+        """Bring a value into the staging buffer, perhaps decoded; False if that is full."""
+        assert self._filled is not None
+        buffer, chain = self._filled.buffer, self._chain
+        if value is None:
+            piece.state[i] = MISSING
+            return True
+        at = None if self._by_host else buffer.start_of(value)
+        try:
+            if self._by_host:
+                nbytes = len(value) if piece.are_parts else chain.layout.nbytes
+                at = buffer.reserve(nbytes)
+                if at is None:
+                    return False
+                view = buffer.view(at, nbytes)
+                value = chain.check(value) if piece.are_parts else chain.decode(value, view)
+                if buffer.start_of(value) != at:
+                    view[:] = memoryview(value).cast("B")
+                piece.state[i] = DECODED
+            elif chain.is_raw and not piece.are_parts and len(value) != chain.layout.nbytes:
+                chain.decode(value)  # Raises what is wrong.
+        except GpustoreError as error:
+            piece.fail(i, error)
+            return True
+        if at is None:
+            at = buffer.reserve(len(value))
+            if at is None:
+                return False
+            buffer.view(at, len(value))[:] = memoryview(value).cast("B")
+        piece.start[i], piece.nbytes[i] = at, len(value)
+        return True
+
+    def _too_large(self) -> LimitError:
+        return too_large(self._chain, self._sink.device.name)

@@ -1,32 +1,42 @@
 """Staging buffers: memory that submissions to a device pass through, kept for the next ones.
 
-A :class:`StagingBuffer` is pinned host memory, device memory of the same size, and a stream. Who
-holds one may write its pinned memory; it gives the buffer back when an event behind all copies of
-it has passed. :class:`StagingBuffers` keeps them, because pinned memory is slow to get.
+A :class:`StagingBuffer` is pinned host memory, device memory of the same size, and a stream. Any
+number of threads may fill it; who holds it gives it back when an event behind all copies of it has
+passed. :class:`StagingBuffers` keeps a few large and some small ones, because pinned memory is slow
+to get. Nobody waits there: a read that finds no idle buffer is begun by whoever puts one back.
 
-A buffer is filled from its start, and uploaded as far as it is. Values that files are read into
-straight on the device (:mod:`gpustore.backends.device.direct_read`) lie at its end.
+A buffer is filled from its start: values, then tables and results. It is uploaded as far as it is
+filled. Values that files are read into straight on the device
+(:mod:`gpustore.backends.device.direct_read`) lie at its end.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore.device.protocol import Allocation, Device, Pinned, Stream
-from gpustore.errors import DeviceError
 from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
 
-_PART_ALIGNMENT = 16
+LARGE, SMALL = 3, 8
+"""Most buffers of each kind: one is filled while others run."""
+
+SMALL_NBYTES = 16 << 20
+"""Most bytes of a small buffer."""
+
+PART_ALIGNMENT = 16
+"""Multiple of bytes at which values, tables and results begin."""
+
 _SMALLEST_NBYTES = 1 << 20
 
 
-class _StagingArena(Arena):
+class StagingArena(Arena):
     """Arena in the pinned memory of a staging buffer, and in ordinary memory once that is full."""
 
     __slots__ = ("_buffer",)
@@ -41,21 +51,24 @@ class _StagingArena(Arena):
 
 
 class StagingBuffer:
-    """Pinned host memory, device memory of the same size, and a stream; for one thread at a time.
+    """Pinned host memory, device memory of the same size, and a stream.
 
     Parameters
     ----------
     device : Device
+    is_small : bool
+        Whether it is for reads of at most ``SMALL_NBYTES``.
 
     Attributes
     ----------
-    stream : Stream
     nbytes : int
         Size of the pinned memory, and of the device memory, in bytes.
+    data : ndarray of uint8, shape (nbytes,)
+        The pinned memory.
     used : int
         Number of bytes taken from the start.
-    arena : Arena
-        Arena in the pinned memory, for fetched values.
+    room : int
+        Bytes that values leave free, for tables and results.
     """
 
     __slots__ = (
@@ -63,22 +76,34 @@ class StagingBuffer:
         "_device",
         "_end",
         "_is_settled",
+        "_lock",
         "_origin",
         "_pinned",
-        "arena",
+        "_stream",
+        "data",
+        "is_small",
         "nbytes",
-        "stream",
+        "room",
         "used",
     )
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, is_small: bool = False) -> None:
+        self.is_small = is_small
+        self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.nbytes = self.used = self.room = self._origin = self._end = 0
         self._device = device
+        self._lock = threading.Lock()
         self._pinned: Pinned | None = None
         self._allocation: Allocation | None = None
-        self.nbytes = self.used = self._origin = self._end = 0
+        self._stream: Stream | None = None
         self._is_settled = False
-        self.stream: Stream = device.stream()
-        self.arena: Arena = _StagingArena(self)
+
+    @property
+    def stream(self) -> Stream:
+        """Stream of all copies and steps."""
+        if self._stream is None:
+            self._stream = self._device.stream()
+        return self._stream
 
     @property
     def pinned(self) -> Pinned:
@@ -87,20 +112,32 @@ class StagingBuffer:
 
     def address(self, start: int) -> int:
         """Return the device address of byte `start` of the buffer."""
-        assert self._allocation is not None
-        return self._allocation.address + start
+        return start + (0 if self._allocation is None else self._allocation.address)
 
     def view(self, start: int, nbytes: int) -> memoryview:
         """Return a view of bytes of the pinned memory."""
         return self.pinned.view[start : start + nbytes]
 
     def reserve(self, nbytes: int) -> int | None:
-        """Take bytes of the buffer and return their start; None if there are not enough."""
-        start = -(-self.used // _PART_ALIGNMENT) * _PART_ALIGNMENT
-        if start + nbytes > self._end:
-            return None
-        self.used = start + nbytes
-        return start
+        """Take bytes for a value and return their start; None if there are not enough."""
+        return self._take(nbytes, self.room)
+
+    def reserve_table(self, nbytes: int) -> int | None:
+        """Take bytes behind all values, of the room for tables too."""
+        return self._take(nbytes, 0)
+
+    def _take(self, nbytes: int, room: int) -> int | None:
+        with self._lock:
+            start = aligned(self.used)
+            if start + nbytes > self._end - room:
+                return None
+            self.used = start + nbytes
+            return start
+
+    @property
+    def left(self) -> int:
+        """Bytes left for values."""
+        return self._end - self.room - aligned(self.used)
 
     def resize(self, nbytes: int) -> None:
         """Grow to at least `nbytes` bytes; growing loses the contents.
@@ -114,65 +151,64 @@ class StagingBuffer:
             return
         self.free()
         nbytes = max(nbytes, _SMALLEST_NBYTES)
-        self._pinned = self._device.allocate_pinned(nbytes)
-        try:
-            self._allocation = self._device.allocate(nbytes, self.stream)
-        except MemoryError:
-            self.free()
-            raise
-        self.nbytes = self._end = nbytes
-        self._is_settled = False
-        self._origin = np.frombuffer(self._pinned.view, np.uint8).ctypes.data
+        self._hold(*self._allocated(nbytes), nbytes)
 
-    def lacks(self, values: Sequence[Buffer], room: int) -> int:
-        """Return the size needed to :meth:`hold` `values` and `room` more bytes; 0 if it suffices.
+    def grow(self, nbytes: int) -> None:
+        """Make room for `nbytes` bytes behind what is used of the pinned memory, which stays.
 
-        Growing to that size loses the contents.
+        Addresses on the device change; all work of the stream is waited for. Values at the end come
+        to the host.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough memory; the buffer is as it was.
         """
-        padding = _PART_ALIGNMENT
-        outside = sum(len(value) + padding for value in values if self.start_of(value) is None)
-        if self.used + outside + room + 4 * padding <= self._end:
-            return 0
-        return sum(len(value) + padding for value in values) + room + 4 * padding
+        if self.has_end:
+            self.download_end()
+            self.used, self._end = self.nbytes, self.nbytes
+        nbytes += aligned(self.used)
+        pinned, allocation = self._allocated(nbytes)
+        self._device.synchronize(self._device.record(self.stream))
+        used, room = self.used, self.room
+        pinned.view[:used] = self.data[:used].data
+        self.free()
+        self._hold(pinned, allocation, nbytes)
+        self.used, self.room = used, room
 
-    def hold(self, values: Sequence[Buffer]) -> list[int]:
-        """Copy values outside the buffer into it; return the start of each value."""
-        found: list[int] = []
-        for value in values:
-            start = self.start_of(value)
-            if start is None:
-                start = self.reserve(len(value))
-                assert start is not None  # See `lacks`.
-                self.view(start, len(value))[:] = memoryview(value).cast("B")
-            found.append(start)
-        return found
+    def _allocated(self, nbytes: int) -> tuple[Pinned, Allocation]:
+        pinned = self._device.allocate_pinned(nbytes)
+        try:
+            return pinned, self._device.allocate(nbytes, self.stream)
+        except BaseException:
+            self._device.free_pinned(pinned)
+            raise
+
+    def _hold(self, pinned: Pinned, allocation: Allocation, nbytes: int) -> None:
+        self._pinned, self._allocation = pinned, allocation
+        self.nbytes = self._end = nbytes
+        self.data = np.frombuffer(pinned.view, np.uint8)
+        self._origin = self.data.ctypes.data
+        self._is_settled = False
 
     def start_of(self, value: Buffer) -> int | None:
         """Return where a value begins in the buffer, None if it lies elsewhere."""
         if not self.nbytes or not len(value):
             return None
-        start: int = np.frombuffer(value, np.uint8).ctypes.data - self._origin
+        array: NDArray[np.uint8] = np.frombuffer(value, np.uint8)
+        start: int = array.__array_interface__["data"][0] - self._origin
         return start if 0 <= start < self.nbytes else None
 
     def clear(self) -> None:
-        """Empty the buffer and its arena, after waiting for reads into its end.
-
-        Raises
-        ------
-        DeviceError
-            If the device was lost; the buffer is emptied all the same.
-        """
-        direct, self.arena.direct = self.arena.direct, None
-        self.arena.reset()
-        self.used, self._end = 0, self.nbytes
-        if direct is not None:
-            direct.end()
+        """Empty the buffer."""
+        self.used, self._end, self.room = 0, self.nbytes, 0
 
     def free(self) -> None:
         """Free the memory of the buffer, none of which may be in use."""
         pinned, self._pinned = self._pinned, None
         allocation, self._allocation = self._allocation, None
-        self.nbytes = self.used = self._end = 0
+        self.nbytes = self.used = self._end = self.room = 0
+        self.data = np.zeros(0, np.uint8)
         if pinned is not None:
             self._device.free_pinned(pinned)
         if allocation is not None:
@@ -192,72 +228,104 @@ class StagingBuffer:
 
     def reserve_end(self, nbytes: int, alignment: int) -> int | None:
         """Take aligned bytes at the end and return their start; None if there are not enough."""
-        address = (self.address(self._end) - nbytes) // alignment * alignment
-        start = address - self.address(0)
-        if start < self.used:
-            return None
-        self._end = start
-        return start
+        with self._lock:
+            address = (self.address(self._end) - nbytes) // alignment * alignment
+            start = address - self.address(0)
+            if start < self.used + self.room:
+                return None
+            self._end = start
+            return start
 
     def settle(self) -> None:
         """Wait for the allocation of the device memory, which reads of files do not wait for."""
-        if not self._is_settled:
-            self._device.synchronize(self._device.record(self.stream))
-            STATISTICS.add(waits=1)
-            self._is_settled = True
+        with self._lock:
+            if not self._is_settled:
+                self._device.synchronize(self._device.record(self.stream))
+                STATISTICS.add(waits=1)
+                self._is_settled = True
 
-    def download_end(self) -> int:
-        """Copy the end from the device to the pinned memory; return its size in bytes."""
+    def download_end(self) -> None:
+        """Copy the end from the device to the pinned memory, and wait for that."""
         nbytes = self.nbytes - self._end
         self._device.download(self.address(self._end), self.pinned, self._end, nbytes, self.stream)
         self._device.synchronize(self._device.record(self.stream))
-        return nbytes
+        STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
 
 
 class StagingBuffers:
-    """Pool of the staging buffers of a device. Thread-safe.
+    """Pool of the staging buffers of a device. Thread-safe; nobody ever waits in it.
 
     Parameters
     ----------
     device : Device
-    count : int
-        Largest number of buffers.
     """
 
-    def __init__(self, device: Device, count: int) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._left = count
-        self._idle: list[StagingBuffer] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._kinds = {True: _Kind(SMALL), False: _Kind(LARGE)}
 
-    def take(self, *, wait: bool) -> StagingBuffer | None:
-        """Take a buffer, which the caller puts back; None if none is idle and `wait` is false.
+    def take(
+        self, *, is_small: bool, later: Callable[[StagingBuffer], object] | None = None
+    ) -> StagingBuffer | None:
+        """Take a buffer, which the caller puts back; None if none is idle.
 
-        Only a thread that holds no buffer may wait, so that no two threads wait for each other.
+        `later` is then called with a buffer by whoever puts one back, in the order of the calls.
         """
-        with self._changed:
-            while not self._idle:
-                if self._left:
-                    self._idle.append(StagingBuffer(self._device))
-                    self._left -= 1
-                elif not wait:
-                    return None
-                else:
-                    self._changed.wait()
-            buffer = self._idle.pop()
-        buffer.clear()
-        return buffer
+        with self._lock:
+            kind = self._kinds[is_small]
+            if kind.idle:
+                kind.taken += 1
+                return kind.idle.pop()
+            if kind.unmade:
+                kind.taken += 1
+                kind.unmade -= 1
+                return StagingBuffer(self._device, is_small=is_small)
+            if later is not None:
+                kind.waiting.append(later)
+            return None
 
     def put(self, buffer: StagingBuffer) -> None:
         """Give a buffer back; all work of its stream has ended."""
-        with suppress(DeviceError):  # Any later use of a lost device raises.
-            buffer.clear()
-        with self._changed:
-            self._idle.append(buffer)
-            self._changed.notify()
+        buffer.clear()
+        with self._lock:
+            kind = self._kinds[buffer.is_small]
+            later = kind.waiting.popleft() if kind.waiting else None
+            if later is None:
+                kind.taken -= 1
+                kind.idle.append(buffer)
+        if later is not None:
+            later(buffer)
+
+    def is_wanted(self, *, is_small: bool) -> bool:
+        """Whether reads wait for a buffer."""
+        return bool(self._kinds[is_small].waiting)
+
+    @property
+    def taken(self) -> int:
+        """Number of buffers that somebody has."""
+        return sum(kind.taken for kind in self._kinds.values())
 
     def free(self) -> None:
         """Free the memory of all idle buffers."""
-        with self._changed:
-            for buffer in self._idle:
-                buffer.free()
+        with self._lock:
+            for kind in self._kinds.values():
+                for buffer in kind.idle:
+                    buffer.free()
+
+
+class _Kind:
+    """Large or small buffers."""
+
+    __slots__ = ("idle", "taken", "unmade", "waiting")
+
+    def __init__(self, count: int) -> None:
+        self.unmade = count
+        self.taken = 0
+        self.idle: list[StagingBuffer] = []
+        self.waiting: deque[Callable[[StagingBuffer], object]] = deque()
+
+
+def aligned(offset: int) -> int:
+    """Return the first multiple of ``PART_ALIGNMENT`` that is not before `offset`."""
+    return -(-offset // PART_ALIGNMENT) * PART_ALIGNMENT

@@ -1,385 +1,427 @@
 """Submissions: values of some chunks of a read, uploaded to a device and decoded together.
 
-1. :meth:`Submission.begin` brings the values into a staging buffer, lets the chain record its
-   steps and the placement its launches, and asks the device for one upload of values and tables,
-   all steps, and one download of their results. It waits for nothing.
-2. :meth:`Submission.finish` waits for the results. Values that fall back to the host and those that
-   failed are decoded by the host, once, copied and placed: the only fallback there is. What is
-   wrong then is an error.
+1. Threads add *pieces*, values that they have brought into the staging buffer.
+2. :meth:`Submission.begin` lets the chain record its steps and the placement its launches, for all
+   pieces together, and asks the device for one upload of values and tables, all steps, and one
+   download of their results. It waits for nothing.
+3. :meth:`Submission.finish` waits for the results and returns the rows that are left to the host:
+   those that the chain does not decode on a device, and those that failed there.
 
-Values that went straight to the device may have checksums that their kvstore knows. The device
-compares these before the other steps, or the host if it gets the bytes before.
-
-A chain that cannot be decoded on the device at all takes the fallback in step 1. Where memory is
-short, halves are run one after the other.
+Where memory is short all the same, the rows are split in halves, which are asked for one behind the
+other; a single row that does not fit is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.device.direct_read import DirectReads, Expected
 from gpustore.backends.device.placement import Places, place, place_fill
-from gpustore.backends.device.staging_buffer import StagingBuffer
+from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
-from gpustore.device.protocol import Allocation, Device, Event, Pinned, Spans
-from gpustore.errors import DeviceError, GpustoreError, LimitError
-from gpustore.runtime.buffer import Buffer
+from gpustore.device.protocol import Device, Event, Spans
+from gpustore.errors import GpustoreError, LimitError
 from gpustore.runtime.statistics import STATISTICS
 
-_TABLES_PER_ROW_NBYTES = 256
+Integers = NDArray[np.int64]
+
+ENCODED: Final = 0
+DECODED: Final = 1
+MISSING: Final = 2
+FAILED: Final = 3
+"""States of values in a staging buffer. Those of uncompressed chunks are encoded, or parts."""
+
+_PATTERN_ROOM_NBYTES = 4096
+
+Report = Callable[[int, Mapping[int, GpustoreError]], None]
+
+
+@dataclass(slots=True)
+class Piece:
+    """Values of some chunks in a staging buffer.
+
+    Attributes
+    ----------
+    chain : CodecChain
+        Decodes the values; other pieces of a read may have another.
+    places : Places
+        Destinations of the elements of each value.
+    start, nbytes : ndarray of int64, shape (n,)
+        Place of each value in the buffer.
+    state : ndarray of uint8, shape (n,)
+        :data:`ENCODED`, :data:`DECODED`, :data:`MISSING` or :data:`FAILED`.
+    report : callable
+        Called once the rows are in place, with the number of missing ones, and the error of each
+        row that failed.
+    are_parts : bool
+        Whether the values are parts of uncompressed chunks.
+    errors : dict of int to GpustoreError
+        Errors of failed rows.
+    direct : DirectReads, optional
+        Reads of files straight to the device, which have ended.
+    """
+
+    chain: CodecChain
+    places: Places
+    start: Integers
+    nbytes: Integers
+    state: NDArray[np.uint8]
+    report: Report
+    are_parts: bool = False
+    errors: dict[int, GpustoreError] = field(default_factory=dict)
+    direct: DirectReads | None = None
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def fail(self, row: int, error: GpustoreError) -> None:
+        """Note the error of a row, which has no value any more."""
+        self.state[row] = FAILED
+        self.errors[row] = error
+
+    def take(self, rows: Integers) -> Piece:
+        """Return some of the rows, which are reported by their old numbers."""
+        numbers = {int(row): i for i, row in enumerate(rows)}
+        return Piece(
+            self.chain,
+            self.places.take(rows),
+            self.start[rows],
+            self.nbytes[rows],
+            self.state[rows],
+            renumbered(self.report, rows),
+            self.are_parts,
+            {numbers[row]: error for row, error in self.errors.items()},
+            self.direct,
+        )
+
+
+@dataclass(slots=True)
+class Left:
+    """Rows of a piece that the host must decode.
+
+    Attributes
+    ----------
+    piece : Piece
+    rows : ndarray of int64
+        Numbers of the rows in the piece.
+    values : list of bytes
+        Encoded value of each row.
+    """
+
+    piece: Piece
+    rows: Integers
+    values: list[bytes]
+
+
+def renumbered(report: Report, rows: Integers) -> Report:
+    """Return a function that reports rows of a piece by their numbers in `rows`."""
+
+    def renumber(missing: int, errors: Mapping[int, GpustoreError]) -> None:
+        report(missing, {int(rows[i]): error for i, error in errors.items()})
+
+    return renumber
+
+
+class _Group:
+    """Pieces of one chain, as columns of all their rows."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        self.chain = pieces[0].chain
+        self.edges = np.cumsum([0, *map(len, pieces)])
+        self.places = Places.joined([piece.places for piece in pieces])
+        self.start = np.concatenate([piece.start for piece in pieces])
+        self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
+        self.state = np.concatenate([piece.state for piece in pieces])
+
+    def fail(self, row: int, error: GpustoreError) -> None:
+        """Note the error of a row."""
+        number = int(np.searchsorted(self.edges, row, "right")) - 1
+        self.pieces[number].fail(row - int(self.edges[number]), error)
+
+
+class _NoRoom(Exception):
+    """More tables than there is room for behind the values."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.nbytes = nbytes
 
 
 class Submission:
-    """Submission of values to a device; it owns its staging buffer until finished or given up.
+    """Submission of values to a device, in a staging buffer that it has for itself.
 
     Parameters
     ----------
     device : Device
     buffer : StagingBuffer
-    direct : DirectReads or None
-        Reads of files that have ended in the buffer.
-    places : Places
-        Destinations of the elements of each value.
-    values : sequence of bytes-like or None
-        Encoded values in host memory, or at the end of the buffer; None for a missing chunk.
-    chain : CodecChain
     fill_value : ndarray
         Value of missing elements, or the bytes of a stored record.
     ready : sequence of Event
         Events after which the destinations may be written.
-    shrink : callable
-        Frees device memory that other submissions hold and do not need.
-    narrowed : bool
-        Whether the values are parts of uncompressed chunks.
-    decoded : bool
-        Whether the values are decoded chunks.
+    relieve : callable
+        Called if memory is short: gives back what others do not need.
 
     Attributes
     ----------
-    values
-        Values of the parameter; they may have moved into the staging buffer.
+    rows : int
+        Number of values, with those that the threads who fill it are expected to add.
+    fillers : int
+        Number of threads that will add a piece.
+    is_closed : bool
+        Whether no other thread may join them.
     """
 
     def __init__(
         self,
         device: Device,
         buffer: StagingBuffer,
-        direct: DirectReads | None,
-        places: Places,
-        values: Sequence[Buffer | None],
-        chain: CodecChain,
         fill_value: Any,
         ready: Sequence[Event],
-        shrink: Callable[[], None],
-        *,
-        narrowed: bool = False,
-        decoded: bool = False,
+        relieve: Callable[[], None],
     ) -> None:
-        self.values = list(values)
-        self._shrink = shrink
+        self.buffer = buffer
+        self.rows = self.fillers = 0
+        self.is_closed = False
+        self.pieces: list[Piece] = []
         self._device = device
-        self._buffer = buffer
-        self._direct = direct
-        self._chain = chain
         self._fill_value = fill_value
-        self._places = places
         self._ready = ready
-        self._narrowed = narrowed
-        self._decoded = decoded
-        self._errors: dict[int, GpustoreError] = {}
-        self._commands: CommandList | None = None
+        self._relieve = relieve
+        self._uploaded = 0
+        self._is_queued = False
+        self._groups: list[_Group] = []
+        self._parts: list[tuple[_Group, CommandList, int]] = []
         self._event: Event | None = None
-        self._results: tuple[Pinned, int] | None = None
-        self._on_device = 0
-        self._own: tuple[Pinned, Allocation] | None = None
 
     def begin(self) -> None:
-        """Queue all work on the device; if memory is short, run halves of it one by one."""
-        try:
-            self._begin()
-        except MemoryError:
-            self._halve()
+        """Queue all work on the device."""
+        for ready in self._ready:
+            self._device.wait(self.buffer.stream, ready)
+        chains: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            chains.setdefault(id(piece.chain), []).append(piece)
+        self._groups = [_Group(pieces) for pieces in chains.values()]
+        for group in self._groups:
+            self._queue(group, np.flatnonzero(group.state != FAILED))
+        if self._is_queued:
+            self._event = self._device.record(self.buffer.stream)
 
-    def _halve(self) -> None:
-        self._fetch_direct()
-        copies = [None if value is None else bytes(value) for value in self.values]
-        self.give_up()
-        self._buffer.free()
-        self._shrink()
-        count = len(self.values)
-        if count == 1:
-            nbytes = self._chain.layout.nbytes
-            self._errors[0] = LimitError(
-                f"A chunk of {nbytes} bytes does not fit in the free memory of device "
-                f'{self._device.name} while it is decoded; free some, or open with device="cpu"'
-            )
+    def _queue(self, group: _Group, rows: Integers) -> None:
+        """Queue the work for some rows of a group; of halves of them if memory is short."""
+        if not len(rows):
             return
-        for lo, hi in ((0, count // 2), (count // 2, count)):
-            half = self._part(np.arange(lo, hi), copies[lo:hi], decoded=self._decoded)
-            for i in [i for i in self._errors if lo <= i < hi]:
-                half._errors[i - lo] = self._errors[i]
-            for i, error in half.complete().items():
-                self._errors[lo + i] = error
-
-    def _part(
-        self, rows: NDArray[np.int64], values: Sequence[Buffer | None], *, decoded: bool
-    ) -> Submission:
-        """Make a submission of some of the values, in the same buffer."""
-        return Submission(
-            self._device,
-            self._buffer,
-            None,
-            self._places.take(rows),
-            values,
-            self._chain,
-            self._fill_value,
-            self._ready,
-            self._shrink,
-            narrowed=self._narrowed,
-            decoded=decoded,
-        )
-
-    def complete(self) -> dict[int, GpustoreError]:
-        """Begin and finish; return the error of each row that failed."""
         try:
-            self.begin()
-            return self.finish()
+            while not self._try(group, rows):
+                pass
+        except MemoryError:
+            self._relieve()
+            self._device.synchronize(self._device.record(self.buffer.stream))
+            if len(rows) > 1:
+                for half in np.array_split(rows, 2):
+                    self._queue(group, half)
+                return
+            group.fail(int(rows[0]), too_large(group.chain, self._device.name))
+
+    def _try(self, group: _Group, rows: Integers) -> bool:
+        """Queue the work for some rows; False if the buffer had to grow for their tables first."""
+        used = self.buffer.used
+        commands: CommandList | None = None
+        try:
+            commands = self._recorded(group, rows)
+            self._run(group, commands)
+        except _NoRoom as lacking:
+            nbytes = self.buffer.used - used + PART_ALIGNMENT + lacking.nbytes
+            self.buffer.used = used
+            if commands is not None:
+                commands.release()
+                commands = None
+            self.buffer.grow(nbytes)
+            self._uploaded = 0
+            return False
         finally:
-            self.give_up()
+            if commands is not None:
+                commands.release()
+        return True
 
-    def _begin(self) -> None:
-        on_device = self._decode_on_host()
-        buffer, device = self._buffer, self._device
-        some = [
-            i for i, value in enumerate(self.values) if value is not None and i not in self._errors
-        ]
-        missing = np.array([i for i, value in enumerate(self.values) if value is None], np.int64)
-        pattern = self._pattern() if len(missing) else b""
-        present = [self.values[i] or b"" for i in some]
-        room = len(self.values) * _TABLES_PER_ROW_NBYTES + len(pattern)
-        lacking = buffer.lacks(present, room)
-        if lacking:
-            self._fetch_direct()
-            some = [i for i in some if i not in self._errors]
-            present = [bytes(self.values[i] or b"") for i in some]
-            for i, value in zip(some, present):
-                self.values[i] = value
-            buffer.clear()
-            buffer.resize(lacking)
-        starts = buffer.hold(present)
-        for i, start, value in zip(some, starts, present):
-            self.values[i] = buffer.view(start, len(value))
-        commands = self._commands = CommandList(
-            device,
-            buffer.stream,
-            np.array(some, np.int64),
-            Spans(
-                np.array([buffer.address(start) for start in starts], np.uint64),
-                np.array([len(value) for value in present], np.uint64),
-            ),
-            None
-            if buffer.has_end
-            else EncodedColumns(
-                np.frombuffer(buffer.pinned.view, np.uint8),
-                np.array(starts, np.int64),
-                np.array([len(value) for value in present], np.int64),
-            ),
+    def _recorded(self, group: _Group, rows: Integers) -> CommandList:
+        """Record the decoding and the placement of some rows."""
+        buffer, chain = self.buffer, group.chain
+        state = group.state[rows]
+        encoded, decoded, missing = (
+            rows[state == wanted] for wanted in (ENCODED, DECODED, MISSING)
         )
-        # After an error from here on, `give_up` frees the memory of the commands.
-        if self._direct is not None and self._direct.expected:
-            self._check_checksums(commands, starts, self._direct.expected)
-        if on_device and self._narrowed:
-            self._chain.check_device(commands)
-        elif on_device and len(commands):
-            self._chain.decode_device(commands, device)
-            self._on_device = 0 if self._chain.is_raw else len(commands)
-        stored, places = self._chain.layout.dtype, self._places
-        place(commands, places, commands.rows, commands.values.address, stored)
-        if len(missing):
-            (start,) = buffer.hold([pattern])
-            address = buffer.address(start)
-            if self._is_record():
-                chunks = np.full(len(missing), address, np.uint64)
-                place(commands, places, missing, chunks, stored)
-            else:
-                place_fill(commands, places, missing, pattern, address)
-        self._run(commands)
+        start, nbytes = group.start[encoded], group.nbytes[encoded]
+        base = buffer.address(0)
+        commands = CommandList(
+            self._device,
+            buffer.stream,
+            encoded,
+            Spans((base + start).astype(np.uint64), nbytes.astype(np.uint64)),
+            None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
+        )
+        try:
+            self._check_checksums(group, commands)
+            if chain.is_raw:
+                chain.check_device(commands)
+            elif len(commands):
+                chain.decode_device(commands, self._device)
+            stored, places = chain.layout.dtype, group.places
+            some = np.concatenate((commands.rows, decoded))
+            chunks = (base + group.start[decoded]).astype(np.uint64)
+            chunks = np.concatenate((commands.values.address, chunks))
+            place(commands, places, some, chunks, stored)
+            if len(missing):
+                self._fill(commands, group, missing)
+        except BaseException:
+            commands.release()
+            raise
+        return commands
 
-    def _check_checksums(
-        self, commands: CommandList, starts: Sequence[int], expected: Sequence[Expected]
-    ) -> None:
-        """Record the comparison of checksums of values; values of the list begin at `starts`."""
-        buffer = self._buffer
+    def _fill(self, commands: CommandList, group: _Group, missing: Integers) -> None:
+        """Record the fill of the elements of missing rows."""
+        pattern = self._pattern(group)
+        at = self.buffer.reserve_table(len(pattern))
+        if at is None:
+            raise _NoRoom(len(pattern) + _PATTERN_ROOM_NBYTES)
+        self.buffer.view(at, len(pattern))[:] = pattern
+        address = self.buffer.address(at)
+        if self._is_record(group):
+            chunks = np.full(len(missing), address, np.uint64)
+            place(commands, group.places, missing, chunks, group.chain.layout.dtype)
+        else:
+            place_fill(commands, group.places, missing, pattern, address)
+
+    def _check_checksums(self, group: _Group, commands: CommandList) -> None:
+        """Record the comparison of the checksums of values that went straight to the device."""
+        expected: list[Expected] = []
+        for piece in group.pieces:
+            if piece.direct is not None:
+                expected += piece.direct.expected
+        if not expected:
+            return
         # A checksum is that of values that were read together; the first of them stands for all.
-        row_at = dict(zip(starts, commands.rows.tolist()))
+        row_at = dict(zip(group.start[commands.rows].tolist(), commands.rows.tolist()))
         wanted = [one for one in expected if one.start in row_at]
         commands.checksum(
             "crc32",
             Spans(
-                np.array([buffer.address(one.start) for one in wanted], np.uint64),
+                np.array([self.buffer.address(one.start) for one in wanted], np.uint64),
                 np.array([one.nbytes for one in wanted], np.uint64),
             ),
             np.array([one.crc32 for one in wanted], np.uint32),
             np.array([row_at[one.start] for one in wanted], np.int64),
         )
 
-    def _fetch_direct(self) -> None:
-        """Copy bytes that only the device has to the host; compare checksums left to compare."""
-        if self._direct is None:
-            return
-        for whole, found in self._direct.fetch():
-            for i, value in enumerate(self.values):
-                if value is not None and self._direct.is_within(value, whole):
-                    self._errors[i] = whole.error(found)
-
-    def _decode_on_host(self) -> bool:
-        """Return whether the device decodes the values; if not, decode them on the host."""
-        if self._decoded:
-            return False
-        if self._chain.unsupported_reason(self._device) is None:
-            return True
-        count = 0
-        for i, value in enumerate(self.values):
-            if value is None:
-                continue
-            try:
-                self.values[i] = self._decode(value)
-                count += 1
-            except GpustoreError as error:
-                self._errors[i] = error
-        self._decoded = True
-        if count:
-            STATISTICS.add(host_fallbacks=count)
-        return False
-
-    def _decode(self, value: Buffer) -> Buffer:
-        """Decode a chunk, or a part of a raw one, on the host."""
-        return self._chain.check(value) if self._narrowed else self._chain.decode(value)
-
-    def _is_record(self) -> bool:
+    def _is_record(self, group: _Group) -> bool:
         """Whether the fill value is the bytes of a stored record."""
         dtype: np.dtype[Any] = self._fill_value.dtype
-        record = self._chain.layout.record
-        return dtype.type is np.void and dtype.itemsize == record
+        return dtype.type is np.void and dtype.itemsize == group.chain.layout.record
 
-    def _pattern(self) -> bytes:
+    def _pattern(self, group: _Group) -> bytes:
         """Return the bytes that fill missing rows: an element, or a chunk of records."""
-        layout = self._chain.layout
-        if self._is_record():
+        layout = group.chain.layout
+        if self._is_record(group):
             record: bytes = self._fill_value.tobytes()
             return record * (layout.nbytes // layout.record)
-        return bytes(np.asarray(self._fill_value, self._places.dtype).tobytes())
+        return bytes(np.asarray(self._fill_value, group.places.dtype).tobytes())
 
-    def _run(self, commands: CommandList) -> None:
-        device, buffer = self._device, self._buffer
+    def _run(self, group: _Group, commands: CommandList) -> None:
+        """Upload what was not, and queue the steps."""
+        device, buffer = self._device, self.buffer
         stream = buffer.stream
         if not commands.launches:
+            self._parts.append((group, commands, 0))
             return
-        tables = buffer.reserve(commands.table_nbytes)
+        tables = buffer.reserve_table(commands.table_nbytes)
         end = buffer.used
-        results = None if tables is None else buffer.reserve(commands.result_nbytes)
-        copies = nbytes = 0
-        for ready in self._ready:
-            device.wait(stream, ready)
-        if tables is not None and results is not None:
-            pinned, pinned_start = buffer.pinned, results
-            table_address, result_address = buffer.address(tables), buffer.address(results)
-            commands.write_tables(buffer.view(tables, commands.table_nbytes))
-            device.upload(pinned, 0, buffer.address(0), end, stream)
-            copies, nbytes = 1, end
-        else:
-            # More tables than there is room for behind the values: they get memory of their own.
-            pinned_start = -(-commands.table_nbytes // 16) * 16
-            own = pinned_start + commands.result_nbytes
-            pinned = device.allocate_pinned(own)
-            try:
-                allocation = device.allocate(own, stream)
-            except BaseException:
-                device.free_pinned(pinned)
-                raise
-            self._own = pinned, allocation
-            commands.write_tables(pinned.view[: commands.table_nbytes])
-            if end:
-                device.upload(buffer.pinned, 0, buffer.address(0), end, stream)
-                copies, nbytes = 1, end
-            device.upload(pinned, 0, allocation.address, commands.table_nbytes, stream)
-            copies, nbytes = copies + 1, nbytes + commands.table_nbytes
-            table_address = allocation.address
-            result_address = allocation.address + pinned_start
-        commands.run(table_address, result_address)
+        results = None if tables is None else buffer.reserve_table(commands.result_nbytes)
+        if tables is None or results is None:
+            raise _NoRoom(aligned(commands.table_nbytes) + commands.result_nbytes)
+        commands.write_tables(buffer.view(tables, commands.table_nbytes))
+        first = self._uploaded
+        device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
+        self._uploaded = buffer.used
+        STATISTICS.add(copies=1, bytes_to_device=end - first, launches=commands.launches)
+        self._parts.append((group, commands, results))
+        self._is_queued = True
+        commands.run(buffer.address(tables), buffer.address(results))
         if commands.result_nbytes:
-            device.download(result_address, pinned, pinned_start, commands.result_nbytes, stream)
-            STATISTICS.add(copies=1, bytes_to_host=commands.result_nbytes)
-        commands.release()
-        self._results = pinned, pinned_start
-        self._event = device.record(stream)
-        STATISTICS.add(copies=copies, bytes_to_device=nbytes, launches=commands.launches)
+            nbytes = commands.result_nbytes
+            device.download(buffer.address(results), buffer.pinned, results, nbytes, stream)
+            STATISTICS.add(copies=1, bytes_to_host=nbytes)
 
-    def finish(self) -> dict[int, GpustoreError]:
-        """Wait, and decode failed rows on the host; return errors of those that fail again."""
-        commands = self._commands
-        if commands is None:
-            return self._errors
-        left = dict(commands.fallbacks)
+    def synchronize(self) -> None:
+        """Wait until all work has run on the device."""
         if self._event is not None:
             self._device.synchronize(self._event)
-            STATISTICS.add(waits=1)
-            assert self._results is not None
-            pinned, start = self._results
-            failed = commands.failures(pinned.view[start : start + commands.result_nbytes])
-            STATISTICS.add(
-                retries=len(failed), chunks_decoded_device=max(0, self._on_device - len(failed))
-            )
-            left.update(failed)
-        self._free_own()
-        self._commands = None
-        if left:
-            self._place_from_host(sorted(left))
-        return self._errors
 
-    def _place_from_host(self, left: list[int]) -> None:
-        """Decode some rows on the host and place them, as many at a time as fit in a buffer."""
-        nbytes = max(1, self._chain.layout.nbytes)
-        most = max(1, self._buffer.nbytes // (nbytes + _TABLES_PER_ROW_NBYTES))
-        # The staging buffer of the values is used again below.
-        self._fetch_direct()
-        left = [i for i in left if i not in self._errors]
-        encoded = {i: bytes(self.values[i] or b"") for i in left}
-        decoded: dict[int, Buffer] = {}
-        for number, i in enumerate(left):
-            try:
-                decoded[i] = self._decode(encoded.pop(i))
-            except GpustoreError as error:
-                self._errors[i] = error
-            if decoded and (len(decoded) == most or number == len(left) - 1):
-                STATISTICS.add(host_fallbacks=len(decoded))
-                self._buffer.clear()
-                values = list(decoded.values())
-                part = self._part(np.array(list(decoded)), values, decoded=True)
-                for at, wrong in part.complete().items():
-                    self._errors[list(decoded)[at]] = wrong
-                decoded.clear()
+    def finish(self) -> list[Left]:
+        """Wait for the results; return the rows that are left to the host."""
+        if self._event is not None:
+            self.synchronize()
+            STATISTICS.add(waits=1)
+        left: dict[int, list[Integers]] = {}
+        for group, commands, results in self._parts:
+            found = dict(commands.fallbacks)
+            nbytes = commands.result_nbytes
+            if nbytes:
+                failed = commands.failures(self.buffer.view(results, nbytes))
+                found.update(failed)
+                STATISTICS.add(retries=len(failed))
+            else:
+                failed = {}
+            if not group.chain.is_raw:
+                decoded = len(commands) - len(failed)
+                STATISTICS.add(chunks_decoded_device=max(0, decoded))
+            if found:
+                left.setdefault(id(group), []).append(np.array(list(found), np.int64))
+        self._parts = []
+        if left and self.buffer.has_end:
+            self._fetch_direct()
+        pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
+        return [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
+
+    def _left(self, group: _Group, rows: Integers) -> list[Left]:
+        found = []
+        for lo, hi, piece in zip(group.edges, group.edges[1:], group.pieces):
+            some = np.sort(rows[(rows >= lo) & (rows < hi)] - lo)
+            some = np.array([row for row in some.tolist() if row not in piece.errors], np.int64)
+            if not len(some):
+                continue
+            places = zip(piece.start[some].tolist(), piece.nbytes[some].tolist())
+            values = [bytes(self.buffer.view(start, nbytes)) for start, nbytes in places]
+            found.append(Left(piece, some, values))
+        return found
+
+    def _fetch_direct(self) -> None:
+        """Copy bytes that only the device has to the host, and compare their checksums."""
+        self.buffer.download_end()
+        for piece in self.pieces:
+            if piece.direct is None:
+                continue
+            for whole, found in piece.direct.damaged():
+                inside = (piece.start >= whole.start) & (piece.start < whole.start + whole.nbytes)
+                for row in np.flatnonzero(inside).tolist():
+                    piece.errors[row] = whole.error(found)
 
     def give_up(self) -> None:
-        """Wait until none of its work runs any more, and free its memory. May be called again."""
-        if self._commands is None:
-            return
-        with suppress(DeviceError):  # Of a lost device, whose first error is raised.
-            self._commands.release()
-            self._device.synchronize(self._device.record(self._buffer.stream))
-            self._free_own()
-        self._commands = None
+        """Wait until none of its work runs any more. May be called again."""
+        self._parts = []
+        if self.buffer.nbytes:
+            self._device.synchronize(self._device.record(self.buffer.stream))
 
-    def _free_own(self) -> None:
-        own, self._own = self._own, None
-        if own is not None:
-            self._device.free_pinned(own[0])
-            self._device.free(own[1], self._buffer.stream)
+
+def too_large(chain: CodecChain, device: str) -> LimitError:
+    """Return the error for a chunk for which there is not enough memory."""
+    return LimitError(
+        f"A chunk of {chain.layout.nbytes} bytes does not fit in the free memory of device "
+        f'{device} while it is decoded; free some, or open with device="cpu"'
+    )

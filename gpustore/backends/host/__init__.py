@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Layer
+from gpustore.backends.base import Check, Chunks, Layer
 from gpustore.backends.host.memory import (
     HostMemory,
     broadcast,
@@ -26,7 +26,6 @@ from gpustore.backends.host.memory import (
 )
 from gpustore.backends.host.points import elements_of, gather_points
 from gpustore.backends.host.sink import HostSink
-from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
@@ -128,27 +127,20 @@ class HostBackend:
     def choose_decoder(self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule) -> None:
         """Return None: only the host decodes into host memory."""
 
-    def submission_nbytes(self, limits: Limits) -> None:
-        """Return None: small batches of values stay in the processor's cache."""
+    def part_nbytes(self) -> None:
+        """Return None: small parts of a read stay in the processor's cache."""
 
     def sink(
         self,
-        chain: CodecChain,
+        chunks: Sequence[Chunks],
         fill_value: Any,
         out: Sequence[HostMemory],
         limits: Limits,
         check: Check,
-        *,
-        rows: int,
-        regions: int = 0,
-        blocks: tuple[int, ...] = (),
-        native: NativeArray | None = None,
     ) -> HostSink:
-        """Make the sink of one task; see :meth:`gpustore.backends.base.Backend.sink`."""
-        return HostSink(
-            *(chain, fill_value, out, check, blocks, native),
-            counts_fallbacks=self._is_fallback,
-        )
+        """Make the sink of one read; see :meth:`gpustore.backends.base.Backend.sink`."""
+        del chunks, limits
+        return HostSink(fill_value, out, check, counts_fallbacks=self._is_fallback)
 
     def _gather_objects(
         self,

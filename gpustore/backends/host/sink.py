@@ -1,4 +1,4 @@
-"""Sink of the host, whose methods return when values are in their places.
+"""Sink of the host, whose parts have values in their places when a method returns.
 
 One chunk is decoded at a time, so that it is placed while it is still in the processor's cache. A
 chunk that lands contiguously is decoded where it belongs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +26,8 @@ from gpustore.kvstores.arena import thread_arena
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
 _REGIONS_LISTED = 4096
@@ -56,6 +58,53 @@ class HostSink:
         Whether decoded chunks are counted as fallbacks of a device.
     """
 
+    __slots__ = ("_check", "_counts_fallbacks", "_fill_value", "_out")
+
+    nbytes = None
+
+    def __init__(
+        self, fill_value: Any, out: Sequence[HostMemory], check: Check, *, counts_fallbacks: bool
+    ) -> None:
+        self._fill_value = fill_value
+        self._out = out
+        self._check = check
+        self._counts_fallbacks = counts_fallbacks
+
+    def part(
+        self,
+        chain: CodecChain,
+        *,
+        rows: int,
+        blocks: tuple[int, ...] = (),
+        native: NativeArray | None = None,
+    ) -> HostPart:
+        """Make the part of one task; see :meth:`gpustore.backends.base.Sink.part`."""
+        del rows
+        return HostPart(
+            chain,
+            self._fill_value,
+            self._out,
+            self._check,
+            blocks,
+            native,
+            counts_fallbacks=self._counts_fallbacks,
+        )
+
+    def run(
+        self,
+        executor: Executor,
+        tasks: Sequence[Callable[[], object]],
+        result: Callable[[], Any],
+        *,
+        helped: bool = False,
+    ) -> Future[Any]:
+        """Run the tasks of the read, then `result`."""
+        return executor.run_all(tasks, result, helped=helped)
+
+
+class HostPart:
+    """Part of a read into host memory; parameters are those of :class:`HostSink` and its part."""
+
     __slots__ = (
         "_chain",
         "_check",
@@ -66,7 +115,6 @@ class HostSink:
         "_out",
     )
 
-    nbytes = None
     arena = staticmethod(thread_arena)
 
     def __init__(
@@ -100,11 +148,8 @@ class HostSink:
     ) -> None:
         """Nothing is under way."""
 
-    def finish(self) -> None:
-        """Nothing is under way."""
-
     def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
-        self._check(rows, values, self._scatter(rows, values))
+        self._check(rows.keys, values.count(None), self._scatter(rows, values))
 
     def copy_regions(
         self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
@@ -117,7 +162,7 @@ class HostSink:
             end = min(last, len(rows))
             some = rows.part(begin, end)
             encoded = values[begin:end]
-            self._check(some, encoded, self._scatter(some, encoded))
+            self._check(some.keys, encoded.count(None), self._scatter(some, encoded))
             if end == last:
                 self._copy_groups(regions, *regions.first[group : group + 2])
                 group += 1

@@ -394,7 +394,7 @@ def test_a_host_has_no_streams(tmp_path):
 
 def test_what_is_no_stream_is_refused_at_once(tmp_path, lazy):
     create(tmp_path)
-    with pytest.raises(TypeError, match="expected a stream"):
+    with pytest.raises(TypeError, match="expected a CUDA stream"):
         opened(tmp_path, lazy).read(stream="the default one")
 
 
@@ -435,7 +435,7 @@ def test_buffers_are_used_again_while_others_run(tmp_path, device, compressor):
         assert np.array_equal(on_host(device, future.result()), expected)
         assert np.array_equal(on_host(device, crop.result()), expected_crops)
     _, counts = counted(lambda: there.read().result())
-    assert counts["waits"] >= 80 / 3
+    assert counts["waits"] > 10
     assert device.counts["stream"] > 1
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends.device import BUFFERS, direct_read
+from gpustore.backends.device import direct_read
+from gpustore.backends.device.staging_buffer import LARGE, SMALL
 from gpustore.backends.selection import select_backend
 from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice
@@ -123,9 +124,8 @@ ENDS = ("free", "free_pinned", "close_file")
 def held(device):
     """Slots that nobody gives back, threads, open files and pinned pieces of memory."""
     backend = select_backend(parse_device(device.name))
-    buffers = backend.buffers
     return {
-        "buffers": BUFFERS - buffers._left - len(buffers._idle),
+        "buffers": backend.buffers.taken,
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
         "pinned": len(device._pinned),
@@ -149,7 +149,7 @@ def check_lost(path, case, **faults):
         del first
         gc.collect()
         before = held(device)
-        for _ in range(BUFFERS + 1):
+        for _ in range(max(LARGE, SMALL) + 1):
             launches = device.counts["launch"] + device.counts["decompress"]
             with pytest.raises(gpustore.DeviceError) as again:
                 case.run(path, device)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.backends import device as device_backend
 from gpustore.backends.device import direct_read, open_files, staging_buffer
-from gpustore.backends.device import sink as device_sink
 from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.staging_buffer import StagingBuffer
@@ -49,7 +49,7 @@ def lazy():
 def tight(monkeypatch):
     """Staging buffers have room for values, hardly for tables, and none for pages."""
     monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
-    monkeypatch.setattr(device_sink, "_ROW_NBYTES", 0)
+    monkeypatch.setattr(device_backend, "_ROW_NBYTES", 0)
     monkeypatch.setattr(direct_read, "_PAGES_NBYTES", 512)
 
 
@@ -627,85 +627,89 @@ def write(path, nbytes=8192):
 # --------------------------------------------------------------------------- planted bugs
 
 
-def begin(buffer, path, row=0):
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        return buffer.arena.direct.begin(row, file.fileno(), status, 100, 5000)
+class Direct:
+    """A staging buffer, and reads of files into its end."""
+
+    def __init__(self, device):
+        self.device = device
+        self.files = OpenFiles(device)
+        self.buffer = StagingBuffer(device)
+        self.buffer.resize(1 << 20)
+        self.reads = DirectReads(device, self.files, self.buffer)
+
+    def begin(self, path, row=0):
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            return self.reads.begin(row, file.fileno(), status, 100, 5000)
 
 
 @pytest.fixture
-def buffer(tmp_path):
-    device = EmulatedDevice()
-    buffer = StagingBuffer(device)
-    files = OpenFiles(device)
-    buffer.resize(1 << 20)
-    buffer.arena.direct = DirectReads(device, files, buffer)
-    yield buffer
-    files.close_idle()
-    buffer.free()
+def direct():
+    direct = Direct(EmulatedDevice())
+    yield direct
+    direct.files.close_idle()
+    direct.buffer.free()
 
 
-def test_a_read_before_the_memory_is_there_is_a_breach(buffer, tmp_path, monkeypatch):
+def test_a_read_before_the_memory_is_there_is_a_breach(direct, tmp_path, monkeypatch):
     monkeypatch.setattr(StagingBuffer, "settle", lambda self: None)
     with pytest.raises(Breach, match="used before their allocation had run"):
-        begin(buffer, write(tmp_path / "a"))
+        direct.begin(write(tmp_path / "a"))
 
 
-def test_a_read_before_the_event_of_the_buffer_is_a_breach(buffer, tmp_path):
+def test_a_read_before_the_event_of_the_buffer_is_a_breach(direct, tmp_path):
     path = write(tmp_path / "a")
+    buffer, device = direct.buffer, direct.device
     buffer.settle()
-    buffer._device.upload(buffer.pinned, 0, buffer.address(0), buffer.nbytes, buffer.stream)
+    device.upload(buffer.pinned, 0, buffer.address(0), buffer.nbytes, buffer.stream)
     with pytest.raises(Breach, match="upload on stream 1 still uses its destination"):
-        begin(buffer, path)
-    buffer._device.synchronize(buffer._device.record(buffer.stream))
-    assert len(begin(buffer, path)) == 5000
-    assert buffer.arena.direct.end() == []
+        direct.begin(path)
+    device.synchronize(device.record(buffer.stream))
+    assert len(direct.begin(path)) == 5000
+    assert direct.reads.end() == []
 
 
-def test_launching_before_reads_have_ended_is_a_breach(buffer, tmp_path):
-    value = begin(buffer, write(tmp_path / "a"))
-    start = buffer.hold([value])[0]
+def test_launching_before_reads_have_ended_is_a_breach(direct, tmp_path):
+    value = direct.begin(write(tmp_path / "a"))
+    buffer = direct.buffer
+    start = buffer.start_of(value)
     with pytest.raises(Breach, match="nobody has waited for the read of bytes"):
-        buffer._device.download(buffer.address(start), buffer.pinned, start, 5000, buffer.stream)
-    assert buffer.arena.direct.end() == []
-    buffer.arena.direct.fetch()
+        direct.device.download(buffer.address(start), buffer.pinned, start, 5000, buffer.stream)
+    assert direct.reads.end() == []
+    buffer.download_end()
     assert bytes(value) == (bytes(range(256)) * 32)[100:5100]
 
 
-def test_what_is_read_and_what_is_uploaded_share_the_buffer(buffer, tmp_path):
+def test_what_is_read_and_what_is_uploaded_share_the_buffer(direct, tmp_path):
     path = write(tmp_path / "a")
+    buffer = direct.buffer
     room = buffer.nbytes // 8192
-    found = [begin(buffer, path, row) for row in range(room - 2)]
+    found = [direct.begin(path, row) for row in range(room - 2)]
     assert None not in found
-    assert buffer.arena.direct.end() == []
-    left = buffer._end
+    assert direct.reads.end() == []
+    left = buffer.left
     assert left >= 8192
-    assert buffer.lacks([bytes(100)], left - 300) == 0
-    assert buffer.lacks([bytes(100)], left) > 0
     assert buffer.reserve(left + 1) is None
     assert buffer.reserve(left - 8191) == 0
-    value, counts = counted(lambda: begin(buffer, path))
+    value, counts = counted(lambda: direct.begin(path))
     assert value is None
     assert counts == [0, 0, 1, 0]
-    files = buffer.arena.direct._files
     buffer.clear()
-    buffer.arena.direct = DirectReads(buffer._device, files, buffer)
-    assert begin(buffer, path) is not None
-    assert buffer.arena.direct.end() == []
+    assert direct.begin(path) is not None
+    assert direct.reads.end() == []
 
 
-def test_closing_a_file_that_is_read_is_a_breach(buffer, tmp_path):
-    begin(buffer, write(tmp_path / "a"))
-    files = buffer.arena.direct._files
-    (handle,) = files._handles.values()
+def test_reads_leave_the_room_for_tables_alone(direct, tmp_path):
+    direct.buffer.room = direct.buffer.nbytes - 3 * 4096
+    assert direct.begin(write(tmp_path / "a")) is not None
+    assert direct.begin(write(tmp_path / "b")) is None
+    assert direct.reads.end() == []
+
+
+def test_closing_a_file_that_is_read_is_a_breach(direct, tmp_path):
+    direct.begin(write(tmp_path / "a"))
+    (handle,) = direct.files._handles.values()
     handle.uses -= 1
     with pytest.raises(Breach, match="closed before 1 reads of it were waited for"):
-        files.close_idle()
-    buffer.arena.direct.end()
-
-
-def test_a_buffer_given_up_waits_for_its_reads(buffer, tmp_path):
-    begin(buffer, write(tmp_path / "a"))
-    buffer.clear()
-    assert [file.reads for file in buffer._device.files] == [0]
-    assert not buffer.has_end
+        direct.files.close_idle()
+    direct.reads.end()

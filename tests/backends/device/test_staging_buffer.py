@@ -1,15 +1,16 @@
 """Staging buffers: what lies where in them, and who has which."""
 
-import os
-import threading
-
 import numpy as np
 import pytest
 
-from gpustore.backends.device import direct_read, staging_buffer
-from gpustore.backends.device.open_files import OpenFiles
-from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
-from gpustore.errors import DeviceError
+from gpustore.backends.device import staging_buffer
+from gpustore.backends.device.staging_buffer import (
+    LARGE,
+    SMALL,
+    StagingArena,
+    StagingBuffer,
+    StagingBuffers,
+)
 from tests.emulator.device import EmulatedDevice
 
 
@@ -32,10 +33,24 @@ def test_parts_begin_at_multiples_of_16_and_end_with_the_buffer(buffer):
     buffer.resize(100)
     assert [buffer.reserve(nbytes) for nbytes in (5, 16, 0, 20, 40)] == [0, 16, 32, 32, None]
     assert buffer.used == 52
+    assert buffer.left == 36
     assert buffer.reserve(36) == 64
     assert buffer.reserve(1) is None
     buffer.clear()
     assert buffer.reserve(100) == 0
+
+
+def test_values_leave_room_for_tables(buffer):
+    buffer.resize(100)
+    buffer.room = 40
+    assert buffer.left == 60
+    assert buffer.reserve(61) is None
+    assert buffer.reserve(50) == 0
+    assert buffer.reserve(1) is None
+    assert buffer.reserve_table(36) == 64
+    assert buffer.reserve_table(1) is None
+    buffer.clear()
+    assert buffer.room == 0
 
 
 def test_what_is_in_the_buffer_is_where_its_copy_will_be(device, buffer):
@@ -50,44 +65,22 @@ def test_what_is_in_the_buffer_is_where_its_copy_will_be(device, buffer):
     device.free_pinned(back)
 
 
-def test_the_arena_hands_out_ordinary_memory_when_the_buffer_is_full(buffer):
+def test_an_arena_hands_out_ordinary_memory_when_the_buffer_is_full(buffer):
     buffer.resize(64)
-    inside, outside, small = buffer.arena.take(40), buffer.arena.take(40), buffer.arena.take(10)
+    arena = StagingArena(buffer)
+    inside, outside, small = arena.take(40), arena.take(40), arena.take(10)
     assert [len(view) for view in (inside, outside, small)] == [40, 40, 10]
     outside[:] = b"x" * 40
     inside[:] = b"y" * 40
     assert bytes(outside) == b"x" * 40
-    found = buffer.hold([inside, small])
-    assert found == [0, 48]
-    assert buffer.used == 58
-
-
-def test_values_from_elsewhere_are_brought_into_the_buffer(buffer):
-    buffer.resize(200)
-    inside = buffer.arena.take(30)
-    inside[:] = b"i" * 30
-    starts = buffer.hold([b"before", inside, bytearray(b"behind"), b"", inside[10:20]])
-    assert starts == [32, 0, 48, 64, 10]
-    assert bytes(buffer.view(32, 6)) == b"before"
-    assert bytes(buffer.view(48, 6)) == b"behind"
-    assert bytes(buffer.view(0, 30)) == b"i" * 30
-
-
-@pytest.mark.parametrize("sizes", [[1], [16, 16], [15, 17, 1], [40, 40, 40], [0, 0]])
-@pytest.mark.parametrize("room", [0, 1, 16, 100])
-def test_what_the_buffer_lacks_is_enough(buffer, sizes, room):
-    """Values of which some are in it, and room for more behind them."""
-    buffer.resize(90)
-    mine = buffer.arena.take(20)
-    values = [mine, *(bytes(size) for size in sizes)]
-    lacking = buffer.lacks(values, room)
-    if lacking:
-        values = [bytes(value) for value in values]
-        buffer.clear()
-        buffer.resize(lacking)
-        assert buffer.nbytes >= lacking
-    buffer.hold(values)
-    assert buffer.reserve(room) is not None
+    assert [buffer.start_of(view) for view in (inside, outside, small, small[3:])] == [
+        0,
+        None,
+        48,
+        51,
+    ]
+    assert bytes(buffer.view(0, 40)) == b"y" * 40
+    assert buffer.start_of(b"") is None
 
 
 def test_a_buffer_grows_and_never_shrinks(device, buffer):
@@ -100,6 +93,22 @@ def test_a_buffer_grows_and_never_shrinks(device, buffer):
     assert device.counts["free_pinned"] == device.counts["free"] == 1
 
 
+def test_a_buffer_grows_around_what_is_in_it(device, buffer):
+    buffer.resize(100)
+    start = buffer.reserve(70)
+    buffer.view(start, 70)[:] = b"v" * 70
+    device.upload(buffer.pinned, 0, buffer.address(0), 70, buffer.stream)
+    buffer.grow(300)
+    assert bytes(buffer.view(0, 70)) == b"v" * 70
+    assert buffer.reserve_table(300) == 80
+    for kind in ("pinned", "allocations"):
+        number = device.counts["allocate_pinned" if kind == "pinned" else "allocations"]
+        setattr(device.faults, kind, {number})
+        with pytest.raises(MemoryError):
+            buffer.grow(1000)
+    assert bytes(buffer.view(0, 70)) == b"v" * 70
+
+
 @pytest.mark.parametrize("lacking", ["pinned", "allocations"])
 def test_without_memory_a_buffer_has_none_at_all(device, buffer, lacking):
     buffer.resize(100)
@@ -109,102 +118,9 @@ def test_without_memory_a_buffer_has_none_at_all(device, buffer, lacking):
         buffer.resize(1000)
     assert buffer.nbytes == buffer.used == 0
     assert buffer.reserve(1) is None
-    assert len(buffer.arena.take(10)) == 10  # Ordinary memory.
+    assert len(StagingArena(buffer).take(10)) == 10  # Ordinary memory.
     buffer.resize(1000)
     assert buffer.reserve(1000) == 0
-
-
-# --------------------------------------------------------------------------- several
-
-
-@pytest.fixture
-def buffers(device):
-    buffers = StagingBuffers(device, 2)
-    yield buffers
-    if device._lost is None:
-        buffers.free()
-
-
-def test_buffers_are_made_when_they_are_wanted_and_used_again(device, buffers):
-    first = buffers.take(wait=False)
-    buffers.put(first)
-    assert buffers.take(wait=True) is first
-    second = buffers.take(wait=False)
-    assert second is not first
-    assert buffers.take(wait=False) is None
-    assert device.counts["stream"] == 2
-    buffers.put(first)
-    assert buffers.take(wait=False) is first
-    buffers.put(first)
-    buffers.put(second)
-
-
-def test_a_buffer_is_empty_when_it_is_taken(buffers):
-    buffer = buffers.take(wait=True)
-    buffer.resize(100)
-    buffer.reserve(60)
-    buffers.put(buffer)
-    again = buffers.take(wait=True)
-    assert again is buffer
-    assert again.used == 0
-    assert again.nbytes >= 100
-    buffers.put(again)
-
-
-def test_who_waits_gets_the_first_that_comes_back(buffers):
-    taken = [buffers.take(wait=True) for _ in range(2)]
-    got = []
-    thread = threading.Thread(target=lambda: got.append(buffers.take(wait=True)), daemon=True)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    buffers.put(taken[1])
-    thread.join(20)
-    assert got == [taken[1]]
-    for buffer in taken:
-        buffers.put(buffer)
-
-
-def test_memory_of_buffers_that_somebody_has_is_not_given_back(device, buffers):
-    kept, idle = buffers.take(wait=True), buffers.take(wait=True)
-    for buffer in (kept, idle):
-        buffer.resize(100)
-    buffers.put(idle)
-    buffers.free()
-    assert idle.nbytes == 0
-    assert kept.nbytes >= 100
-    buffers.put(kept)
-
-
-def test_a_buffer_that_cannot_be_made_is_still_to_be_had_later(device, buffers):
-    device.faults.failing = {("stream", number): False for number in range(5)}
-    for _ in range(5):
-        with pytest.raises(DeviceError, match="injected"):
-            buffers.take(wait=True)
-    taken = [buffers.take(wait=False) for _ in range(2)]
-    assert None not in taken
-    for buffer in taken:
-        buffers.put(buffer)
-
-
-def test_a_buffer_whose_last_read_failed_is_not_lost_itself(device, buffers, tmp_path, monkeypatch):
-    """Waiting for reads of files may say that the device is lost; buffers are had all the same."""
-    monkeypatch.setattr(direct_read, "LEAST_NBYTES", {"read": 16, "file": 16})
-    (tmp_path / "file").write_bytes(bytes(5000))
-    buffer = buffers.take(wait=True)
-    buffer.resize(1 << 20)
-    files = OpenFiles(device)
-    direct = buffer.arena.direct = direct_read.DirectReads(device, files, buffer)
-    with (tmp_path / "file").open("rb") as file:
-        status = os.fstat(file.fileno())
-        assert direct.begin(0, file.fileno(), status, 10, 3000) is not None
-    device.faults.failing = {("file_result", 0): True}
-    buffers.put(buffer)
-    assert device.counts["file_result"] == 1
-    assert buffers.take(wait=True) is buffer
-    assert (buffer.used, buffer.has_end) == (0, False)
-    buffers.put(buffer)
-    files.close_idle()
 
 
 def test_pinned_memory_is_as_large_as_device_memory(device):
@@ -213,5 +129,76 @@ def test_pinned_memory_is_as_large_as_device_memory(device):
     assert buffer.nbytes == staging_buffer._SMALLEST_NBYTES == len(buffer.pinned.view)
     (allocation,) = device._memory.live()
     assert allocation.nbytes == buffer.nbytes
-    assert np.frombuffer(buffer.pinned.view, np.uint8).ctypes.data == buffer._origin
+    assert np.shares_memory(buffer.data, np.frombuffer(buffer.pinned.view, np.uint8))
     buffer.free()
+
+
+# --------------------------------------------------------------------------- several
+
+
+@pytest.fixture
+def pool(device):
+    pool = StagingBuffers(device)
+    yield pool
+    pool.free()
+
+
+def test_buffers_are_made_when_they_are_wanted_and_used_again(device, pool):
+    first = pool.take(is_small=False)
+    pool.put(first)
+    assert pool.take(is_small=False) is first
+    others = [pool.take(is_small=False) for _ in range(LARGE - 1)]
+    assert len({id(one) for one in (first, *others)}) == LARGE
+    assert pool.take(is_small=False) is None
+    assert device.counts["stream"] == device.counts["allocate_pinned"] == 0
+    assert pool.taken == LARGE
+    small = pool.take(is_small=True)
+    assert (small.is_small, first.is_small) == (True, False)
+    for buffer in (first, *others, small):
+        pool.put(buffer)
+    assert pool.taken == 0
+
+
+def test_a_buffer_is_empty_when_it_is_taken(pool):
+    buffer = pool.take(is_small=True)
+    buffer.resize(100)
+    buffer.reserve(60)
+    pool.put(buffer)
+    again = pool.take(is_small=True)
+    assert again is buffer
+    assert again.used == 0
+    assert again.nbytes >= 100
+    pool.put(again)
+
+
+@pytest.mark.parametrize(("is_small", "count"), [(True, SMALL), (False, LARGE)])
+def test_whoever_puts_a_buffer_back_begins_the_reads_that_wait_in_their_order(
+    pool, is_small, count
+):
+    taken = [pool.take(is_small=is_small) for _ in range(count)]
+    got = []
+    for name in ("first", "second"):
+        later = lambda buffer, name=name: got.append((name, buffer))  # noqa: E731
+        assert pool.take(is_small=is_small, later=later) is None
+    assert pool.is_wanted(is_small=is_small)
+    assert not pool.is_wanted(is_small=not is_small)
+    pool.put(taken[1])
+    assert got == [("first", taken[1])]
+    assert pool.taken == count
+    pool.put(taken[0])
+    assert got[1:] == [("second", taken[0])]
+    assert not pool.is_wanted(is_small=is_small)
+    for buffer in taken:
+        pool.put(buffer)
+    assert pool.taken == 0
+
+
+def test_memory_of_buffers_that_somebody_has_is_not_given_back(pool):
+    kept, idle = pool.take(is_small=False), pool.take(is_small=False)
+    for buffer in (kept, idle):
+        buffer.resize(100)
+    pool.put(idle)
+    pool.free()
+    assert idle.nbytes == 0
+    assert kept.nbytes >= 100
+    pool.put(kept)

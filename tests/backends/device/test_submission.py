@@ -5,13 +5,19 @@ import pytest
 import zstandard
 
 from gpustore.backends.device import staging_buffer
-from gpustore.backends.device import submission as submission_module
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.staging_buffer import StagingBuffer
-from gpustore.backends.device.submission import Submission
+from gpustore.backends.device.submission import (
+    DECODED,
+    ENCODED,
+    FAILED,
+    MISSING,
+    Piece,
+    Submission,
+)
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype
-from gpustore.errors import CorruptChunkError, DeviceError, LimitError
+from gpustore.errors import DeviceError, LimitError
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.runtime.statistics import STATISTICS
 from tests.device_memory import bench_of
@@ -49,42 +55,68 @@ class Setting:
         self.device = device
         self.bench = bench
         self.buffer = StagingBuffer(device)
-        self.shrunk = 0
+        self.relieved = 0
 
-    def submission(self, name, values, **options):
+    def submission(self, name, values, *, decoded=False, room=100_000, pieces=1):
+        """A submission of values in so many pieces."""
         n = len(values)
+        self.buffer.resize(room)
+        self.buffer.clear()
         self.out = self.bench.put(b"\x5a" * n * NBYTES)
+        ready = [self.device.record(self.bench.stream)]
+        self.reported = {}
+        submission = Submission(self.device, self.buffer, FILL, ready, self.relieve)
+        chain = chain_of(name)
+        for rows in np.array_split(np.arange(n), pieces):
+            submission.pieces.append(self.piece(chain, rows, values, decoded=decoded))
+        return submission
+
+    def piece(self, chain, rows, values, *, decoded):
+        n = len(rows)
         places = Places(
             np.arange(n + 1),
             np.zeros(n, np.int64),
-            self.out + np.arange(n) * NBYTES,
+            self.out + rows * NBYTES,
             np.full((1, n), ITEMS),
             (2,),
             (2,),
             np.dtype("u2"),
         )
-        ready = [self.device.record(self.bench.stream)]
-        self.chain = chain_of(name)
-        return Submission(
-            self.device,
-            self.buffer,
-            None,
-            places,
-            values,
-            self.chain,
-            FILL,
-            ready,
-            self.shrink,
-            **options,
-        )
+        start, nbytes = np.zeros((2, n), np.int64)
+        state = np.full(n, DECODED if decoded else ENCODED, np.uint8)
+        for i, value in enumerate(values[row] for row in rows):
+            if value is None:
+                state[i] = MISSING
+                continue
+            start[i], nbytes[i] = self.buffer.reserve(len(value)), len(value)
+            self.buffer.view(start[i], nbytes[i])[:] = value
 
-    def shrink(self):
-        self.shrunk += 1
+        def report(missing, errors):
+            self.reported.update((int(rows[i]), error) for i, error in errors.items())
+
+        return Piece(chain, places, start, nbytes, state, report)
+
+    def relieve(self):
+        self.relieved += 1
 
     def found(self, count):
         """What is in the room, chunk by chunk."""
         data = self.bench.get(self.out, count * NBYTES)
         return [data[i * NBYTES : (i + 1) * NBYTES] for i in range(count)]
+
+
+def complete(submission):
+    """Rows that are left to the host, by their number in all pieces, with their values."""
+    submission.begin()
+    left = {}
+    first = np.cumsum([0, *map(len, submission.pieces)])
+    numbers = {id(piece): lo for piece, lo in zip(submission.pieces, first, strict=False)}
+    for one in submission.finish():
+        lo = int(numbers[id(one.piece)])
+        left.update(
+            (lo + row, value) for row, value in zip(one.rows.tolist(), one.values, strict=True)
+        )
+    return left
 
 
 @pytest.fixture(params=ORDERS)
@@ -98,7 +130,7 @@ def setting(request, monkeypatch):
     device.close()
 
 
-MISSING = FILL.tobytes() * ITEMS
+MISSING_CHUNK = FILL.tobytes() * ITEMS
 UNTOUCHED = b"\x5a" * NBYTES
 
 
@@ -109,15 +141,23 @@ def counted(act):
     return result, {name: after[name] - before.get(name, 0) for name in after}
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("name", CODECS)
-def test_values_missing_ones_and_errors(setting, name):
+def test_values_and_missing_ones_are_placed_and_damaged_ones_left(setting, name, pieces):
     chunks = [chunk(i) for i in range(5)]
     values = [chain_of(name).encode(one) for one in chunks]
-    values[1], values[3] = None, values[3][:-1]
-    errors, counts = counted(setting.submission(name, values).complete)
-    assert list(errors) == [3]
-    assert isinstance(errors[3], CorruptChunkError)
-    assert setting.found(5) == [chunks[0], MISSING, chunks[2], UNTOUCHED, chunks[4]]
+    values[1] = None
+    expected = [chunks[0], MISSING_CHUNK, *chunks[2:]]
+    damaged = {}
+    if name != "raw":  # Lengths of these are looked at before.
+        damaged[3] = values[3] = values[3][:-1]
+        expected[3] = UNTOUCHED
+    submission = setting.submission(name, values, pieces=pieces)
+    left, counts = counted(lambda: complete(submission))
+    assert left == damaged
+    found = setting.found(5)
+    # What was decoded in part may be there until the host's elements are.
+    assert [found[i] for i in range(5) if i != 3] == [expected[i] for i in range(5) if i != 3]
     assert counts["waits"] == counts["copies"] - (name != "raw") == 1
     assert counts.get("chunks_decoded_device", 0) == (0 if name == "raw" else 3)
 
@@ -126,98 +166,101 @@ def test_it_begins_without_waiting_and_asks_for_one_copy_each_way(setting):
     launches = []
     for count in (3, 40):
         values = [chain_of("zstd").encode(chunk(i)) for i in range(count)]
-        submission = setting.submission("zstd", values)
+        submission = setting.submission("zstd", values, pieces=3)
         before = setting.device.counts.copy()
         submission.begin()
         asked = setting.device.counts - before
         assert asked["synchronize"] == 0
         assert (asked["upload"], asked["download"], asked["decompress"]) == (1, 1, 1)
         launches.append(asked["launch"])
-        assert submission.finish() == {}
+        assert submission.finish() == []
         assert (setting.device.counts - before)["synchronize"] == 1
         assert setting.found(count) == [chunk(i) for i in range(count)]
-        setting.buffer.arena.reset()
     assert launches[0] == launches[1]
 
 
-def test_values_in_the_staging_buffer_stay_where_they_are(setting):
-    setting.buffer.resize(100_000)
-    values = []
-    for i in range(3):
-        encoded = chain_of("gzip").encode(chunk(i))
-        view = setting.buffer.arena.take(len(encoded))
-        view[:] = encoded
-        values.append(view)
+def test_only_what_is_used_of_the_buffer_is_uploaded(setting):
+    values = [chain_of("gzip").encode(chunk(i)) for i in range(3)]
     submission = setting.submission("gzip", values)
     before = setting.device.counts["upload_nbytes"]
-    assert submission.complete() == {}
+    assert complete(submission) == {}
     uploaded = setting.device.counts["upload_nbytes"] - before
     assert sum(map(len, values)) < uploaded < sum(map(len, values)) + 3 * 256 + 200
-    assert setting.found(3) == [chunk(i) for i in range(3)]
 
 
 def test_decoded_values_are_placed_alone(setting):
     submission = setting.submission("zstd", [chunk(0), None, chunk(1)], decoded=True)
     before = setting.device.counts["decompress"]
-    assert submission.complete() == {}
+    assert complete(submission) == {}
     assert setting.device.counts["decompress"] == before
-    assert setting.found(3) == [chunk(0), MISSING, chunk(1)]
+    assert setting.found(3) == [chunk(0), MISSING_CHUNK, chunk(1)]
 
 
-def test_streams_that_fail_are_decoded_by_the_host(setting):
+def test_pieces_of_several_chains_share_a_submission(setting):
+    """As in an array with chunks of several shapes."""
+    chunks = [chunk(i) for i in range(4)]
+    values = [chain_of("zstd" if i < 2 else "gzip").encode(one) for i, one in enumerate(chunks)]
+    submission = setting.submission("zstd", values, pieces=2)
+    submission.pieces[1].chain = chain_of("gzip")
+    before = setting.device.counts.copy()
+    assert complete(submission) == {}
+    asked = setting.device.counts - before
+    assert (asked["decompress"], asked["synchronize"]) == (2, 1)
+    assert setting.found(4) == chunks
+
+
+def test_streams_that_fail_are_left_to_the_host(setting):
     values = [chain_of("zstd").encode(chunk(i)) for i in range(6)]
-    values[4] = values[4][:20] + bytes(30) + values[4][50:]
     setting.device.faults.statuses = {(0, 1): 12}
     setting.device.faults.sizes = {(0, 3): 17}
-    submission = setting.submission("zstd", values)
-    errors, counts = counted(submission.complete)
-    assert list(errors) == [4]
-    assert counts["host_fallbacks"] == 2
-    assert counts["retries"] == 3
+    submission = setting.submission("zstd", values, pieces=2)
+    left, counts = counted(lambda: complete(submission))
+    assert left == {1: values[1], 3: values[3]}
+    assert counts["retries"] == 2
+    assert counts["chunks_decoded_device"] == 4
     found = setting.found(6)
-    assert [found[i] for i in (0, 1, 2, 3, 5)] == [chunk(i) for i in (0, 1, 2, 3, 5)]
+    assert [found[i] for i in (0, 2, 4, 5)] == [chunk(i) for i in (0, 2, 4, 5)]
 
 
-def test_more_values_for_the_host_than_a_staging_buffer_holds_decoded(setting):
-    """Refused, because the host compares their checksums; they compress to almost nothing."""
+def test_what_a_codec_refuses_is_left_to_the_host_without_a_wait(setting):
+    """The host compares checksums of zstd frames."""
     compressor = zstandard.ZstdCompressor(write_checksum=True)
-    chunks = [bytes([i, 0]) * ITEMS for i in range(30)]
-    values = [compressor.compress(one) for one in chunks]
+    values = [compressor.compress(bytes([i, 0]) * ITEMS) for i in range(30)]
     submission = setting.submission("zstd", values)
-    errors, counts = counted(submission.complete)
-    assert errors == {}
-    assert counts["host_fallbacks"] == 30
-    assert setting.buffer.nbytes < 30 * NBYTES
-    assert counts["waits"] > 2
-    assert setting.found(30) == chunks
+    left, counts = counted(lambda: complete(submission))
+    assert left == dict(enumerate(values))
+    assert not counts.get("waits")
+    assert not counts.get("retries")
 
 
-def test_tables_without_room_behind_the_values_get_memory_of_their_own(setting, monkeypatch):
-    monkeypatch.setattr(submission_module, "_TABLES_PER_ROW_NBYTES", 0)
-    values = [chain_of("gzip").encode(chunk(i)) for i in range(8)]
-    submission = setting.submission("gzip", values)
+@pytest.mark.parametrize("missing", [(), (2, 5)])
+def test_the_buffer_grows_for_tables_without_room(setting, missing):
+    values = [None if i in missing else chain_of("gzip").encode(chunk(i)) for i in range(8)]
+    room = sum(len(value or b"") + 16 for value in values)
+    setting.buffer.free()
+    submission = setting.submission("gzip", values, room=room)
     before = setting.device.counts.copy()
-    assert submission.complete() == {}
+    assert complete(submission) == {}
     asked = setting.device.counts - before
-    assert (asked["upload"], asked["allocate_pinned"], asked["free_pinned"]) == (2, 2, 1)
-    assert setting.found(8) == [chunk(i) for i in range(8)]
+    assert asked["upload"] == 1
+    assert asked["allocate_pinned"] == asked["free_pinned"] <= 2
+    assert setting.found(8) == [MISSING_CHUNK if i in missing else chunk(i) for i in range(8)]
 
 
-@pytest.mark.parametrize("name", CODECS)
-def test_little_memory_halves_it(setting, name):
+@pytest.mark.parametrize("room", [100_000, 3000])
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+def test_little_memory_splits_it(setting, name, room):
     values = [chain_of(name).encode(chunk(i)) for i in range(7)]
     values[2], values[5] = None, b"?"
-    submission = setting.submission(name, values)
+    setting.buffer.free()
+    submission = setting.submission(name, values, room=room)
     number = setting.device.counts["allocations"]
-    # The staging buffer of all; then that of the first half, and so on.
+    # Scratch memory of all; then that of the first half.
     setting.device.faults.allocations = {number, number + 1}
-    errors = submission.complete()
-    assert list(errors) == [5]
-    assert isinstance(errors[5], CorruptChunkError)
-    assert setting.shrunk == 2
+    assert complete(submission) == {5: b"?"}
+    assert setting.relieved == 2
     found = setting.found(7)
-    assert found[2] == MISSING
-    assert found[5] == UNTOUCHED
+    assert found[2] == MISSING_CHUNK
     assert [found[i] for i in (0, 1, 3, 4, 6)] == [chunk(i) for i in (0, 1, 3, 4, 6)]
 
 
@@ -226,7 +269,8 @@ def test_chunks_that_do_not_fit_one_by_one_are_an_error_each(setting):
     submission = setting.submission("zstd", values)
     number = setting.device.counts["allocations"]
     setting.device.faults.allocations = set(range(number, number + 1000))
-    errors = submission.complete()
+    assert complete(submission) == {}
+    errors = submission.pieces[0].errors
     assert list(errors) == [0, 1, 2]
     for error in errors.values():
         assert isinstance(error, LimitError)
@@ -242,20 +286,29 @@ def test_what_is_given_up_has_ended_and_leaves_nothing(setting):
     submission.give_up()
     submission.give_up()
     assert not [task for task in setting.buffer.stream.queue if "free" not in task.name]
-    assert setting.device._memory.live_nbytes - live == setting.buffer.nbytes
-    assert submission.finish() == {}
+    assert setting.device._memory.live_nbytes == live
 
 
 def test_a_failure_while_it_begins_is_raised_and_cleaned_up(setting):
     values = [chain_of("gzip").encode(chunk(i)) for i in range(4)]
-    live = setting.device._memory.live_nbytes
     number = setting.device.counts["launch"]
     setting.device.faults.failing = {("launch", number): False}
     submission = setting.submission("gzip", values)
+    live = setting.device._memory.live_nbytes
     with pytest.raises(DeviceError, match="injected"):
-        submission.complete()
-    setting.buffer.arena.reset()
-    left = setting.device._memory.live_nbytes - live - setting.buffer.nbytes
-    assert left == len(values) * NBYTES  # The room for the chunks.
-    assert setting.submission("gzip", values).complete() == {}
+        submission.begin()
+    submission.give_up()
+    assert setting.device._memory.live_nbytes == live
+    assert complete(setting.submission("gzip", values)) == {}
     assert setting.found(4) == [chunk(i) for i in range(4)]
+
+
+def test_rows_are_reported_by_their_numbers(setting):
+    submission = setting.submission("zstd", [chunk(i) for i in range(4)], decoded=True)
+    (piece,) = submission.pieces
+    error = LimitError("no")
+    piece.fail(2, error)
+    taken = piece.take(np.array([1, 2]))
+    assert taken.state.tolist() == [DECODED, FAILED]
+    taken.report(0, taken.errors)
+    assert setting.reported == {2: error}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.backends.base import Layer
+from gpustore.backends.base import Chunks, Layer
 from gpustore.backends.host import BACKEND
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
@@ -131,16 +131,15 @@ def scatter(window, values, chain, fill, memory):
     """Give values to a sink; the errors that it reports."""
     reported = []
 
-    def check(rows, given, errors):
-        assert rows is window
-        assert given is values
+    def check(keys, missing, errors):
+        assert keys is window.keys
+        assert missing == values.count(None)
         reported.append(errors)
 
-    with BACKEND.sink(chain, fill, [memory], Limits(), check, rows=len(window)) as sink:
-        sink.scatter(window, values)
-        (errors,) = reported
-        sink.finish()
-    assert reported == [errors]
+    sink = BACKEND.sink([Chunks(chain, len(window), len(window))], fill, [memory], Limits(), check)
+    with sink.part(chain, rows=len(window)) as part:
+        part.scatter(window, values)
+    (errors,) = reported
     return errors
 
 
