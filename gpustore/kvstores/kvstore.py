@@ -244,9 +244,7 @@ class KvStore:
             promise: Promise[result.ReadResult]
             promise, future = Promise.new()
             group = ("kvstore", id(driver), staleness_bound)
-            batch._join(
-                group, partial(read_together, driver, executor), (request, promise), promise
-            )
+            batch._join(group, partial(read_together, driver, executor), (request, promise), future)
             return future
 
         def read() -> result.ReadResult:

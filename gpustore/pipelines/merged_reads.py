@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -60,17 +60,6 @@ class PendingRead:
     future: Future[Any]
     begin: Callable[[], Future[Any]]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array that is read."""
-        return tuple(self.transform.domain.shape)
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """Transform without its origin; reads with equal forms are crops of one shape."""
-        maps = [(map_.offset, map_.stride, map_.input_dimension) for map_ in self.transform.output]
-        return self.shape, self.memory.strides, maps
-
     def alone(self) -> None:
         """Run this read by itself."""
         if self.future.cancelled():
@@ -83,18 +72,37 @@ class PendingRead:
             self.promise.follow(future)
 
 
+class PlannedTogether(Protocol):
+    """A read that can be planned with others, as :class:`PendingRead` describes it."""
+
+    @property
+    def array(self) -> ChunkedArray: ...
+
+    @property
+    def transform(self) -> IndexTransform: ...
+
+    @property
+    def memory(self) -> Memory: ...
+
+
+def _form(one: PlannedTogether) -> tuple[Any, ...]:
+    """Return the transform without its origin; reads with equal forms are crops of one shape."""
+    maps = [(map_.offset, map_.stride, map_.input_dimension) for map_ in one.transform.output]
+    return one.transform.domain.shape, one.memory.strides, maps
+
+
 def is_mergeable(transform: IndexTransform) -> bool:
     """Return whether a read of `transform` can be merged with others."""
     return transform.domain.size > 0 and all(map_.index_array is None for map_ in transform.output)
 
 
-def plan_together(reads: Sequence[PendingRead]) -> MergedPlans | None:
+def plan_together(reads: Sequence[PlannedTogether]) -> MergedPlans | None:
     """Plan mergeable reads of one array together; None if there are too many rows."""
     first = reads[0]
-    array, form = first.array, first.form
+    array, form = first.array, _form(first)
     most = min(MOST_ROWS, len(reads) * array.limits.chunks_per_request)
     try:
-        if any(one.form != form for one in reads):
+        if any(_form(one) != form for one in reads):
             transforms = [one.transform for one in reads]
             return merge_reads(array, transforms, [one.memory.strides for one in reads], most)
         domain = first.transform.domain

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import NEW, Chunks, Memory, Output, Sink
-from gpustore.backends.native.request import MOST_ROWS, StridedMaps, strided_maps
+from gpustore.backends.native.request import MOST_ROWS, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.arena import Arena
@@ -99,10 +99,10 @@ def read(
     CorruptChunkError, NotFoundError, StoreIOError
         Through the Future; they name the key.
     """
-    if array.native is not None and array.grid is None:
-        maps = strided_maps(transform, array.shape, array.chunk_shape)
-        if maps is not None and maps.rows <= min(MOST_ROWS, array.limits.chunks_per_request):
-            return _read_strided(array, transform, maps, output)
+    one = strided_read(array, transform, output)
+    if one is not None:
+        STATISTICS.add(reads=1, chunks_planned=one.maps.rows)
+        return one.ask()
     shape = tuple(transform.domain.shape)
     backend = array.backend
     if output.array is None:
@@ -146,16 +146,20 @@ def read(
     return wait(array, transform, memory, begin)
 
 
-def _read_strided(
-    array: ChunkedArray, transform: IndexTransform, maps: StridedMaps, output: Output
-) -> Future[Any]:
-    """Read few chunks through strided maps, as the native core plans it."""
-    memory = output.memory(array.backend, tuple(transform.domain.shape), array.dtype)
-    STATISTICS.add(reads=1, chunks_planned=maps.rows)
-    return StridedRead(array, transform, maps, memory, output.filled(memory), read_again).ask()
+def strided_read(
+    array: ChunkedArray, transform: IndexTransform, output: Output
+) -> StridedRead | None:
+    """Return the read if the native core plans it; None if it has to be planned in Python."""
+    if array.native is None or array.grid is not None:
+        return None
+    maps = strided_maps(transform, array.shape, array.chunk_shape)
+    if maps is None or maps.rows > min(MOST_ROWS, array.limits.chunks_per_request):
+        return None
+    memory = output.memory(array.backend, transform.domain.shape, array.dtype)
+    return StridedRead(array, transform, maps, memory, output.filled(memory), _read_again)
 
 
-def read_again(one: StridedRead) -> Future[Any]:
+def _read_again(one: StridedRead) -> Future[Any]:
     """Begin a read anew, with a plan in Python."""
     array, memory, result = one.array, one.memory, one.result
     plans = array.plans(one.transform, memory.strides)

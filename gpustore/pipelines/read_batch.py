@@ -19,16 +19,17 @@ from gpustore.backends.base import NEW, Output
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.merged_reads import (
-    MergedPlans,
     PendingRead,
+    PlannedTogether,
     is_mergeable,
     plan_together,
     read_together,
 )
-from gpustore.pipelines.read import read
+from gpustore.pipelines.read import read, strided_read
+from gpustore.pipelines.strided_reads import Asked, begin_batch
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.runtime.batch import Batch
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future, Promise, new
 from gpustore.runtime.statistics import Operation
 
 
@@ -43,48 +44,60 @@ def read_in_batch(
     Parameters and errors are those of :func:`gpustore.pipelines.read.read`; LimitError comes
     through the Future.
     """
-    shape = tuple(transform.domain.shape)
+    one = strided_read(array, transform, output)
+    if one is not None:
+        future = new()
+        asked: _Item = one, future
+        batch._join(("array", id(array)), _start, asked, future, _explain)
+        return future
     check_bounds(transform, array.shape)
     # The thread that submits the batch may have another current stream.
     output = output._replace(stream=array.backend.caller_stream(output.stream))
-    memory = output.memory(array.backend, shape, array.dtype)
+    memory = output.memory(array.backend, transform.domain.shape, array.dtype)
     promise: Promise[Any]
     promise, future = Promise.new()
     result = output.filled(memory)
     begin = partial(read, array, transform, Output(result, stream=output.stream))
-    item = PendingRead(array, transform, memory, result, promise, future, begin)
-    batch._join(("array", id(array)), _start, item, promise, _explain)
+    item: _Item = PendingRead(array, transform, memory, result, promise, future, begin)
+    batch._join(("array", id(array)), _start, item, future, _explain)
     return future
 
 
-def _together(
-    reads: Sequence[PendingRead],
-) -> tuple[list[PendingRead], list[PendingRead], MergedPlans | None]:
-    """Split reads of an array into those that share chunks and others; also plan the former."""
-    reads = [one for one in reads if not one.future.cancelled()]
-    merged = [one for one in reads if is_mergeable(one.transform)]
-    plans = plan_together(merged) if len(merged) > 1 else None
-    if plans is None:
-        return [], reads, None
-    return merged, [one for one in reads if not is_mergeable(one.transform)], plans
+_Item = PendingRead | Asked
 
 
-def _explain(reads: list[PendingRead]) -> list[Any]:
+def _split(reads: Sequence[_Item]) -> tuple[list[Asked], list[PendingRead], list[PendingRead]]:
+    """Split reads of an array: those the native core plans, those that can be merged, others."""
+    strided = [one for one in reads if isinstance(one, tuple) and not one[1].cancelled()]
+    pending = [one for one in reads if isinstance(one, PendingRead) and not one.future.cancelled()]
+    merged = [one for one in pending if is_mergeable(one.transform)]
+    return strided, merged, [one for one in pending if not is_mergeable(one.transform)]
+
+
+def _explain(reads: list[_Item]) -> list[Any]:
     estimate = registry.find("explain", "estimate")
-    merged, alone, plans = _together(reads)
+    strided, merged, alone = _split(reads)
     found = []
-    if plans is not None:
-        shapes = [one.shape for one in merged]
-        found.append(estimate(merged[0].array, plans, shapes, together=len(merged)))
-    for one in alone:
+    rest: list[PlannedTogether] = list(alone)
+    for some in ([one for one, _ in strided], merged):
+        plans = plan_together(some) if len(some) > 1 else None
+        if plans is None:
+            rest += some
+        else:
+            shapes = [tuple(one.transform.domain.shape) for one in some]
+            found.append(estimate(some[0].array, plans, shapes, together=len(some)))
+    for one in rest:
         plan = one.array.plans(one.transform, one.memory.strides)
-        found.append(estimate(one.array, plan, [one.shape]))
+        found.append(estimate(one.array, plan, [tuple(one.transform.domain.shape)]))
     return found
 
 
-def _start(reads: list[PendingRead]) -> None:
-    merged, alone, plans = _together(reads)
-    for one in alone:
+def _start(reads: list[_Item]) -> None:
+    strided, merged, alone = _split(reads)
+    if strided:
+        begin_batch(strided)
+    plans = plan_together(merged) if len(merged) > 1 else None
+    for one in alone if plans is not None else [*alone, *merged]:
         one.alone()
     if plans is None:
         return

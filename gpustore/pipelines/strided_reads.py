@@ -26,7 +26,7 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.future import Future, epoch, new
-from gpustore.runtime.statistics import Operation, attributed
+from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
@@ -160,16 +160,26 @@ Asked = tuple[StridedRead, Future[Any]]
 """A read that was taken from the queue, and the Future that is to be finished."""
 
 
-def read_together(
-    array: ChunkedArray, reads: Sequence[Asked], statistics: Operation | None = None
-) -> bool:
+def begin_batch(reads: Sequence[Asked]) -> None:
+    """Begin the reads of a batch of one array; they count in one Statistics object."""
+    array = reads[0][0].array
+    if len(reads) > 1 and _begin_together(array, reads, of_batch=True):
+        return
+    for one, future in reads:
+        count = partial(STATISTICS.add, reads=1, chunks_planned=one.maps.rows)
+        attributed(future._statistics, count)
+        one.alone(future)
+
+
+def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bool = False) -> bool:
     """Begin reads of one array in one pass, in which each chunk is decoded once.
 
     Parameters
     ----------
-    statistics : Operation, optional
-        Counts the work, and the chunks that are planned. By default the work is divided between
-        the reads, and long reads that share no chunk are not begun.
+    of_batch : bool
+        Whether the reads count in one Statistics object, also the chunks that are planned.
+        Otherwise the work is divided between them, and long reads that share no chunk are not
+        begun.
 
     Returns
     -------
@@ -177,23 +187,25 @@ def read_together(
         Whether the reads are begun; otherwise they are to be begun one by one.
     """
     items = [one for one, _ in reads]
+    futures = [future for _, future in reads]
     most = min(MOST_TOGETHER, len(reads) * array.limits.chunks_per_request)
     planned = _plan(array, items, most)
     if planned is None:
         return False
     request, threads, chunks = planned
-    if statistics is not None:
-        statistics.add(reads=len(reads), chunks_planned=chunks)
+    shared = Operation()
+    if of_batch:
+        shared.add(reads=len(reads), chunks_planned=chunks)
+        for future in futures:
+            future._statistics = shared
     elif chunks == sum([one.maps.rows for one in items]) and chunks * _row_s(array) > LONG_S:
         return False
-    operations = None if statistics else [future._statistics for _, future in reads]
-    shared = statistics or Operation()
 
     def finish() -> None:
         counts, left = request.end()
         count(counts)
-        if operations is not None:
-            shared.divide(operations)
+        if not of_batch:
+            shared.divide([future._statistics for future in futures])
         for (one, future), is_left in zip(reads, left):
             if is_left:
                 _follow(future, partial(one.again, one))
@@ -205,12 +217,12 @@ def read_together(
             for one, future in reads:
                 one.alone(future)
 
-    futures = [future for _, future in reads]
     work = partial(_work, request, futures)
     begin = partial(array.executor.run_all, [work] * threads, finish, helped=True)
     group = attributed(shared, begin)
-    # The thread that asks for one of them may do a part of the work.
-    futures[0]._help = group._help
+    # A thread that asks for one of them may do a part of the work.
+    for future in futures:
+        future._help = group._help
     group.add_done_callback(repeat)
     return True
 
@@ -255,7 +267,7 @@ def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
 
 def _begin(array: ChunkedArray, reads: Sequence[Asked]) -> None:
     """Begin reads that were taken, together if that is faster."""
-    if len(reads) > 1 and read_together(array, reads):
+    if len(reads) > 1 and _begin_together(array, reads):
         return
     for one, future in reads:
         one.alone(future)

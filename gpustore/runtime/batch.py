@@ -27,14 +27,14 @@ class _Group(Generic[T]):
     run: Callable[[list[T]], None]
     explain: Callable[[list[T]], list[Any]] | None
     items: list[T] = field(default_factory=list)
-    promises: list[Promise[Any]] = field(default_factory=list)
+    futures: list[Future[Any]] = field(default_factory=list)
 
     def start(self) -> None:
         try:
             self.run(self.items)
         except Exception as error:
-            for promise in self.promises:
-                promise.set_exception(error)
+            for future in self.futures:
+                future._finish(None, error)
 
 
 class Batch:
@@ -128,7 +128,7 @@ class Batch:
         key: Hashable,
         run: Callable[[list[T]], None],
         item: T,
-        promise: Promise[Any],
+        future: Future[Any],
         explain: Callable[[list[T]], list[Any]] | None = None,
     ) -> None:
         """Add a read to the group of `key`.
@@ -138,10 +138,11 @@ class Batch:
         key : hashable
             Reads with the same key are one group.
         run : callable
-            Called once with all items of the group, in order; it must finish their promises. If it
+            Called once with all items of the group, in order; it must finish their Futures. If it
             raises, they fail with that error.
         item : object
-        promise : Promise
+        future : Future
+            Of `item`.
         explain : callable, optional
             Says what `run` would do with the items.
 
@@ -152,11 +153,12 @@ class Batch:
         """
         with self._lock:
             if self._groups is not None:
-                group = self._groups.setdefault(key, _Group(run, explain))
+                group = self._groups.get(key)
+                if group is None:
+                    group = self._groups[key] = _Group(run, explain)
                 group.items.append(item)
-                group.promises.append(promise)
+                group.futures.append(future)
                 return
-        promise.hand_over()
         raise already_submitted()
 
     def _later(
@@ -170,7 +172,7 @@ class Batch:
             promise.follow(attributed(future._statistics, start))
 
         explained = None if explain is None else lambda _: [explain()]
-        self._join(object(), run, None, promise, explained)
+        self._join(object(), run, None, future, explained)
         return future
 
 
