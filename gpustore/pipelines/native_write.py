@@ -50,10 +50,11 @@ def write_native(
     finally:
         if array.cache is not None:
             array.cache.forget(rows.keys)
-        STATISTICS.add(bytes_stored=job.stored)
+        done = {row for row, status in enumerate(job.status) if status == DONE}
+        # A file whose directory did not reach the disk is not certainly stored.
+        STATISTICS.add(bytes_stored=sum([job.stored[row] for row in done.difference(errors)]))
     columns.error.update({chosen[row]: error for row, error in errors.items()})
-    decided = {*missing, *errors}
-    decided |= {row for row, status in enumerate(job.status) if status == DONE}
+    decided = done.union(missing, errors)
     over = {chosen[row] for row in decided}
     return columns, [row for row in range(len(planned)) if row not in over]
 

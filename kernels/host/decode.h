@@ -26,7 +26,7 @@ inline std::uint64_t u64_at(const u8* at) {
 // Memory and contexts of one thread, kept for its next chunk.
 class Scratch {
 public:
-    static constexpr i64 KEPT_NBYTES = 64 << 20;  // that a thread keeps between jobs
+    static constexpr i64 KEPT_NBYTES = 64 << 20;  // that a thread keeps between jobs, of all uses
 
     enum Use { ENCODED, DECODED, PARTS, INDEX, USES = INDEX + 4 };
 
@@ -53,13 +53,16 @@ public:
         return memory_[use];
     }
 
-    // Gives back what is larger than `most` bytes.
+    // Gives back memory, the largest pieces first, until at most `most` bytes are left.
     void shrink(i64 most) {
-        for (int use = 0; use < USES; use++)
-            if (nbytes_[use] > most) {
-                std::free(memory_[use]);
-                memory_[use] = nullptr, nbytes_[use] = 0;
-            }
+        i64 kept = 0;
+        for (const i64 nbytes : nbytes_) kept += nbytes;
+        while (kept > most) {
+            const auto largest = std::max_element(nbytes_, nbytes_ + USES) - nbytes_;
+            std::free(memory_[largest]);
+            kept -= nbytes_[largest];
+            memory_[largest] = nullptr, nbytes_[largest] = 0;
+        }
     }
 
     void* zstd(const Functions& functions) {

@@ -265,7 +265,7 @@ private:
             const bool done = synced[i] && !is_set(cancelled_) && file_[i].rename();
             if (!done) file_[i].remove();
             job_.status[row_[i]] = done ? DONE : NOT_DONE;
-            if (done) job_.stored += size_[i];
+            if (done) job_.stored[row_[i]] = size_[i];
         }
         begun_ = 0, begun_nbytes_ = 0;
     }

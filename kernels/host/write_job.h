@@ -27,8 +27,8 @@ struct WriteJob {
     const char* names;        // of the files, each ends with a zero byte
     i64 syncs;                // whether the bytes of a file reach the disk before it has its name
     u8* status;               // of each row; MISSING: the chunk equals the fill value
+    i64* stored;              // bytes of each file written
     i64 next, end;            // rows that are worked on
-    i64 stored;               // bytes of the files written
 };
 
 }  // namespace gpustore

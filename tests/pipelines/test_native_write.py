@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.backends.native.library import library
+from gpustore.backends.native.write_job import WriteJob
 from gpustore.errors import StoreIOError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.file import FileKvStore
 from gpustore.kvstores.file.linked_lock import WHOLE_FILE
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.pipelines import writes_under_way
 from gpustore.pipelines.write import write
 from gpustore.runtime.cancel_token import CancelledError
+from gpustore.runtime.executor import Executor
 from gpustore.runtime.statistics import STATISTICS
+from tests.backends.native.stored_arrays import counted_threads
 from tests.pipelines.arrays import make_array, memory, stored, whole
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native core")
@@ -263,6 +267,36 @@ def test_a_link_in_place_of_a_chunk_is_replaced(tmp_path):
     write(array, whole(array), 5).result()
     assert outside.read_bytes() == b"kept"
     assert not (inside / "c" / "0").is_symlink()
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_as_many_threads_as_allowed_are_in_the_core(tmp_path, monkeypatch, limit):
+    threads = counted_threads(monkeypatch, WriteJob, "write", limit)
+    monkeypatch.setattr(writes_under_way, "NATIVE_PART_S", 1e-9)
+    array = on_disk(tmp_path, (400, 8), (1, 8), executor=Executor(limit))
+    write(array, whole(array), 5).result()
+    assert threads() == limit
+    assert array.store.written == ()
+
+
+def test_only_what_reached_the_disk_counts_as_stored(tmp_path, monkeypatch):
+    array = make_array(
+        (4, 2), (1, 1), store=at(tmp_path, file_io_sync=True), key_prefix=f"{tmp_path}/c/"
+    )
+    write(array, whole(array), 1).result()
+    fsync = os.fsync
+
+    def fail(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/c/2"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    before = STATISTICS["bytes_stored"]
+    with pytest.raises(StoreIOError, match="sync directory"):
+        write(array, whole(array), 2).result()
+    assert array.store.written == ()
+    assert STATISTICS["bytes_stored"] - before == 6 * 2
 
 
 def test_a_cancelled_write_leaves_no_file_behind(tmp_path):

@@ -27,7 +27,7 @@ _SLICE_NS: Final = 10_000_000
 _SYNCED_SLICE_NS: Final = 80_000_000
 """Nanoseconds after which the thread hears Ctrl-C; with fsync enough for files to share one."""
 
-_NEXT: Final = -3  # next, end and stored are the last members
+_NEXT: Final = -2  # next and end are the last members
 
 
 @cache
@@ -63,9 +63,11 @@ class WriteJob:
         Of each row: ``UNTOUCHED``, ``DONE``, ``MISSING``, or another number if Python must write.
     directory : array of int
         Descriptor of each row's directory, to be set before :meth:`write`.
+    stored : array of int
+        Bytes of the file of each row that is ``DONE``.
     """
 
-    __slots__ = ("_kept", "_slice_ns", "_struct", "directory", "status")
+    __slots__ = ("_kept", "_slice_ns", "_struct", "directory", "status", "stored")
 
     def __init__(
         self, encoding: NativeEncoding, rows: PlanWindow, source: HostMemory, *, syncs: bool
@@ -83,6 +85,7 @@ class WriteJob:
         text = numbers("b", b"".join(names))
         self.status = numbers("B", bytes(n))
         self.directory = numbers("q", (-1,)) * n
+        self.stored = numbers("q", (0,)) * n
         here = words.buffer_info()[0]
         columns = here + 16 * rank
         flat = source.flat
@@ -92,7 +95,8 @@ class WriteJob:
                 *(encoding.address, flat.__array_interface__["data"][0], source.offset, flat.size),
                 *(n, rank, columns, columns + 8 * n, columns + 16 * n, here, here + 8 * rank),
                 *(self.directory.buffer_info()[0], columns + 8 * n * (2 + rank)),
-                *(text.buffer_info()[0], syncs, self.status.buffer_info()[0], 0, n, 0),
+                *(text.buffer_info()[0], syncs, self.status.buffer_info()[0]),
+                *(self.stored.buffer_info()[0], 0, n),
             ),
         )
         self._kept = (encoding, words, text, source)
@@ -108,12 +112,6 @@ class WriteJob:
     def take(self, begin: int, end: int) -> None:
         """Set the rows that the methods work on."""
         self._struct[_NEXT], self._struct[_NEXT + 1] = begin, end
-
-    @property
-    def stored(self) -> int:
-        """Bytes of the files written."""
-        nbytes: int = self._struct[-1]
-        return nbytes
 
     def _call(self, function: Callable[[int, int, int], int], wanted: CancelToken) -> bool:
         return bool(function(self._struct.buffer_info()[0], self._slice_ns, wanted.address))

@@ -7,6 +7,7 @@ import contextlib
 import math
 import operator
 import tempfile
+import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -99,6 +100,27 @@ def windows_of(rows, listed, *, pooled, planned=False):
             patch.setattr(strided_reads, "SMALL_ROWS", 0)
             patch.setattr(pipeline, "TINY_ROWS", 0)
         yield
+
+
+def counted_threads(monkeypatch, owner, name, limit):
+    """Count the threads in a method; each waits for `limit` of them when it first calls it."""
+    method, inside, seen, most = getattr(owner, name), set(), set(), [0]
+    barrier = threading.Barrier(limit)
+
+    def counted(*arguments):
+        one = threading.get_ident()
+        inside.add(one)
+        most[0] = max(most[0], len(inside))
+        if one not in seen:
+            seen.add(one)
+            barrier.wait(30)
+        try:
+            return method(*arguments)
+        finally:
+            inside.remove(one)
+
+    monkeypatch.setattr(owner, name, counted)
+    return lambda: most[0]
 
 
 def outcome(read):

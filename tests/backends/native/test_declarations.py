@@ -234,7 +234,8 @@ def test_a_write():
         assert words(found.pop(name), len(column)) == column, name
     assert ctypes.string_at(found.pop("names"), 4) == b"0\x001\0"
     assert found.pop("status") == job.status.buffer_info()[0]
+    assert found.pop("stored") == job.stored.buffer_info()[0]
     assert found == {
         **{"encoding": array.native_encoding.address, "memory": data(source.flat), "offset": 0},
-        **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9, "stored": 0},
+        **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9},
     }

@@ -16,6 +16,7 @@ from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,
     compare,
+    counted_threads,
     created,
     in_python,
     is_error,
@@ -240,6 +241,18 @@ def test_rows_of_tables_are_left_to_python_only_where_they_are_not_plain(tmp_pat
     with pytest.raises(gpustore.CorruptChunkError):
         store.read().result()
     assert left == [7, 0]  # The sink tries the value once more, by itself.
+
+
+@each(("maps", "limit"), [(maps, limit) for maps in (True, False) for limit in (1, 2, 4)])
+def test_as_many_threads_as_allowed_are_in_the_core(maps, limit, tmp_path, monkeypatch):
+    """All at once, the one that waits for the result among them."""
+    ways = Request if maps else Job
+    threads = counted_threads(monkeypatch, ways, "read", limit)
+    created(tmp_path, [64, 64], [8, 8], "uint16")
+    store = open_at(tmp_path, {}, data_copy_concurrency={"limit": limit})
+    with windows_of(65_536, 64, pooled=True, planned=maps):
+        assert not store.read().result().any()
+    assert threads() == limit
 
 
 @each("maps", [True, False])

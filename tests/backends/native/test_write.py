@@ -54,7 +54,7 @@ def test_a_row(tmp_path):
     job.take(0, 1)
     assert not job.write(WANTED)
     assert list(job.status) == [DONE]
-    assert job.stored == values.nbytes
+    assert list(job.stored) == [values.nbytes]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"0": values.tobytes()}
     os.close(job.directory[0])
 
