@@ -1,4 +1,4 @@
-// Undo the byte shuffle and the bit shuffle of Blosc and numcodecs, many blocks a launch.
+// Byte shuffle and bit shuffle of Blosc and numcodecs, done and undone, many blocks a launch.
 //
 // A shuffled block of n elements of t bytes has all first bytes, then all second bytes, ... (t planes
 // of n bytes); a bit-shuffled one all bits 0 of the first bytes, then all bits 1, ... (8 t planes of
@@ -7,15 +7,17 @@
 //
 // unshuffle<T>, bit_unshuffle<T>       elements of T bytes; n is a multiple of 4, of 8
 // unshuffle_any, bit_unshuffle_any     elements of any size; n is anything, a multiple of 8
+// shuffle<T>, bit_shuffle<T>, shuffle_any, bit_shuffle_any     the same in the other direction
 //
-// Grid: one block for each tile of elements: 1024 (unshuffle), 128 (unshuffle_any), 2048 (the bits).
+// Grid: one block for each tile of elements: 1024 (<T>), 128 (any), 2048 (all of the bits).
 // Block: THREADS_PER_BLOCK threads.
 //
 // blocks  device pointer, `count` descriptors ordered by first_tile
 // count   number of blocks, at least 1
 //
 // Alignment of unshuffle<T>: src to 4, dst to 4 T but at most 16 bytes. Of bit_unshuffle<T>: dst to
-// 8 T but at most 16 bytes. Of the others: any. No dst overlaps another or a src.
+// 8 T but at most 16 bytes. Of shuffle<T> and bit_shuffle<T>: src and dst the other way round. Of the
+// others: any. No dst overlaps another or a src.
 #include "gs_common.cuh"
 
 namespace gs {
@@ -153,6 +155,96 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
   for (u32 j = 0; j < block.typesize; j++) {
     const u64 x = gather_bits((const u8*)block.src + group, block.elements / 8, j);
     for (u32 i = 0; i < 8; i++) dst[(u64)i * block.typesize + j] = (u8)(x >> (8 * i));
+  }
+}
+
+// Each thread: four elements, one word of each plane.
+template <int T>
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    shuffle(const ShuffledBlock* blocks, u32 count) {
+  const ShuffledBlock& block = owner_of(blocks, count, blockIdx.x);
+  const u64 first = 4 * ((u64)(blockIdx.x - block.first_tile) * THREADS_PER_BLOCK + threadIdx.x);
+  if (first >= block.elements) return;
+  const Words<4 * T> in = *(const Words<4 * T>*)((const char*)block.src + first * T);
+  u32 planes[T];
+  if constexpr (T == 2) {
+    planes[0] = __byte_perm(in.at[0], in.at[1], 0x6420);
+    planes[1] = __byte_perm(in.at[0], in.at[1], 0x7531);
+  } else {
+#pragma unroll
+    for (int j = 0; j < T; j += 4) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) planes[j + i] = in.at[(i * T + j) / 4];
+      transpose_bytes(planes[j], planes[j + 1], planes[j + 2], planes[j + 3]);
+    }
+  }
+  char* dst = (char*)block.dst + first;
+#pragma unroll
+  for (int j = 0; j < T; j++) *(u32*)(dst + j * block.elements) = planes[j];
+}
+
+// Through shared memory, as unshuffle_any.
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    shuffle_any(const ShuffledBlock* blocks, u32 count) {
+  constexpr u32 ELEMENTS = 128, PLANES = 64, PITCH = PLANES + 3;
+  GS_SHARED(u8, tile, ELEMENTS * PITCH);
+  const ShuffledBlock& block = owner_of(blocks, count, blockIdx.x);
+  const u64 begin = (u64)(blockIdx.x - block.first_tile) * ELEMENTS;
+  const u32 elements = block.elements - begin < ELEMENTS ? (u32)(block.elements - begin) : ELEMENTS;
+  const u8* src = (const u8*)block.src + begin * block.typesize;
+  u8* dst = (u8*)block.dst + begin;
+  for (u32 plane = 0; plane < block.typesize; plane += PLANES) {
+    const u32 planes = block.typesize - plane < PLANES ? block.typesize - plane : PLANES;
+    for (u32 k = threadIdx.x; k < elements * planes; k += THREADS_PER_BLOCK) {
+      const u32 i = k / planes, j = k % planes;
+      tile[i * PITCH + j] = src[(u64)i * block.typesize + plane + j];
+    }
+    __syncthreads();
+    for (u32 k = threadIdx.x; k < ELEMENTS * planes; k += THREADS_PER_BLOCK) {
+      const u32 i = k % ELEMENTS, j = k / ELEMENTS;
+      if (i < elements) dst[(plane + j) * block.elements + i] = tile[i * PITCH + j];
+    }
+    __syncthreads();
+  }
+}
+
+// The planes of bits of byte j of eight elements, element i in byte i of `bytes`.
+__device__ __forceinline__ void scatter_bits(u8* dst, u64 plane_nbytes, u32 j, u64 bytes) {
+  const u64 x = transpose_bits(bytes);
+#pragma unroll
+  for (u32 bit = 0; bit < 8; bit++) dst[(8 * j + bit) * plane_nbytes] = (u8)(x >> (8 * bit));
+}
+
+// Each thread: eight elements, one byte of each plane of bits.
+template <int T>
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    bit_shuffle(const ShuffledBlock* blocks, u32 count) {
+  const ShuffledBlock& block = owner_of(blocks, count, blockIdx.x);
+  const u64 group = (u64)(blockIdx.x - block.first_tile) * THREADS_PER_BLOCK + threadIdx.x;
+  if (group >= block.elements / 8) return;
+  const Words<8 * T> in = *(const Words<8 * T>*)((const char*)block.src + group * 8 * T);
+#pragma unroll
+  for (int j = 0; j < T; j++) {
+    u64 bytes = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int from = i * T + j;
+      bytes |= (u64)(in.at[from / 4] >> (8 * (from % 4)) & 0xff) << (8 * i);
+    }
+    scatter_bits((u8*)block.dst + group, block.elements / 8, j, bytes);
+  }
+}
+
+__global__ void __launch_bounds__(THREADS_PER_BLOCK)
+    bit_shuffle_any(const ShuffledBlock* blocks, u32 count) {
+  const ShuffledBlock& block = owner_of(blocks, count, blockIdx.x);
+  const u64 group = (u64)(blockIdx.x - block.first_tile) * THREADS_PER_BLOCK + threadIdx.x;
+  if (group >= block.elements / 8) return;
+  const u8* src = (const u8*)block.src + group * 8 * block.typesize;
+  for (u32 j = 0; j < block.typesize; j++) {
+    u64 bytes = 0;
+    for (u32 i = 0; i < 8; i++) bytes |= (u64)src[(u64)i * block.typesize + j] << (8 * i);
+    scatter_bits((u8*)block.dst + group, block.elements / 8, j, bytes);
   }
 }
 

@@ -179,26 +179,39 @@ def copy_stream(launch, memory):
         memory.write(int(found["dst"]) + within, memory.read(int(found["src"]) + within))
 
 
-def _unshuffled(launch, memory, tile, undo):
+def _converted(launch, memory, tile, convert):
     _check_table(launch, -(-launch.table["elements"].astype(np.int64) // tile))
     fixed = re.search(r"<(\d+)>", launch.expression)
     for block in launch.table:
         n, typesize = int(block["elements"]), int(block["typesize"])
         assert fixed is None or int(fixed[1]) == typesize
         within = np.arange(n * typesize)
-        memory.write(int(block["dst"]) + within, undo(memory.read(int(block["src"]) + within), n))
+        data = memory.read(int(block["src"]) + within)
+        memory.write(int(block["dst"]) + within, convert(data, n))
+
+
+def _check_words(table, planes, elements):
+    assert not (table["elements"] % 4).any()
+    assert not (table[planes] % 4).any()
+    assert not (table[elements] % np.minimum(4 * table["typesize"], 16)).any()
 
 
 def unshuffle(launch, memory):
-    table = launch.table
-    assert not (table["elements"] % 4).any()
-    assert not (table["src"] % 4).any()
-    assert not (table["dst"] % np.minimum(4 * table["typesize"], 16)).any()
-    _unshuffled(launch, memory, 1024, lambda data, n: data.reshape(-1, n).T.ravel())
+    _check_words(launch.table, "src", "dst")
+    _converted(launch, memory, 1024, lambda data, n: data.reshape(-1, n).T.ravel())
+
+
+def shuffle(launch, memory):
+    _check_words(launch.table, "dst", "src")
+    _converted(launch, memory, 1024, lambda data, n: data.reshape(n, -1).T.ravel())
 
 
 def unshuffle_any(launch, memory):
-    _unshuffled(launch, memory, 128, lambda data, n: data.reshape(-1, n).T.ravel())
+    _converted(launch, memory, 128, lambda data, n: data.reshape(-1, n).T.ravel())
+
+
+def shuffle_any(launch, memory):
+    _converted(launch, memory, 128, lambda data, n: data.reshape(n, -1).T.ravel())
 
 
 def bit_unshuffle_any(launch, memory):
@@ -208,12 +221,27 @@ def bit_unshuffle_any(launch, memory):
         bits = np.unpackbits(data, bitorder="little").reshape(-1, n).T
         return np.packbits(bits, bitorder="little")
 
-    _unshuffled(launch, memory, 2048, undo)
+    _converted(launch, memory, 2048, undo)
+
+
+def bit_shuffle_any(launch, memory):
+    assert not (launch.table["elements"] % 8).any()
+
+    def transpose(data, n):
+        bits = np.unpackbits(data, bitorder="little").reshape(n, -1).T
+        return np.packbits(bits, bitorder="little")
+
+    _converted(launch, memory, 2048, transpose)
 
 
 def bit_unshuffle(launch, memory):
     assert not (launch.table["dst"] % np.minimum(8 * launch.table["typesize"], 16)).any()
     bit_unshuffle_any(launch, memory)
+
+
+def bit_shuffle(launch, memory):
+    assert not (launch.table["src"] % np.minimum(8 * launch.table["typesize"], 16)).any()
+    bit_shuffle_any(launch, memory)
 
 
 def replay(launches, memory):

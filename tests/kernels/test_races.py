@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from gpustore.device.kernels.block import (
+    bit_shuffle_launches,
     bit_unshuffle_launches,
+    shuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
@@ -21,7 +23,15 @@ from gpustore.device.kernels.launch import (
     indexed_launches,
 )
 from gpustore.device.kernels.run import Rows
-from tests.kernels import execution, shuffled, test_crc32c, test_element, test_lz, test_value
+from tests.kernels import (
+    execution,
+    shuffled,
+    test_crc32c,
+    test_element,
+    test_lz,
+    test_pattern,
+    test_value,
+)
 from tests.matrix import each
 
 pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
@@ -98,6 +108,18 @@ def test_shuffled_blocks(kind, typesize, order):
     launches = plan([execution.address(src)], [execution.address(dst)], [len(src)], typesize)
     execution.run(launches, order)
     assert (dst == plain).all()
+    again = np.zeros_like(src)
+    plan = {"byte": shuffle_launches, "bit": bit_shuffle_launches}[kind]
+    launches = plan([execution.address(dst)], [execution.address(again)], [len(src)], typesize)
+    execution.run(launches, order)
+    assert (again == src).all()
+
+
+def test_segments_of_a_pattern(order):
+    piece = test_pattern.repeated(b"abc", 9001)
+    assert test_pattern.equal_segments([piece], b"abc", order) == [3]
+    piece[[3, 9000]] = 0
+    assert test_pattern.equal_segments([piece], b"abc", order) == [1]
 
 
 def test_segments_of_a_checksum(order):

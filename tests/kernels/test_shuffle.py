@@ -4,13 +4,19 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.device.kernels.block import bit_unshuffle_launches, unshuffle_launches
+from gpustore.device.kernels.block import (
+    bit_shuffle_launches,
+    bit_unshuffle_launches,
+    shuffle_launches,
+    unshuffle_launches,
+)
 from tests.emulator import host_build
 from tests.kernels import execution, shuffled
 
 pytestmark = execution.needs_compiler
 
 PLANS = {"byte": unshuffle_launches, "bit": bit_unshuffle_launches}
+FORWARD = {"byte": shuffle_launches, "bit": bit_shuffle_launches}
 SIZES = (0, 1, 7, 8, 9, 31, 32, 64, 100, 127, 128, 129, 256, 1000, 1024, 1028, 2048, 2056, 2500)
 
 
@@ -18,7 +24,7 @@ SIZES = (0, 1, 7, 8, 9, 31, 32, 64, 100, 127, 128, 129, 256, 1000, 1024, 1028, 2
 @pytest.mark.parametrize("order", host_build.ORDERS)
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 5, 8, 12, 16, 17, 63, 64, 65, 128, 255])
-def test_blocks_of_every_size_are_unshuffled(typesize, kind, order):
+def test_blocks_of_every_size_are_shuffled_and_unshuffled(typesize, kind, order):
     rng = np.random.default_rng(typesize)
     plain, src, dst = [], [], []
     for elements in SIZES:
@@ -36,6 +42,16 @@ def test_blocks_of_every_size_are_unshuffled(typesize, kind, order):
     )
     execution.run(launches, order)
     for got, expected in zip(dst, plain, strict=True):
+        assert got.tobytes() == expected.tobytes()
+    again = [execution.aligned(len(data), offset=len(data) % 2) for data in src]
+    launches = FORWARD[kind](
+        [execution.address(a) for a in dst],
+        [execution.address(a) for a in again],
+        [len(a) for a in dst],
+        typesize,
+    )
+    execution.run(launches, order)
+    for got, expected in zip(again, src, strict=True):
         assert got.tobytes() == expected.tobytes()
 
 

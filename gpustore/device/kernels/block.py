@@ -1,6 +1,6 @@
-"""Copies of byte ranges and unshuffling of blocks, as launches for batches of any length.
+"""Copies of byte ranges and shuffles of blocks, done and undone, as launches for whole batches.
 
-The host settles all that kernels need not decide: blocks that were never shuffled, the bytes behind
+The host settles all that kernels need not decide: blocks that are not shuffled, the bytes behind
 the last whole element, and the blocks that are aligned for the fast kernels.
 """
 
@@ -18,13 +18,10 @@ from gpustore.device.kernels.descriptor import (
 )
 
 _STREAM_TILE_NBYTES = 16 * ITEMS_PER_TILE
-_UNSHUFFLED = {"unshuffle": (2, 4, 8, 16), "bit_unshuffle": (1, 2, 4, 8, 16)}
-_TILE_ELEMENTS = {
-    "unshuffle": 1024,
-    "unshuffle_any": 128,
-    "bit_unshuffle": 2048,
-    "bit_unshuffle_any": 2048,
-}
+_BYTE_TYPESIZES = (2, 4, 8, 16)
+_BIT_TYPESIZES = (1, 2, 4, 8, 16)
+_BYTE_TILE, _ANY_BYTE_TILE, _BIT_TILE = 1024, 128, 2048
+"""Elements of a tile of the kernels of byte shuffles, for any typesize, and of bit shuffles."""
 
 
 def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[KernelLaunch]:
@@ -47,10 +44,10 @@ def stream_launches(src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike) -> list[K
     return [KernelLaunch("stream", "gs::copy_stream", blocks, table)]
 
 
-def unshuffle_launches(
+def shuffle_launches(
     src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
 ) -> list[KernelLaunch]:
-    """Return launches that undo the byte shuffle of blocks by Blosc or numcodecs.
+    """Return launches that shuffle the bytes of blocks as Blosc and numcodecs do.
 
     Parameters
     ----------
@@ -59,7 +56,28 @@ def unshuffle_launches(
     typesize : integers, shape (n,) or ()
         Bytes of an element, at least 1.
     """
+    return _launches("shuffle", src, dst, nbytes, typesize)
+
+
+def unshuffle_launches(
+    src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
+) -> list[KernelLaunch]:
+    """Return launches that undo the byte shuffle of blocks by Blosc or numcodecs.
+
+    The parameters are those of :func:`shuffle_launches`.
+    """
     return _launches("unshuffle", src, dst, nbytes, typesize)
+
+
+def bit_shuffle_launches(
+    src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
+) -> list[KernelLaunch]:
+    """Return launches that shuffle the bits of blocks as Blosc 1 does.
+
+    Blosc 1 does not shuffle blocks whose number of elements is no multiple of 8. The parameters are
+    those of :func:`shuffle_launches`.
+    """
+    return _launches("bit_shuffle", src, dst, nbytes, typesize)
 
 
 def bit_unshuffle_launches(
@@ -67,8 +85,7 @@ def bit_unshuffle_launches(
 ) -> list[KernelLaunch]:
     """Return launches that undo the bit shuffle of blocks by Blosc 1.
 
-    Blosc 1 does not shuffle blocks whose number of elements is no multiple of 8. The parameters are
-    those of :func:`unshuffle_launches`.
+    The parameters are those of :func:`shuffle_launches`.
     """
     return _launches("bit_unshuffle", src, dst, nbytes, typesize)
 
@@ -80,19 +97,19 @@ def _launches(
         *(np.asarray(column, np.int64) for column in (src, dst, nbytes, typesize))
     )
     elements = nbytes // typesize
-    if kernel == "unshuffle":
-        shuffled = (elements > 0) & (typesize > 1)
-    else:
-        shuffled = (elements > 0) & (elements % 8 == 0)
+    of_bits = kernel.startswith("bit")
+    shuffled = (elements > 0) & ((elements % 8 == 0) if of_bits else (typesize > 1))
     # Bytes that are only copied: those behind the last element, or a whole block.
     begin = np.where(shuffled, elements * typesize, 0)
     launches = stream_launches(src + begin, dst + begin, nbytes - begin)
+    # Fast kernels read or write planes bytewise, or in words; elements several at a time.
+    planes, whole = (src, dst) if "un" in kernel else (dst, src)
     fast = np.zeros(len(src), np.bool_)
-    for size in _UNSHUFFLED[kernel]:
-        if kernel == "unshuffle":
-            lies = (elements % 4 == 0) & (src % 4 == 0) & (dst % min(4 * size, 16) == 0)
+    for size in _BIT_TYPESIZES if of_bits else _BYTE_TYPESIZES:
+        if of_bits:
+            lies = whole % min(8 * size, 16) == 0
         else:
-            lies = dst % min(8 * size, 16) == 0
+            lies = (elements % 4 == 0) & (planes % 4 == 0) & (whole % min(4 * size, 16) == 0)
         chosen = shuffled & (typesize == size) & lies
         fast |= chosen
         launches += _launch(kernel, f"gs::{kernel}<{size}>", src, dst, elements, typesize, chosen)
@@ -115,5 +132,7 @@ def _launch(
     table = np.zeros(int(chosen.sum()), SHUFFLED_BLOCK)
     table["src"], table["dst"] = src[chosen], dst[chosen]
     table["elements"], table["typesize"] = elements[chosen], typesize[chosen]
-    table["first_tile"], blocks = first_tiles(-(-elements[chosen] // _TILE_ELEMENTS[kernel]))
+    tile = _ANY_BYTE_TILE if kernel.endswith("_any") else _BYTE_TILE
+    tile = _BIT_TILE if kernel.startswith("bit") else tile
+    table["first_tile"], blocks = first_tiles(-(-elements[chosen] // tile))
     return [KernelLaunch("shuffle", expression, blocks, table)]

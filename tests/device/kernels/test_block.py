@@ -7,12 +7,21 @@ from hypothesis import given
 
 from gpustore.device.kernels import instance
 from gpustore.device.kernels.block import (
+    bit_shuffle_launches,
     bit_unshuffle_launches,
+    shuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
 from tests.kernels import reference, shuffled
 from tests.matrix import each
+
+PLANS = {
+    ("byte", True): shuffle_launches,
+    ("byte", False): unshuffle_launches,
+    ("bit", True): bit_shuffle_launches,
+    ("bit", False): bit_unshuffle_launches,
+}
 
 SRC, DST = 3 << 40, 5 << 40
 """Addresses that no machine has."""
@@ -26,9 +35,10 @@ SRC, DST = 3 << 40, 5 << 40
     ),
     st.sampled_from([1, 2, 4, 8, 16]),
     st.sampled_from(["byte", "bit"]),
+    st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_blocks_are_unshuffled_and_each_byte_is_written_once(blocks, alignment, kind, seed):
+def test_each_byte_of_shuffled_blocks_is_written_once(blocks, alignment, kind, forward, seed):
     rng = np.random.default_rng(seed)
     memory = reference.Memory()
     src, dst, plain = [], [], []
@@ -36,13 +46,14 @@ def test_blocks_are_unshuffled_and_each_byte_is_written_once(blocks, alignment, 
     for nbytes, typesize in blocks:
         data = rng.integers(0, 256, nbytes, np.uint8)
         encoded = shuffled.SHUFFLES[kind](data, typesize)
+        data, encoded = (encoded, data) if forward else (data, encoded)
         plain.append(data)
         src.append(SRC + at)
         dst.append((np.zeros(nbytes, np.uint8), DST + at))
         memory.add(encoded, src[-1])
         memory.add(*dst[-1])
         at += nbytes + -(nbytes) % alignment
-    plan = {"byte": unshuffle_launches, "bit": bit_unshuffle_launches}[kind]
+    plan = PLANS[kind, forward]
     launches = plan(src, [a for _, a in dst], [n for n, _ in blocks], [t for _, t in blocks])
     for launch in launches:
         assert launch.expression in instance.INSTANCES[launch.family]
