@@ -89,6 +89,21 @@ class Layer(NamedTuple):
     source: Any
 
 
+class Overlay(NamedTuple):
+    """Layers over the same chunks, and what is stored of these.
+
+    Attributes
+    ----------
+    layers : sequence of Layer
+        Each has one row for each chunk; a later one is laid over those before it.
+    stored : sequence of buffer or None
+        Present, encoded contents of each chunk that is not covered whole, in host memory.
+    """
+
+    layers: Sequence[Layer]
+    stored: Sequence[Buffer | None]
+
+
 Check = Callable[[Sequence[str], int, Mapping[int, GpustoreError]], None]
 """Function of the keys of some rows, the number of missing ones, and the errors of failed rows."""
 
@@ -308,33 +323,45 @@ class Backend(Protocol):
     def to_host(self, elements: Any) -> NDArray[Any]:
         """Return the elements of an array of this backend as a NumPy array in host memory."""
 
+    def elements(self, memory: Any) -> NDArray[Any]:
+        """Return the elements of the memory of :meth:`source` as a NumPy array, broadcast."""
+
+    def gather_nbytes(self, memory: Any, limits: Limits) -> int | None:
+        """Return the decoded bytes that :meth:`gather` takes at a time from memory of
+        :meth:`source`; None where small batches are best.
+        """
+
+    def encode_unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return why the host encodes chunks of `chain`, None if a device encodes them."""
+
     def gather(
         self,
-        layers: Sequence[Layer],
-        stored: Sequence[Buffer | None],
+        overlays: Sequence[Overlay],
         chain: CodecChain,
         fill_value: Any,
+        limits: Limits,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
-        """Lay the elements of writes over the chunks and encode them.
+        """Lay the elements of writes over chunks and encode these.
 
         Parameters
         ----------
-        layers : sequence of Layer
-            Each has one row for each chunk; a later one is laid over those before it.
-        stored : sequence of buffer or None
-            Present, encoded contents of each chunk that is not covered whole, in host memory.
+        overlays : sequence of Overlay
+            Layers over different chunks.
         keep_fill : bool
             Whether chunks that equal the fill value bit for bit are encoded as well.
 
         Returns
         -------
         list of buffer or None
-            Encoded chunks in host memory; None for one that equals the fill value.
+            Encoded chunks of all overlays in order, in host memory; None for one that equals the
+            fill value.
 
         Raises
         ------
         CorruptChunkError
             If a stored chunk does not decode; names its key.
+        LimitError
+            If there is not enough memory for a chunk.
         """

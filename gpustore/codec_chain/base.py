@@ -23,9 +23,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from gpustore.codec_chain.device_pieces import EncodedValues
 from gpustore.codec_chain.device_streams import cannot
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
+from gpustore.device.encoding_list import EncodingList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.metadata.component import Component
@@ -161,6 +163,9 @@ class BytesCodec(abc.ABC):
     needs_bytes: ClassVar[bool] = True
     """Whether :meth:`decode_device` needs the encoded bytes in host memory, to read headers."""
 
+    appends: ClassVar[str | None] = None
+    """Checksum, a key of ``CHECKSUMS``, whose 4 bytes are all that encoding adds, at the end."""
+
     @property
     def is_identity(self) -> bool:
         """Whether decoding returns all bytes unchanged."""
@@ -294,6 +299,29 @@ class BytesCodec(abc.ABC):
         del decoded_max, exact
         reason = self.unsupported_reason(device) or f"{self.name} is not decoded on a device"
         self._fall_back_all(commands, reason)
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return why `device` encodes no values of `decoded_nbytes` bytes, None if it does."""
+        del device, decoded_nbytes
+        return f"{self.name} is not encoded on a device"
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues | None:
+        """Record the steps that encode all values of `commands`.
+
+        Called where :meth:`encode_unsupported_reason` is None.
+
+        Returns
+        -------
+        EncodedValues or None
+            Encoded values whose sizes the steps find; None if ``commands.values`` are the encoded
+            ones, which have the size of :meth:`encoded_bound`.
+
+        Raises
+        ------
+        MemoryError
+            If there is no scratch memory; the list cannot be used any more.
+        """
+        raise AssertionError(f"{self.name} is not encoded on a device")
 
     def _fall_back_all(self, commands: CommandList, reason: str) -> None:
         commands.fall_back(dict.fromkeys(range(len(commands)), reason))

@@ -27,11 +27,13 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.decoder_choice import Streams
+from gpustore.codec_chain.device_pieces import EncodedValues, Unchanged
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoding_list import EncodingList
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import (
     CorruptChunkError,
@@ -385,6 +387,47 @@ class CodecChain:
         for stage in self.stages:
             decoded = stage.encode(decoded)
         return decoded
+
+    def encode_unsupported_reason(self, device: Decoders) -> str | None:
+        """Return why no chunk can be encoded on `device`, None if chunks can be."""
+        if self.objects is not None:
+            return f"elements of {self.objects.name} are Python objects"
+        nbytes, compressor = self.layout.nbytes, None
+        for stage in self.stages:
+            if stage.appends is not None:
+                if stage is not self.stages[-1]:
+                    return f"{stage.name} is not the last codec"
+            elif compressor is not None:
+                return f"{stage.name} encodes what {compressor} has compressed"
+            else:
+                reason = stage.encode_unsupported_reason(device, nbytes)
+                if reason is not None:
+                    return reason
+                compressor = None if stage.is_exact else stage.name
+                nbytes = stage.encoded_bound(nbytes)
+        return None
+
+    @property
+    def appended_checksum(self) -> str | None:
+        """Checksum whose 4 bytes end each value that a device encodes, None without one."""
+        return self.stages[-1].appends if self.stages else None
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues:
+        """Record the steps that encode each chunk, all but its :attr:`appended_checksum`.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough device memory; the list cannot be used any more.
+        """
+        if self._normalize is not None:
+            commands.clear_bits(illegal_bits(self.layout)[1])
+        for stage in self.stages:
+            if stage.appends is None:
+                encoded = stage.encode_device(commands)
+                if encoded is not None:
+                    return encoded
+        return Unchanged(commands.values)
 
     def decode_objects(self, encoded: Buffer) -> NDArray[Any]:
         """Decode a chunk of objects to its elements, a 1-D array in the order of its layout."""

@@ -59,6 +59,7 @@ class _Crc32c(BytesCodec):
     is_view = True
     verifies = True
     needs_bytes = False
+    appends = "crc32c"
 
     @property
     def native_codec(self) -> str:

@@ -36,9 +36,11 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_pieces import EncodedValues, Framed
 from gpustore.codec_chain.device_streams import decompress_values, fall_back_where
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Device
+from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
@@ -126,6 +128,15 @@ class _Lz4(BytesCodec):
         fall_back_where(commands, ~ok, f"lz4: no block of {decoded_max} bytes")
         src = commands.values.inside(_SIZE_NBYTES, 0)
         decompress_values(commands, device, "lz4", src, nbytes[ok])
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return why a device encodes no blocks: it lacks the library, or they are too long."""
+        return cannot_compress(device, "lz4", decoded_nbytes)
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues:
+        """Record the encoding of each value as one block behind its decoded size."""
+        nbytes = int(commands.values.nbytes[0])
+        return Framed(commands, "lz4", nbytes.to_bytes(_SIZE_NBYTES, "little"))
 
 
 def _stored_acceleration(value: JsonValue) -> int:

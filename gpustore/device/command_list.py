@@ -41,7 +41,7 @@ UNWRITTEN = 0xFF
 """Value of all bytes of the results before the steps: no status, no likely size or checksum."""
 
 _WARPS_PER_BLOCK = 8
-_SEGMENT_NBYTES = 64 << 10
+SEGMENT_NBYTES = 64 << 10
 """Bytes that one thread block checks; not measured."""
 
 _KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
@@ -354,9 +354,7 @@ class CommandList:
         """
         if not len(self):
             return
-        segments = (self.values.nbytes + np.uint64(_SEGMENT_NBYTES - 1)) // np.uint64(
-            _SEGMENT_NBYTES
-        )
+        segments = (self.values.nbytes + np.uint64(SEGMENT_NBYTES - 1)) // np.uint64(SEGMENT_NBYTES)
         result = self.confirmations(segments.astype(np.int64), "an element is not legal")
         self._launch_elements("check", illegal, [result])
 
@@ -382,8 +380,8 @@ class CommandList:
         """Record a launch with a block for each segment of each of `src`."""
         count = len(src)
         table = self.table(np.stack((src.address, src.nbytes)))
-        segments = max(1, -(-int(src.nbytes.max()) // _SEGMENT_NBYTES))
-        sizes = np.uint32(count), np.uint32(segments), np.uint64(_SEGMENT_NBYTES)
+        segments = max(1, -(-int(src.nbytes.max()) // SEGMENT_NBYTES))
+        sizes = np.uint32(count), np.uint32(segments), np.uint64(SEGMENT_NBYTES)
         self.launch(family, f"gs::{name}", count * segments, [table, *sizes, *arguments])
 
     def _replace_damaged(self, codec: str, streams: Table, owners: NDArray[np.int64]) -> None:

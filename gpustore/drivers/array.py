@@ -151,14 +151,14 @@ class ArrayDriver(Unexplained, Unresizable):
         domain = transform.domain
         if self.array.dtype == object:
             source = object_array(source, self.dtype, max_rank=domain.rank)
-        memory = self.backend.source(source, domain, self.array.dtype)
+        elements = self.backend.elements(self.backend.source(source, domain, self.array.dtype))
         view = self._view(transform)
 
         def run() -> None:
             if view is None:
-                self.array[_numpy_index(transform)] = memory.array
+                self.array[_numpy_index(transform)] = elements
             else:
-                view[...] = memory.array
+                view[...] = elements
 
         future: Future[None] = self.executor.submit(run, drain=True)
         return WriteFutures(future, future)

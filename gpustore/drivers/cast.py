@@ -177,7 +177,8 @@ class CastDriver(Unexplained):
         assert encode is not None  # The store checks that it is writable.
         if self.dtype.array_dtype.hasobject:
             source = object_array(source, self.dtype, max_rank=domain.rank)
-        elements = self.backend.source(source, domain, self.dtype.array_dtype).array
+        memory = self.backend.source(source, domain, self.dtype.array_dtype)
+        elements = self.backend.elements(memory)
         if any(step == 0 and size > 1 for step, size in zip(elements.strides, elements.shape)):
             # Broadcast elements are converted once.
             first = tuple(slice(None if step else 1) for step in elements.strides)

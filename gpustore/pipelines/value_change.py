@@ -12,12 +12,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpustore.backends.base import Layer, Memory
+from gpustore.backends.base import Layer, Memory, Overlay
 from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -78,34 +79,51 @@ def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
     return count
 
 
-def batch_rows(array: ChunkedArray) -> int:
+def batch_rows(array: ChunkedArray, source: Memory) -> int:
     """Return the number of chunks that are gathered, encoded and stored together."""
     nbytes = array.store.write_nbytes or array.store.batch_nbytes or BATCH_NBYTES
+    nbytes = array.backend.gather_nbytes(source, array.limits) or nbytes
     return max(1, nbytes // max(1, array.chain.batch_nbytes))
 
 
 def write_rows(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
-    """Gather, encode and store the rows of one write; of an array in shards those of one shard."""
+    """Gather, encode and store the rows of one write; of an array in shards those of shards."""
     if array.native_encoding is not None:
         columns, left = write_native(array, planned, source)
         _raise_first(array, planned.keys, columns)
         if not left:
             return
         planned = planned.take(left)
-    batch = len(planned) if array.levels else batch_rows(array)
+    if array.levels:
+        _write_shards(array, planned, source)
+        return
+    batch = batch_rows(array, source)
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
         wanted.check()  # After Ctrl-C no further file is begun.
         rows = planned.part(first, first + batch)
-        if array.levels:
-            store_changes(array, [ValueChange.of(array, [Layer(rows, source)])])
-        elif all(rows.whole):
+        if all(rows.whole):
             nothing: list[Buffer | None] = [None] * len(rows)
-            values = _gather(array, [Layer(rows, source)], nothing)
+            values = _gather(array, [Overlay([Layer(rows, source)], nothing)])
             _raise_first(array, rows.keys, _store(array, WriteRequest(rows.keys, values)))
         else:
             singles = [Layer(rows.part(i, i + 1), source) for i in range(len(rows))]
             store_changes(array, [ValueChange.of(array, [one]) for one in singles])
+
+
+def _write_shards(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
+    """Write the shards of rows, as many together as make a batch; their rows are neighbours."""
+    batch = batch_rows(array, source)
+    firsts = [i for i, key in enumerate(planned.keys) if not i or key != planned.keys[i - 1]]
+    changes: list[ValueChange] = []
+    count = 0
+    for first, end in itertools.pairwise([*firsts, len(planned)]):
+        if changes and count + end - first > batch:
+            store_changes(array, changes)
+            changes, count = [], 0
+        changes.append(ValueChange.of(array, [Layer(planned.part(first, end), source)]))
+        count += end - first
+    store_changes(array, changes)
 
 
 def store_changes(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
@@ -116,7 +134,11 @@ def store_changes(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
     CorruptChunkError, ConflictError, StoreIOError
         They name the key.
     """
-    if array.store.write_nbytes:
+    sources = {id(layer.source): layer.source for one in changes for layer in one.layers}
+    on_device = any(
+        array.backend.gather_nbytes(source, array.limits) is not None for source in sources.values()
+    )
+    if array.store.write_nbytes or on_device:
         _apply(array, changes)
         return
     whole = [one for one in changes if one.whole]
@@ -140,7 +162,7 @@ def _apply(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
             present = dict(zip(read, zip(columns.value, columns.generation)))
         keys = [one.key for one in changes]
         seen = [present.get(key, (None, b"")) for key in keys]
-        values = [_encoded(array, one.layers, value) for one, (value, _) in zip(changes, seen)]
+        values = _encoded(array, [(one.layers, value) for one, (value, _) in zip(changes, seen)])
         conditions = [generation for _, generation in seen] if read else None
         stored = _store(array, WriteRequest(keys, values, conditions))
         _raise_first(array, keys, stored)
@@ -157,12 +179,37 @@ def _apply(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
     )
 
 
+Encoded = Iterator[Buffer | None]
+"""Encoded chunks in the order in which they were asked for."""
+
+
 def _encoded(
-    array: ChunkedArray, layers: Sequence[Layer], present: Buffer | None, depth: int = 0
-) -> Buffer | None:
-    """Encode the value of a key: a chunk, or a shard that keeps other inner chunks as encoded."""
+    array: ChunkedArray, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
+) -> list[Buffer | None]:
+    """Encode values of layers and what is stored: all chunks of all values together."""
+    overlays: list[Overlay] = []
+    pending = [_value(array, layers, present, overlays) for layers, present in values]
+    chunks = iter(_gather(array, overlays))
+    return [finish(chunks) for finish in pending]
+
+
+def _value(
+    array: ChunkedArray,
+    layers: Sequence[Layer],
+    present: Buffer | None,
+    overlays: list[Overlay],
+    depth: int = 0,
+) -> Callable[[Encoded], Buffer | None]:
+    """Ask for the chunks of a value: itself, or a shard that keeps other inner chunks as encoded.
+
+    Returns
+    -------
+    callable
+        Makes the value of the encoded chunks of `overlays`, which it takes in order.
+    """
     if depth == len(array.levels):
-        return _chunk(array, layers, present)
+        overlays.append(_chunk(layers, present))
+        return next
     level = array.levels[depth]
     chunks: list[Buffer | None] = [None] * level.index.count
     if present is not None:
@@ -172,36 +219,44 @@ def _encoded(
             key = layers[0].rows.keys[0]
             where = f"Error reading {array.store.describe(key)}: shard index"
             raise error.prefixed(where, key=key) from error
+    found: list[tuple[int, Callable[[Encoded], Buffer | None]]] = []
     if depth + 1 == len(array.levels) and len(layers) == 1:
         rows = layers[0].rows
         positions = [level.position(cell) for cell in _cells(rows)]
         stored = [None if rows.whole[i] else chunks[at] for i, at in enumerate(positions)]
-        for at, encoded in zip(positions, _gather(array, layers, stored)):
-            chunks[at] = encoded
+        overlays.append(Overlay(layers, stored))
+        found = [(at, next) for at in positions]
+    else:
+        members: dict[int, list[Layer]] = {}
+        for rows, source in layers:
+            inside: dict[int, list[int]] = {}
+            for i, cell in enumerate(_cells(rows)):
+                inside.setdefault(level.position(cell), []).append(i)
+            for at, some in inside.items():
+                members.setdefault(at, []).append(Layer(rows.take(some), source))
+        found = [
+            (at, _value(array, laid, chunks[at], overlays, depth + 1))
+            for at, laid in members.items()
+        ]
+
+    def finish(encoded: Encoded) -> Buffer | None:
+        for at, inner in found:
+            chunks[at] = inner(encoded)
         return pack(chunks, level.index)
-    members: dict[int, list[Layer]] = {}
-    for rows, source in layers:
-        found: dict[int, list[int]] = {}
-        for i, cell in enumerate(_cells(rows)):
-            found.setdefault(level.position(cell), []).append(i)
-        for at, some in found.items():
-            members.setdefault(at, []).append(Layer(rows.take(some), source))
-    for at, laid in members.items():
-        chunks[at] = _encoded(array, laid, chunks[at], depth + 1)
-    return pack(chunks, level.index)
+
+    return finish
 
 
 def _cells(rows: PlanWindow) -> list[tuple[int, ...]]:
     return list(zip(*(list(column) for column in rows.cells))) or [()]
 
 
-def _chunk(array: ChunkedArray, layers: Sequence[Layer], present: Buffer | None) -> Buffer | None:
-    """Encode one chunk; what a later layer covers whole is not looked at."""
+def _chunk(layers: Sequence[Layer], present: Buffer | None) -> Overlay:
+    """Return the overlay of one chunk; what a later layer covers whole is not looked at."""
     for i in reversed(range(len(layers))):
         if layers[i].rows.whole[0]:
-            layers, present = layers[i:], None
-            break
-    return _gather(array, layers, [present])[0]
+            return Overlay(layers[i:], [None])
+    return Overlay(layers, [present])
 
 
 def _store(array: ChunkedArray, request: WriteRequest) -> WriteColumns:
@@ -228,9 +283,7 @@ def _raise_first(array: ChunkedArray, keys: Sequence[str], columns: WriteColumns
         raise located from error
 
 
-def _gather(
-    array: ChunkedArray, layers: Sequence[Layer], present: list[Buffer | None]
-) -> list[Buffer | None]:
+def _gather(array: ChunkedArray, overlays: Sequence[Overlay]) -> list[Buffer | None]:
     return array.backend.gather(
-        layers, present, array.chain, array.blank, keep_fill=array.keep_fill
+        overlays, array.chain, array.blank, array.limits, keep_fill=array.keep_fill
     )

@@ -110,7 +110,7 @@ class PendingWrite:
         work = [
             partial(_write_part, one, plan, self.memory, part, parts)
             for one, plan in self.plans
-            for parts in [_parts(one, plan)]
+            for parts in [_parts(one, plan, self.memory)]
             for part in range(parts)
         ]
         self._left = len(work)
@@ -377,7 +377,7 @@ def _begin_together(
     tasks: list[_Task] = []
     for one, values in found.values():
         laid = list(values.values())
-        batch = batch_rows(one)
+        batch = batch_rows(one, writes[0].memory)
         if not one.store.write_nbytes:  # No longer than leaves work for all threads.
             batch = min(batch, -(-len(laid) // one.executor.limit))
         tasks += [_Task(one, laid[at : at + batch]) for at in range(0, len(laid), batch)]
@@ -390,11 +390,14 @@ def _begin_together(
     future.add_done_callback(lambda _: ended())
 
 
-def _parts(array: ChunkedArray, plan: ChunkPlan) -> int:
+def _parts(array: ChunkedArray, plan: ChunkPlan, memory: Memory) -> int:
     if array.native_encoding is not None:
         seconds = len(plan) * (array.chain.decode_s + FILE_S)
         return max(1, min(len(plan), 4 * array.executor.limit, int(seconds / NATIVE_PART_S)))
     parts = array.parts(plan)
+    nbytes = array.backend.gather_nbytes(memory, array.limits)
+    if nbytes is not None and array.backend.encode_unsupported_reason(array.chain) is None:
+        parts = min(parts, -(-len(plan) * array.chain.layout.nbytes // nbytes))
     return max(1, min(parts, plan.objects)) if array.levels else parts  # One task a shard.
 
 
@@ -402,6 +405,7 @@ def _write_part(
     array: ChunkedArray, plan: ChunkPlan, memory: Memory, part: int, parts: int
 ) -> None:
     """Gather, encode and store one of `parts` parts of the plan."""
-    most_keys = 1 if array.levels else None
+    on_device = array.backend.gather_nbytes(memory, array.limits) is not None
+    most_keys = 1 if array.levels and not on_device else None
     for rows in plan.windows(part, parts, PLANNED_ROWS, most_keys=most_keys):
         write_rows(array, rows, memory)

@@ -27,6 +27,8 @@ COUNTERS: Final = MappingProxyType(
         "chunks_decoded_device": "chunks decoded by the device",
         "host_fallbacks": "chunks decoded by the host because the device cannot, then copied",
         "few_stream_reads": "reads into a device that the host decoded, for few and long streams",
+        "chunks_encoded_device": "chunks encoded by the device",
+        "host_encodings": "chunks of arrays on a device encoded by the host",
         "retries": "attempts repeated because a writer was faster, or a device or network failed",
         "host_conversions": "arrays converted by the host because no kernel of the device does",
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",

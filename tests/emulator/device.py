@@ -46,6 +46,8 @@ class Faults:
         Calls of ``allocate_pinned`` that find no memory.
     statuses : dict of (int, int) to int
         Status of a stream, by number of the call of ``decompress`` and of the stream in it.
+    compressions : dict of (int, int) to int
+        Status of a stream, by number of the call of ``compress`` and of the stream in it.
     nonsense : set of (int, int)
         Streams that decode to nonsense, with status 0 and the right size.
     sizes : dict of (int, int) to int
@@ -72,6 +74,7 @@ class Faults:
     allocations: set = field(default_factory=set)
     pinned: set = field(default_factory=set)
     statuses: dict = field(default_factory=dict)
+    compressions: dict = field(default_factory=dict)
     nonsense: set = field(default_factory=set)
     sizes: dict = field(default_factory=dict)
     overruns: dict = field(default_factory=dict)
@@ -476,18 +479,20 @@ class EmulatedDevice:
 
     def compress(self, batch, stream):
         with self._asked("compress"):
+            call = self.counts["compress"] - 1
             _require_alignment("compress", [*batch.src.address, *batch.dst.address], 16)
             longest = int(batch.src.nbytes.max())
             if (batch.dst.nbytes < codecs.compressed_bound(batch.codec, longest)).any():
                 raise Breach("compress: less room than compress_nbytes says")
 
             def run():
-                sizes = []
-                for src, nbytes, dst, _ in _rows(batch):
+                sizes, statuses = [], []
+                for i, (src, nbytes, dst, _) in enumerate(_rows(batch)):
                     encoded = codecs.compress(batch.codec, _at(src, nbytes).tobytes())
                     _at(dst, len(encoded))[:] = encoded
                     sizes.append(len(encoded))
-                return sizes, [codecs.SUCCESS] * len(sizes)
+                    statuses.append(self.faults.compressions.get((call, i), codecs.SUCCESS))
+                return sizes, statuses
 
             self._submit_codec(batch, stream, "compress", 1024 * len(batch), run)
 

@@ -1,7 +1,8 @@
 """The backend for device memory, written against :class:`gpustore.device.protocol.Device` alone.
 
-Reads go through a :class:`~gpustore.backends.device.sink.DeviceSink`. Writes are those of the host:
-arrays on the device are copied to host memory first, and counted.
+Reads go through a :class:`~gpustore.backends.device.sink.DeviceSink`. Writes of arrays on the
+device are gathered and encoded there (:mod:`gpustore.backends.device.encoding`); those of other
+arrays, and of arrays that have to be cast, are gathered by the host.
 
 ``docs/design/003-device.md`` lists the owners of memory and the ends of their ownership.
 """
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Chunks, Layer
+from gpustore.backends.base import Check, Chunks, Layer, Overlay
 from gpustore.backends.device.conversion import conversion_of
 from gpustore.backends.device.direct_read import direct_unsupported_reason, pages_nbytes
+from gpustore.backends.device.encoding import DeviceEncoder
 from gpustore.backends.device.open_files import OpenFiles
+from gpustore.backends.device.overlay import DeviceSource, broadcast_strides
 from gpustore.backends.device.sink import DeviceMemory, DeviceSink, Extent
 from gpustore.backends.device.staging_buffer import (
     LARGE,
@@ -29,7 +32,7 @@ from gpustore.backends.device.staging_buffer import (
     aligned,
 )
 from gpustore.backends.host import BACKEND as HOST
-from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice, choose, joined
 from gpustore.data_types.conversion import Converter
@@ -81,6 +84,7 @@ class DeviceBackend:
         self.device = driven.name
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
+        self.encoder = DeviceEncoder(driven)
 
     def part_nbytes(self) -> int:
         """Return the least decoded bytes of a task that fetches alone."""
@@ -172,6 +176,7 @@ class DeviceBackend:
         """Give back all memory and close all files that are kept for the next read."""
         self.files.close_idle()
         self.buffers.free()
+        self.encoder.free()
 
     # ----------------------------------------------------------------- arrays
 
@@ -232,10 +237,29 @@ class DeviceBackend:
             raise TypeError("out has elements that share their memory")
         return DeviceMemory(view, self.driven.record(self.driven.caller_stream(stream)))
 
-    def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
-        """Return host memory of `array`; an array on the device is copied, and counted."""
-        view = self.driven.wrap(array)
-        return HOST.source(array if view is None else self._downloaded(view), domain, dtype)
+    def source(
+        self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]
+    ) -> HostMemory | DeviceSource:
+        """Return the memory of `array`; one on the device stays there unless it has to be cast."""
+        device = self.driven
+        view = device.wrap(array)
+        if view is None:
+            return HOST.source(array, domain, dtype)
+        shape = tuple(domain.shape)
+        is_cast = view.dtype != dtype or any(step % dtype.itemsize for step in view.strides)
+        if is_cast or 0 in view.shape:
+            return HOST.source(self._downloaded(view), domain, dtype)
+        broadcast(np.broadcast_to(np.empty((), dtype), view.shape), domain)  # Checks the shape.
+        strides = broadcast_strides(view, shape)
+        return DeviceSource(view, shape, strides, device.record(device.caller_stream()))
+
+    def elements(self, memory: HostMemory | DeviceSource) -> NDArray[Any]:
+        """Return the elements of the memory of :meth:`source`; those on the device are copied."""
+        if isinstance(memory, HostMemory):
+            return memory.array
+        array = self._downloaded(memory.view)
+        array = array.reshape(array.shape[max(0, array.ndim - len(memory.shape)) :])
+        return np.broadcast_to(array, memory.shape)
 
     def _downloaded(self, view: DeviceArray) -> NDArray[Any]:
         """Copy a device array to host memory."""
@@ -410,17 +434,46 @@ class DeviceBackend:
             else:
                 self.buffers.put(kept)
 
+    # ----------------------------------------------------------------- writes
+
+    def gather_nbytes(self, memory: HostMemory | DeviceSource, limits: Limits) -> int | None:
+        """Return the decoded bytes of the chunks that are encoded together on the device."""
+        return None if isinstance(memory, HostMemory) else self.encoder.nbytes(limits)
+
+    def encode_unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return why the host encodes chunks of `chain`, None if the device does."""
+        return chain.encode_unsupported_reason(self.driven)
+
     def gather(
         self,
-        layers: Sequence[Layer],
-        stored: Sequence[Buffer | None],
+        overlays: Sequence[Overlay],
         chain: CodecChain,
         fill_value: Any,
+        limits: Limits,
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
-        """Overlay and encode each chunk on the host."""
-        return HOST.gather(layers, stored, chain, fill_value, keep_fill=keep_fill)
+        """Overlay and encode chunks where the arrays are that are written."""
+        sources = [layer.source for overlay in overlays for layer in overlay.layers]
+        if all(isinstance(source, DeviceSource) for source in sources):
+            return self.encoder.encode(overlays, chain, fill_value, limits, keep_fill=keep_fill)
+        there = [
+            Overlay([Layer(rows, self._on_host(source)) for rows, source in layers], stored)
+            for layers, stored in overlays
+        ]
+        return HOST.gather(there, chain, fill_value, limits, keep_fill=keep_fill)
+
+    def _on_host(self, source: HostMemory | DeviceSource) -> HostMemory:
+        """Return host memory with the strides of `source`, for which layers are planned."""
+        if isinstance(source, HostMemory):
+            return source
+        reach = [step * (size - 1) for step, size in zip(source.strides, source.shape)]
+        low, high = sum(min(0, at) for at in reach), sum(max(0, at) for at in reach)
+        dtype = source.view.dtype
+        flat = np.empty(high - low + dtype.itemsize, np.uint8)
+        array: NDArray[Any] = np.ndarray(source.shape, dtype, flat, -low, source.strides)
+        array[...] = self.elements(source)
+        return HostMemory(array, flat, -low, source.strides)
 
 
 BACKEND = DeviceBackend

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Chunks, Layer
+from gpustore.backends.base import Check, Chunks, Layer, Overlay
 from gpustore.backends.host.memory import (
     HostMemory,
     broadcast,
@@ -179,7 +179,34 @@ class HostBackend:
                 raise limit.prefixed(f'Error {doing} "{key}"', key=key) from error
         return encoded
 
+    def elements(self, memory: HostMemory) -> NDArray[Any]:
+        """Return the array of `memory`."""
+        return memory.array
+
+    def gather_nbytes(self, memory: HostMemory, limits: Limits) -> None:
+        """Return None: small batches of chunks stay in the processor's cache."""
+
+    def encode_unsupported_reason(self, chain: CodecChain) -> str | None:
+        """Return that the store is in host memory: no device encodes its chunks."""
+        return self.unsupported_reason(chain)
+
     def gather(
+        self,
+        overlays: Sequence[Overlay],
+        chain: CodecChain,
+        fill_value: Any,
+        limits: Limits,
+        *,
+        keep_fill: bool,
+    ) -> list[Buffer | None]:
+        """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
+        del limits
+        encoded: list[Buffer | None] = []
+        for layers, stored in overlays:
+            encoded += self._gather(layers, stored, chain, fill_value, keep_fill=keep_fill)
+        return encoded
+
+    def _gather(
         self,
         layers: Sequence[Layer],
         stored: Sequence[Buffer | None],
@@ -188,7 +215,7 @@ class HostBackend:
         *,
         keep_fill: bool,
     ) -> list[Buffer | None]:
-        """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
+        """Overlay and encode the chunks of one overlay."""
         if chain.objects is not None:
             return self._gather_objects(layers, stored, chain, fill_value, keep_fill=keep_fill)
         placed = [(*layer, *layer.rows.rows()) for layer in layers]

@@ -49,10 +49,12 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues, Framed
 from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Device
+from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 
@@ -203,6 +205,18 @@ class _Zstd(BytesCodec):
         commands.fall_back(reasons)
         kept = np.delete(nbytes, list(reasons))
         decompress_values(commands, device, "zstd", commands.values, kept)
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return why a device encodes no values: a high level, a content checksum, no library."""
+        if self.checksum:
+            return "zstd: the host encodes frames with a content checksum"
+        if self.level > HIGHEST_LEVELS["zstd"]:
+            return f"zstd: the host encodes levels above {HIGHEST_LEVELS['zstd']}"
+        return cannot_compress(device, "zstd", decoded_nbytes)
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues:
+        """Record the encoding of each value as one frame."""
+        return Framed(commands, "zstd")
 
 
 def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffer:

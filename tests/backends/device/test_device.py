@@ -205,21 +205,6 @@ def test_a_store_on_a_device_is_no_numpy_array(tmp_path, lazy):
         np.asarray(opened(tmp_path, lazy))
 
 
-def test_writes_copy_device_arrays_to_the_host_and_count_it(tmp_path, device):
-    host = create(tmp_path)
-    there = opened(tmp_path, device)
-    expected = host.read().result()
-    for order in ("C", "F"):
-        source = there[:20, :30].read(order=order).result()
-        _, counts = counted(lambda source=source: there[20:40, 40:].write(source).result())
-        assert counts["bytes_to_host"] == 20 * 30 * 4
-        expected[20:40, 40:] = expected[:20, :30]
-        assert np.array_equal(host.read().result(), expected)
-    there[:5] = 9
-    expected[:5] = 9
-    assert np.array_equal(host.read().result(), expected)
-
-
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
 def test_launches_copies_and_waits_do_not_grow_with_the_chunks(tmp_path, lazy, compressor):
     create(tmp_path, compressor=compressor, chunks=[5, 10])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.backends.base import Chunks, Layer
+from gpustore.backends.base import Chunks, Layer, Overlay
 from gpustore.backends.host import BACKEND
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
@@ -190,7 +190,9 @@ def test_gather_lays_the_source_over_the_chunks(case, data):
         stored_chunk(before, chain, cell, fill) if exists and not whole else None
         for cell, whole in zip(cells(window), window.whole, strict=True)
     ]
-    values = BACKEND.gather([Layer(window, memory)], present, chain, fill, keep_fill=True)
+    values = BACKEND.gather(
+        [Overlay([Layer(window, memory)], present)], chain, fill, Limits(), keep_fill=True
+    )
     after = before.copy() if exists else np.full_like(before, fill)
     index, axes = selection
     after[(*index, ...)] = source.transpose(np.argsort(axes)) if axes else source
@@ -237,7 +239,9 @@ def test_only_chunks_that_equal_the_fill_bit_for_bit_are_elided(name, endian):
                 equal = source.tobytes() == np.full((2, 3), fill).tobytes()
                 for keep in (False, True):
                     layers = [Layer(window, memory)]
-                    [found] = BACKEND.gather(layers, [None], chain, fill, keep_fill=keep)
+                    [found] = BACKEND.gather(
+                        [Overlay(layers, [None])], chain, fill, Limits(), keep_fill=keep
+                    )
                     assert (found is None) == (equal and not keep)
                     if found is not None:
                         assert bytes(found) == source.astype(stored).tobytes()
@@ -264,7 +268,7 @@ def test_a_stored_chunk_that_does_not_decode_is_named_by_gather():
     window = window_of(np.zeros(2, "u2"), chain, transform, memory)
     layers = [Layer(window, memory)]
     with pytest.raises(CorruptChunkError, match='Error reading "0"') as caught:
-        BACKEND.gather(layers, [b"abc"], chain, np.uint16(0), keep_fill=False)
+        BACKEND.gather([Overlay(layers, [b"abc"])], chain, np.uint16(0), Limits(), keep_fill=False)
     assert caught.value.key == "0"
 
 
