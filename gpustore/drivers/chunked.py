@@ -78,8 +78,8 @@ class ChunkedDriver:
     metadata : object
         Stored metadata, of the format's metadata class.
     description : ArrayDescription
-    array, reader : ChunkedArray
-        Arguments of the pipelines for writing, and for reading.
+    make_array : callable
+        Makes :attr:`array`, which is not needed before the first read or write.
     respec : callable
         Makes the unopened spec from the metadata, or from None for a minimal one.
     assumed : bool
@@ -97,8 +97,7 @@ class ChunkedDriver:
     file: MetadataFile
     metadata: Any
     description: ArrayDescription
-    array: ChunkedArray
-    reader: ChunkedArray
+    make_array: Callable[[], ChunkedArray]
     kvstore: KvStore
     resources: Mapping[str, Context.Resource]
     readable: bool
@@ -111,6 +110,16 @@ class ChunkedDriver:
     zattrs: Mapping[str, JsonValue] | None = None
 
     base = None
+
+    @cached_property
+    def array(self) -> ChunkedArray:
+        """Argument of the pipelines for writing."""
+        return self.make_array()
+
+    @cached_property
+    def reader(self) -> ChunkedArray:
+        """Argument of the pipelines for reading."""
+        return self.array.reader()
 
     @property
     def id(self) -> str:
@@ -307,8 +316,7 @@ class ChunkedDriver:
             self,
             metadata=metadata,
             description=description,
-            array=array,
-            reader=array.reader(),
+            make_array=lambda: array,
             read_at=read_at,
             zattrs=None,
         )

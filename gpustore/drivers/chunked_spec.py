@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.cache_pool import cache_of
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES, CacheUse, Space
-from gpustore.runtime.context import resource_json
+from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
@@ -215,13 +215,8 @@ class _Steps:
         self.request = request
         self.name = f'Error opening "{spec.id}" driver'
         context = request.context
-        self.resources = {
-            name: context.resource(name, spec.options.get(name)) for name in _RESOURCES
-        }
-        metadata_pool = self.resources["cache_pool"]
-        if METADATA_POOL in spec.options:
-            metadata_pool = context.resource("cache_pool", spec.options[METADATA_POOL])
-            self.resources[METADATA_POOL] = metadata_pool
+        self.resources = _resources(context, spec.options)
+        metadata_pool = self.resources.get(METADATA_POOL, self.resources["cache_pool"])
         with prefixing(self.name):
             self.mode = _checked_mode(request)
             if spec.kvstore is None:
@@ -344,38 +339,51 @@ class _Steps:
         description.check(self.spec.constraints, self.format.words)
         return description
 
-    def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
+    def _array(self, metadata: Any, description: ArrayDescription) -> Callable[[], ChunkedArray]:
+        """Return a function that makes the array for the pipelines, which keeps no more than it
+        needs.
+        """
+        store, options = self.store, self.spec.options
+        backend, executor, limits = self.backend, self.executor, self.limits
+        decode_rule = self.resources["gpu_decode_choice"].value
         trust = self.resources["gpu_decode_trust"].value
-        distrust = distrust_of(trust, store_is_trusted=self.store.driver.is_trusted)
+        distrust = distrust_of(trust, store_is_trusted=store.driver.is_trusted)
         chain = description.chain.distrusted(distrust)
+        cache = self._cache_use(metadata, chain)
+
+        def make() -> ChunkedArray:
+            fill = description.fill_value
+            missing = _missing(description)
+            # What a missing part of a record reads as depends on where in the chunk it lies.
+            narrows = chain.is_raw and chain.reads_parts and missing is not description.blank
+            keep_fill = bool(options.get("store_data_equal_to_fill_value", False))
+            return ChunkedArray(
+                store=store.driver,
+                key_prefix=store.path + description.key_prefix,
+                key_separator=description.key_separator,
+                shape=description.shape,
+                chunk_shape=description.read_shape,
+                inner_rank=description.inner_rank,
+                dtype=description.dtype.array_dtype,
+                fill_value=missing,
+                blank=missing if description.blank is None else description.blank,
+                chain=chain,
+                levels=description.levels,
+                refiners=refiners_of(chain, description.levels, narrows=narrows),
+                fill_missing=bool(options.get("fill_missing_data_reads", True)),
+                keep_fill=fill is None or keep_fill,
+                backend=backend if chain.objects is None else for_objects(backend),
+                executor=executor,
+                limits=limits,
+                cache=cache,
+                decode_rule=decode_rule,
+                grid=description.grid,
+            )
+
+        return make
+
+    def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
         options = self.spec.options
-        fill = description.fill_value
-        dtype = description.dtype.array_dtype
-        missing = _missing(description)
-        # What a missing part of a record reads as depends on where in the chunk it lies.
-        narrows = chain.is_raw and chain.reads_parts and missing is not description.blank
-        array = ChunkedArray(
-            store=self.store.driver,
-            key_prefix=self.store.path + description.key_prefix,
-            key_separator=description.key_separator,
-            shape=description.shape,
-            chunk_shape=description.read_shape,
-            inner_rank=description.inner_rank,
-            dtype=dtype,
-            fill_value=missing,
-            blank=missing if description.blank is None else description.blank,
-            chain=chain,
-            levels=description.levels,
-            refiners=refiners_of(chain, description.levels, narrows=narrows),
-            fill_missing=bool(options.get("fill_missing_data_reads", True)),
-            keep_fill=fill is None or bool(options.get("store_data_equal_to_fill_value", False)),
-            backend=self.backend if chain.objects is None else for_objects(self.backend),
-            executor=self.executor,
-            limits=self.limits,
-            cache=self._cache_use(metadata, chain),
-            decode_rule=self.resources["gpu_decode_choice"].value,
-            grid=description.grid,
-        )
         spec, store = self.spec, self.store
         # References to resources of one context mean nothing in another.
         kept = {n: v for n, v in options.items() if n not in (*_RESOURCES, METADATA_POOL)}
@@ -397,8 +405,7 @@ class _Steps:
             file=self.file,
             metadata=metadata,
             description=description,
-            array=array,
-            reader=array.reader(),
+            make_array=self._array(metadata, description),
             kvstore=self.store,
             resources={**self.store.driver.all_resources, **self.resources},
             readable=self.request.readable,
@@ -421,6 +428,21 @@ class _Steps:
         recheck = self.spec.options.get("recheck_cached_data", True)
         space = Space(self.store.driver.identity, meaning)
         return CacheUse(self.cache, space, _bound(recheck, self.read_at), encoded)
+
+
+def _resources(
+    context: Context, options: Mapping[str, JsonValue]
+) -> Mapping[str, Context.Resource]:
+    """Return the resources of a driver, of which `options` may refer to others than the default."""
+    given = {name: id for name, id in _RESOURCE_MEMBERS if name in options}
+    if not given:
+        return context.once(_default_resources)
+    ids = {**dict(zip(_RESOURCES, _RESOURCES)), **given}
+    return {name: context.resource(id, options.get(name)) for name, id in ids.items()}
+
+
+def _default_resources(context: Context) -> Mapping[str, Context.Resource]:
+    return {id: context[id] for id in _RESOURCES}
 
 
 def _zattrs(node: Node | None) -> Mapping[str, JsonValue] | None:

@@ -8,7 +8,7 @@ all the chunked driver knows. Adding a format is one such translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Protocol
 
@@ -141,7 +141,17 @@ class ArrayDescription:
         dimensions.
         """
         inner = self.shape[len(self.shape) - self.inner_rank :]
-        return replace(self, shape=shape + inner)
+        return self.with_members(shape=shape + inner)
+
+    def with_members(self, **members: Any) -> ArrayDescription:
+        """Return the description with other values of these attributes."""
+        changed = object.__new__(ArrayDescription)
+        for name in _NAMES:
+            object.__setattr__(changed, name, getattr(self, name))
+        for name, value in members.items():
+            object.__setattr__(changed, name, value)
+        changed.__post_init__()
+        return changed
 
     def cells(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the number of chunks with keys along each outer dimension."""
@@ -242,6 +252,9 @@ class ArrayDescription:
                 f"specifies fill value of {'null' if found is None else found}",
                 status=words.status,
             )
+
+
+_NAMES = tuple(one.name for one in fields(ArrayDescription))
 
 
 def _check_uniform(

@@ -161,7 +161,7 @@ class Zarr2Format:
         component = self.component(metadata)
         fill, blank = fill_of_component(component, metadata.dtype, metadata.fill_value)
         shape = metadata.shape + component.shape
-        return dataclasses.replace(first, shape=shape, fill_value=fill, blank=blank)
+        return first.with_members(shape=shape, fill_value=fill, blank=blank)
 
     def validate(self, constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> None:
         """Compare stored metadata with the caller's constraints."""

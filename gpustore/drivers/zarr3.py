@@ -190,8 +190,7 @@ class Zarr3Format:
         stored = _stored(metadata.data_type, metadata.codecs)
         component = self.selection.of(stored)
         fill, blank = _fill_of(metadata, component, stored, first.chain)
-        return replace(
-            first,
+        return first.with_members(
             shape=metadata.shape + component.shape,
             fill_value=fill,
             blank=blank,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import os
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
@@ -201,7 +202,7 @@ class Context:
                 return (_restore, (self.id, self.to_json()))
             return (Context.__getitem__, self._origin)
 
-    __slots__ = ("__weakref__", "_parent", "_resources", "_spec")
+    __slots__ = ("__weakref__", "_made", "_parent", "_resources", "_spec")
 
     def __init__(
         self, json: JsonValue | Context.Spec = None, parent: Context | None = None
@@ -211,6 +212,7 @@ class Context:
         self._spec = None if json is None else Context.Spec(json)
         self._parent = parent
         self._resources: dict[str, Context.Resource] = {}
+        self._made: dict[Callable[[Context], Any], Any] = {}
 
     @property
     def spec(self) -> Context.Spec | None:
@@ -262,6 +264,15 @@ class Context:
         if isinstance(definition, _Reference):
             return self[definition]
         return _new_resource(kind, definition)
+
+    def once(self, make: Callable[[Context], V]) -> V:
+        """Return ``make(self)``, the same object each time; `make` is a function of a module.
+
+        Arrays opened in one context need the same resources, and looking them up takes as long as
+        reading a file.
+        """
+        found: V | None = self._made.get(make)
+        return self._made.setdefault(make, make(self)) if found is None else found
 
     def _look_up(self, key: str, trail: tuple[str, ...]) -> Context.Resource:
         found = self._resources.get(key)

@@ -176,7 +176,7 @@ def faulty(url, name, *rules):
     driver = store._driver
     kvstore = FaultyKvStore(driver.array.store, rules)
     array = replace(driver.array, store=kvstore)
-    broken = replace(driver, array=array, reader=array.reader())
+    broken = replace(driver, make_array=lambda: array)
     return gpustore.TensorStore._of(broken, store._transform)
 
 

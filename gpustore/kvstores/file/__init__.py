@@ -438,9 +438,23 @@ class FileSpec:
         return f"file://{encode_path(path).replace('%40', '@')}"
 
     def open(self, context: Context, path: str) -> FileKvStore:
-        resources = {id: context.resource(id, self.references.get(id)) for id in RESOURCES}
-        options = FileOptions.from_resources(resources)
+        if self.references:
+            resources, options = _bound(context, self.references)
+        else:
+            resources, options = context.once(_default)
         return FileKvStore(path, spec=self, options=options, resources=resources)
+
+
+def _bound(
+    context: Context, references: Mapping[str, JsonValue]
+) -> tuple[Mapping[str, Context.Resource], FileOptions]:
+    """Return the resources that a spec refers to, and what they come to."""
+    resources = {id: context.resource(id, references.get(id)) for id in RESOURCES}
+    return resources, FileOptions.from_resources(resources)
+
+
+def _default(context: Context) -> tuple[Mapping[str, Context.Resource], FileOptions]:
+    return _bound(context, {})
 
 
 class _Kind:
